@@ -63,7 +63,6 @@ class Dial:
         found = [
             folder / f"{stem}.c",
             folder / f"{stem}.h",
-            *folder.glob(f"{stem}_rows.c"),
             *folder.glob(f"{stem}/*.c"),
         ]
         return [path.relative_to(CSRC).as_posix() for path in found if path.is_file()]
@@ -207,7 +206,7 @@ def compiled(array: Path, objects: dict[str, Path]) -> Iterator[tuple[Path, list
     if array.suffix == ".c":
         yield array, []
         return
-    for isa, flags in (("generic", []), ("avx2", ["-mavx2"]), ("avx512", ["-mavx512f"])):
+    for isa, flags in (("generic", []), ("avx2", ["-mavx2", "-mf16c"]), ("avx512", ["-mavx512f"])):
         if f"kernel/rule_{isa}.c" in objects:
             yield CSRC / f"kernel/rule_{isa}.c", flags
         else:

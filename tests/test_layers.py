@@ -76,9 +76,6 @@ ARRAYS = {
 # Tables of functions for one instruction set. The file that picks one of them at run time does not call it, as above.
 PICKED = ("_generic", "_avx2", "_avx512")
 
-# Each file of csrc/kernel for one instruction set has its own, by which the headers that it includes are written.
-VECTORS = {"reals", "words"}
-
 # Installed headers.
 PUBLIC = """
 hpcomm.hpp
@@ -513,5 +510,5 @@ def test_types_have_names_of_their_own() -> None:
         for name in types(path.read_text(encoding="utf-8")):
             files[name].add(path.relative_to(CSRC).as_posix())
     assert {"hpc_context", "hpc_accept_lane", "verbs_sent", "tcp_link"} <= set(files)
-    twice = {name: sorted(where) for name, where in files.items() if len(where) > 1 and name not in VECTORS}
+    twice = {name: sorted(where) for name, where in files.items() if len(where) > 1}
     assert not twice, f"types of one name in several files: {twice}"

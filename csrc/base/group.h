@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "base/blame.h"
-#include "base/clock.h"
+#include "base/host.h"
 #include "base/status.h"
 #include "base/timeline.h"
 #include "base/watch.h"

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef HPC_BUILD_TYPE
@@ -36,6 +37,12 @@ struct cgroup {
     char folder[2 * PATH_BYTES];
     size_t mount_length;
 };
+
+double hpc_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 const char *hpc_version(void) {
 #define TEXT(x) #x

@@ -5,6 +5,9 @@
 
 #include "hpcomm/hpcomm.h"
 
+/* Seconds of CLOCK_MONOTONIC, which is the same for all processes of a host: the clock of deadlines and timelines. */
+double hpc_now(void);
+
 /* Whole cores that the CPU quotas of this process's cgroup and of the cgroups above it leave, at least 1; 0 for no
  * quota. *of: a number of the cgroup whose quota is the least, the highest one of several, the same number in every
  * namespace; 0 if it is not known. */

@@ -12,6 +12,15 @@ int hpc_isa_check(int isa, const char *op);
 /* isa, or for HPC_ISA_BEST the one that it stands for here. */
 int hpc_isa_resolve(int isa);
 
+/* The values of an array that has one for each instruction set, by hpc_isa. */
+#if defined(__x86_64__)
+#define HPC_BY_ISA(generic, avx2, avx512)                                                                              \
+    { [HPC_ISA_GENERIC] = generic, [HPC_ISA_AVX2] = avx2, [HPC_ISA_AVX512] = avx512 }
+#else
+#define HPC_BY_ISA(generic, avx2, avx512)                                                                              \
+    { [HPC_ISA_GENERIC] = generic }
+#endif
+
 /* Bytes of an element; 0 for no hpc_dtype. */
 static inline size_t hpc_dtype_bytes(int dtype) {
     switch (dtype) {

@@ -17,7 +17,7 @@
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-enum { HUGE_PAGE = 2 << 20, NODES = 1024, WORD_BITS = 8 * sizeof(unsigned long) };
+enum { HUGE_PAGE = 2 << 20, CACHE_LINE = 64, NODES = 1024, WORD_BITS = 8 * sizeof(unsigned long) };
 
 static size_t page_size(void) {
     return (size_t)sysconf(_SC_PAGESIZE);
@@ -237,4 +237,30 @@ err:
 
 void hpc_private_free(void *p, size_t nbytes) {
     if (p != NULL) munmap(p, whole_pages(nbytes));
+}
+
+/* ---- memory that is freed all at once ---- */
+
+/* The bytes that were taken lie behind it, in the next cache line. */
+struct hpc_arena_piece {
+    struct hpc_arena_piece *before;
+};
+
+void *hpc_arena_take(hpc_arena *arena, size_t n, size_t size) {
+    if (size > 0 && n > (SIZE_MAX - 2 * CACHE_LINE) / size) return NULL;
+    const size_t nbytes = CACHE_LINE + (n * size + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+    struct hpc_arena_piece *piece = aligned_alloc(CACHE_LINE, nbytes);
+    if (piece == NULL) return NULL;
+    memset(piece, 0, nbytes);
+    piece->before = arena->last;
+    arena->last = piece;
+    return (char *)piece + CACHE_LINE;
+}
+
+void hpc_arena_free(hpc_arena *arena) {
+    while (arena->last != NULL) {
+        struct hpc_arena_piece *piece = arena->last;
+        arena->last = piece->before;
+        free(piece);
+    }
 }

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/clock.h"
+#include "base/host.h"
 
 typedef struct hpc_timeline hpc_timeline;
 
@@ -92,7 +92,7 @@ static inline void hpc_span_end(hpc_span *span) {
 #define HPC_SPAN(timeline, name, label)                                                                                \
     __attribute__((cleanup(hpc_span_end))) hpc_span span_of_block = hpc_span_begin(timeline, name, label)
 
-/* The same for a row of a key that a scheme works off; rows of a key that follow each other become one span. */
+/* Records the work on a row, from here to the end of the block. Consecutive rows of a key become one span. */
 #define HPC_SPAN_OF_ROW(timeline, key, bytes)                                                                          \
     __attribute__((cleanup(hpc_span_end))) hpc_span span_of_block = hpc_span_of_row(timeline, key, bytes)
 

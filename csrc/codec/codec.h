@@ -136,7 +136,7 @@ const hpc_codec *hpc_codec_of(int number);
 void hpc_codec_names(unsigned numbers, char *names, size_t cap);
 void hpc_codec_numbers(char *numbers, size_t cap, int pieces);
 
-/* encode and decode_add of the codecs whose pieces are arrays of a dtype (array.c). */
+/* encode and decode_add of the codecs whose pieces are arrays of a dtype (use.c). */
 int64_t hpc_codec_encode_array(const float *x, int64_t n, void *out, int64_t cap, int dtype);
 int hpc_codec_add_array(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int dtype);
 

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context/cpus.h"
-#include "context/lane.h"
+#include "context/context.h"
 
 static int check_addresses(const hpc_context *c) {
     const hpc_address *all = c->addresses, *first = &all[0];

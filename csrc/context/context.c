@@ -7,8 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "kernel/prox.h"
-#include "kernel/rule.h"
 #include "base/overdue.h"
 #include "probe/probe.h"
 
@@ -75,6 +73,14 @@ int hpc_context_size(const hpc_context *context) {
     return context->group.size;
 }
 
+/* The lowest rank on the host of rank; -1 before the context is connected. */
+static int lowest_on_host(const hpc_context *c, int rank) {
+    if (!c->connected) return -1;
+    for (int r = 0; r < rank; r++)
+        if (hpc_same_host(&c->addresses[r], &c->addresses[rank])) return r;
+    return rank;
+}
+
 int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     if (c == NULL || peer == NULL) return hpc_fail(HPC_ERR_INVALID, "peer", "peer: context or peer is NULL");
     int status = hpc_group_check_rank(&c->group, rank, "rank", "peer");
@@ -85,7 +91,7 @@ int hpc_context_peer(const hpc_context *c, int rank, hpc_peer *peer) {
     peer->pid = c->addresses[rank].control.pid;
     const hpc_transport *t = c->transports[rank];
     peer->maps = t != NULL && (t->caps & HPC_CAP_PEER_VIEW);
-    peer->lowest = hpc_context_host(c, rank);
+    peer->lowest = lowest_on_host(c, rank);
     peer->first_rank = hpc_context_first_rank(c, rank);
     peer->path = t != NULL && t->path != NULL ? t->path(c, rank) : hpc_control_path(c->control, rank);
     return HPC_OK;
@@ -96,13 +102,6 @@ int hpc_context_first_rank(const hpc_context *c, int rank) {
     int status = hpc_group_check_rank(&c->group, rank, "rank", "first_rank");
     if (status != HPC_OK) return status;
     return c->first == NULL ? rank : c->first[rank];
-}
-
-int hpc_context_host(const hpc_context *c, int rank) {
-    if (c == NULL || !c->connected || rank < 0 || rank >= c->group.size) return -1;
-    for (int r = 0; r < rank; r++)
-        if (hpc_same_host(&c->addresses[r], &c->addresses[rank])) return r;
-    return rank;
 }
 
 static int goes_by_sockets(const hpc_context *c, int a, int b) {
@@ -159,19 +158,6 @@ const char *hpc_context_note(const hpc_context *c, int i, int *kind) {
     const char *note = c == NULL ? NULL : hpc_group_note_at(&c->group, i);
     if (note != NULL && kind != NULL) *kind = c->group.note_kinds[i];
     return note;
-}
-
-const char *hpc_name(int names, int i) {
-    switch (names) {
-    case HPC_TRANSPORTS:
-        return hpc_transport_name(i);
-    case HPC_RULES:
-        return hpc_rule_name(i);
-    case HPC_PROXES:
-        return hpc_prox_name(i);
-    default:
-        return NULL;
-    }
 }
 
 int hpc_context_ready(const hpc_context *c, const char *op) {

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "context/cpus.h"
+#include "context/context.h"
 
 #include <stdlib.h>
 #include <string.h>

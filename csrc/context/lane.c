@@ -1,5 +1,4 @@
-#include "context/lane.h"
-#include "context/window.h"
+#include "context/context.h"
 
 #include <stdlib.h>
 

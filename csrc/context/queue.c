@@ -14,22 +14,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context/lane.h"
-#include "context/window.h"
+#include "context/context.h"
 
 static const char op_create[] = "queue";
 
 /* ---- the state of one rank's end ---- */
 
-/* A stamp lies before and behind every update: equal versions mean a whole one. */
+/* One stamp lies before every update, as its header, and one behind it, as its footer. If their versions are equal, the
+ * update between them is whole. */
 typedef struct hpc_stamp {
     _Alignas(64) _Atomic uint64_t version;
-    uint64_t stamp; /* in a slot whose update is read in place: the version of the buffer it is in */
-    int32_t buffer; /* the number of that buffer; -1 when the update is in the slot */
+    uint64_t stamp; /* of a slot: the version of the sender's buffer in which the update is read */
+    int32_t buffer; /* the number of that buffer; -1: the update is in the slot itself */
 } hpc_stamp;
 
 typedef struct in_edge {
-    int rank, in_place, ack_signal;
+    int rank, in_place, ack_signal; /* in_place: updates are read in the sender's buffers */
     _Atomic uint64_t *notify;
     uint64_t received, acked;
     size_t slots_offset, slot_stride; /* in this rank's part */
@@ -42,7 +42,7 @@ typedef struct out_edge {
     int rank, in_place, notify_signal;
     _Atomic uint64_t *ack;
     uint64_t sent;
-    const void *flushing;             /* the source of update sent, while it may still be read; NULL: of none */
+    const void *flushing;             /* the source of the last update while it may still be read, else NULL */
     size_t slots_offset, slot_stride; /* in the peer's part */
     hpc_stamp *stamps;                /* header and footer of each slot, as sent */
     uint64_t *sent_from;              /* by buffer: the version it was last sent as */

@@ -1,10 +1,9 @@
-#include "context/window.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "context/lane.h"
+#include "context/context.h"
 
 enum { TYPE_BYTES = 128 };
 

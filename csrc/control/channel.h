@@ -47,7 +47,7 @@ typedef enum hpc_mesh_type {
     HPC_MESH_BEAT,   /* TCP links only */
     HPC_MESH_BALLOT, /* of survivors.c; one frame */
     HPC_MESH_DROP,   /* TCP links only: the sender counts the receiver as failed */
-    HPC_MESH_STATUS, /* of strangers on Unix sockets, who may ask at any time: see jobs.h */
+    HPC_MESH_STATUS, /* of strangers on Unix sockets, who may ask at any time: see jobs.c */
     HPC_MESH_ABOUT,  /* the same, of another rank than the one that is asked */
     HPC_MESH_LOOK,   /* asks a peer for its NEWS */
     HPC_MESH_NEWS,   /* an hpc_shown_rank; one frame */
@@ -218,6 +218,30 @@ int hpc_service_start(hpc_control *c); /* 0, or an errno */
 /* Tells the heir which ranks have departed or vote again; called by the thread that recorded it. */
 void hpc_survivors_look(hpc_control *c);
 
+/* ---- jobs.c ---- */
+
+typedef struct hpc_job_answer {
+    uint32_t version;  /* of hpcomm, which fixes the rest */
+    int32_t asked;     /* the rank whose listener has the name in question; -1: none of this job */
+    hpc_shown_rank of; /* the rank that answers, or that it was asked about */
+} hpc_job_answer;
+
+/* The service thread asks about rank, or (-1) this one; name is looked up then. */
+void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[HPC_COOKIE_BYTES]);
+
+/* The service thread sends rank the NEWS that it has asked for. As hpc_link_tell. */
+int hpc_jobs_tell(hpc_control *c, int rank);
+
+/* Makes an answer harmless; HPC_ERR_AUTH if it is of another version. */
+int hpc_jobs_check(hpc_job_answer *answer);
+
+/* The same for a peer's NEWS. */
+int hpc_jobs_check_rank(hpc_shown_rank *shown);
+
+/* Write into shown this rank's own state, and its knowledge of a rank that is gone. Any thread may call them. */
+void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown);
+void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown);
+
 /* ---- inquiry.c ---- */
 
 /* Asks the ranks whose links are wanted; whether some could not be asked yet. By the service thread. */
@@ -238,9 +262,6 @@ void hpc_mesh_poke(hpc_control *c);
 
 /* The peer answers at this endpoint. */
 void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint);
-
-/* Closes the TCP listener, whatever thread is at it. */
-void hpc_mesh_deafen(hpc_control *c);
 
 /* The abstract name of a Unix listener: no file, gone with its last descriptor. */
 struct sockaddr_un;

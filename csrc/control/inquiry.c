@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "control/jobs.h"
+#include "control/channel.h"
 
 enum { MOST = 256 }; /* ranks that one inquiry asks */
 

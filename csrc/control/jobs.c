@@ -1,5 +1,17 @@
+/* Questions about the ranks that run here and the ranks that each waits for. Any process of the same user may put one
+ * to the Unix listener of a control channel, which it finds by its name in /proc/net/unix.
+ *
+ * The service thread answers with one packet of a fixed size and hangs up. It takes only a name or a rank from the
+ * asker, waits only for the watch's spin lock, and keeps nothing. The asker trusts nothing in the answer but its
+ * process, which the kernel tells: texts are ended and made printable, numbers are bounded.
+ *
+ * Ranks that the asker does not find itself are on other hosts, or gone. It asks one rank of their job about each. That
+ * rank answers with the news that it has. If they are a second old, it sends the rank in question a LOOK over their
+ * link, and that rank's service thread sends its NEWS back. So only the asker waits, and asks again until the news are
+ * new; other ranks send nothing; and a look costs two frames a rank, whatever the number of ranks. News are passed on
+ * as they came: the asker checks them with the rest of the answer. */
 #define _GNU_SOURCE
-#include "control/jobs.h"
+#include "control/channel.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -348,7 +348,8 @@ static int who_is_joining(void *arg, int *ranks) {
     return n;
 }
 
-void hpc_mesh_deafen(hpc_control *c) {
+/* Closes the TCP listener, whatever thread is at it. */
+static void deafen(hpc_control *c) {
     pthread_mutex_lock(&c->lock);
     if (c->tcp_fd >= 0) epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->tcp_fd, NULL);
     hpc_close(&c->tcp_fd);
@@ -415,7 +416,7 @@ int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, co
         if (hpc_mesh_watch(c, c->tcp_fd, HPC_WATCH_TCP, 0) != 0)
             return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
     } else {
-        hpc_mesh_deafen(c);
+        deafen(c);
     }
     for (int r = 0; r < g->size; r++)
         if (r != g->rank) watch_process(c, r);
@@ -424,6 +425,6 @@ int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, co
     if (status == HPC_OK) status = hpc_wait_for(g, &wait, hpc_left(deadline));
     if (status != HPC_OK && status != HPC_ERR_TIMEOUT) await_callers(c);
     if (status == HPC_ERR_TIMEOUT) status = explain_timeout(c);
-    if (status == HPC_OK && atomic_load(&c->tcp_links) == 0) hpc_mesh_deafen(c);
+    if (status == HPC_OK && atomic_load(&c->tcp_links) == 0) deafen(c);
     return status;
 }

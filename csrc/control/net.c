@@ -69,7 +69,7 @@ static int is_present(const hpc_endpoint *e) {
     return e->family == 4 || e->family == 6;
 }
 
-static int is_loopback(const hpc_endpoint *e) {
+int hpc_net_is_loopback(const hpc_endpoint *e) {
     static const uint8_t one[IPV6_BYTES] = {[IPV6_BYTES - 1] = 1};
     return e->family == 4 ? e->ip[0] == 127 : e->family == 6 && memcmp(e->ip, one, sizeof one) == 0;
 }
@@ -115,15 +115,10 @@ void hpc_net_peer_text(int fd, char text[HPC_ENDPOINT_TEXT]) {
 
 /* ---- which interfaces ---- */
 
-typedef struct interface_choice {
-    int excludes, exact;
-    const char *list; /* NULL: the default */
-} interface_choice;
-
-static interface_choice parse(const char *interfaces) {
-    interface_choice c = {0};
-    if (interfaces == NULL || interfaces[0] == '\0') return c;
-    c.list = interfaces;
+hpc_choice hpc_choice_of(const char *text) {
+    hpc_choice c = {0};
+    if (text == NULL || text[0] == '\0') return c;
+    c.list = text;
     c.excludes = *c.list == '^';
     c.list += c.excludes;
     c.exact = *c.list == '=';
@@ -142,7 +137,7 @@ static const char *next_name(const char **list, size_t *length) {
     return n > 0 ? name : NULL;
 }
 
-static int is_listed(const interface_choice *c, const char *interface) {
+static int is_listed(const hpc_choice *c, const char *interface) {
     const char *list = c->list, *name;
     size_t length;
     while ((name = next_name(&list, &length)) != NULL) {
@@ -153,9 +148,9 @@ static int is_listed(const interface_choice *c, const char *interface) {
     return 0;
 }
 
-static int is_allowed(const interface_choice *c, const hpc_endpoint *e) {
+static int is_allowed(const hpc_choice *c, const hpc_endpoint *e) {
     if (c->list != NULL) return is_listed(c, e->interface) != c->excludes;
-    return !is_loopback(e) && strcmp(e->interface, "lo") != 0 && strncmp(e->interface, "docker", 6) != 0 &&
+    return !hpc_net_is_loopback(e) && strcmp(e->interface, "lo") != 0 && strncmp(e->interface, "docker", 6) != 0 &&
            strncmp(e->interface, "br-", 3) != 0;
 }
 
@@ -187,7 +182,7 @@ static int endpoint_of_interface(const struct ifaddrs *i, int with_ipv6, hpc_end
 
 /* Lower is better. */
 static int grade(const hpc_endpoint *e) {
-    if (is_loopback(e)) return e->family == 4 ? 3 : 4;
+    if (hpc_net_is_loopback(e)) return e->family == 4 ? 3 : 4;
     if (is_link_local(e)) return 2;
     return e->family == 4 ? 0 : 1;
 }
@@ -202,7 +197,7 @@ static void insert(hpc_endpoint endpoints[HPC_ENDPOINTS], const hpc_endpoint *e)
 }
 
 /* Collects the addresses that the choice allows, and returns their number. */
-static int collect(const struct ifaddrs *interfaces, const interface_choice *c, int with_ipv6, int all,
+static int collect(const struct ifaddrs *interfaces, const hpc_choice *c, int with_ipv6, int all,
                    hpc_endpoint endpoints[HPC_ENDPOINTS]) {
     int n = 0;
     hpc_endpoint e;
@@ -217,7 +212,7 @@ static int collect(const struct ifaddrs *interfaces, const interface_choice *c, 
 
 /* Lists the names of the interfaces, each once. */
 static void list_names(const struct ifaddrs *interfaces, int with_ipv6, char names[NAMES_BYTES]) {
-    const interface_choice known = {.exact = 1, .list = names};
+    const hpc_choice known = {.exact = 1, .list = names};
     hpc_endpoint e;
     size_t used = 0;
     names[0] = '\0';
@@ -231,7 +226,7 @@ static void list_names(const struct ifaddrs *interfaces, int with_ipv6, char nam
 
 static int find_endpoints(const char *interfaces, int with_ipv6, hpc_endpoint endpoints[HPC_ENDPOINTS],
                           const char *op) {
-    interface_choice c = parse(interfaces);
+    hpc_choice c = hpc_choice_of(interfaces);
     struct ifaddrs *there = NULL;
     char names[NAMES_BYTES];
     int status = HPC_OK;
@@ -254,20 +249,31 @@ static int find_endpoints(const char *interfaces, int with_ipv6, hpc_endpoint en
 
 /* ---- sockets ---- */
 
-/* A listening socket on every address of the family; -1 with errno. */
-static int listen_on(int family) {
-    const int on = 1, off = 0;
-    address a = {.any.sa_family = (sa_family_t)family};
+/* A listening socket; -1 with errno. */
+static int listen_on(const address *a, socklen_t nbytes, int only_ipv6) {
+    const int on = 1, family = a->any.sa_family;
     int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), error;
     if (fd < 0) return -1;
-    if ((family != AF_INET6 || setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0) &&
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-        bind(fd, &a.any, family == AF_INET6 ? sizeof a.v6 : sizeof a.v4) == 0 && listen(fd, BACKLOG) == 0)
+    if ((family != AF_INET6 || setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only_ipv6, sizeof only_ipv6) == 0) &&
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 && bind(fd, &a->any, nbytes) == 0 &&
+        listen(fd, BACKLOG) == 0)
         return fd;
     error = errno;
     close(fd);
     errno = error;
     return -1;
+}
+
+/* On every address of the family; for AF_INET6 of both. */
+static int listen_everywhere(int family) {
+    const address a = {.any.sa_family = (sa_family_t)family};
+    return listen_on(&a, family == AF_INET6 ? sizeof a.v6 : sizeof a.v4, 0);
+}
+
+int hpc_net_listen_at(const hpc_endpoint *endpoint) {
+    address a;
+    const socklen_t nbytes = address_of(endpoint, &a);
+    return listen_on(&a, nbytes, 1);
 }
 
 int hpc_net_listen(const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS], int *fd, const char *op) {
@@ -276,10 +282,10 @@ int hpc_net_listen(const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS]
     hpc_endpoint bound;
     char hint[HPC_FILES_HINT];
     int with_ipv6 = 1, status;
-    *fd = listen_on(AF_INET6);
+    *fd = listen_everywhere(AF_INET6);
     if (*fd < 0) {
         with_ipv6 = 0;
-        *fd = listen_on(AF_INET);
+        *fd = listen_everywhere(AF_INET);
     }
     if (*fd < 0 || getsockname(*fd, &a.any, &nbytes) != 0)
         status = hpc_fail(HPC_ERR_TRANSPORT, op, "%s: cannot listen for TCP connections: %s%s", op, strerror(errno),
@@ -302,7 +308,7 @@ int hpc_net_is_local(int fd, const hpc_endpoint endpoints[HPC_ENDPOINTS]) {
     socklen_t nbytes = sizeof a;
     hpc_endpoint e;
     if (getsockname(fd, &a.any, &nbytes) != 0 || !endpoint_of(&a, &e)) return 0;
-    if (is_loopback(&e)) return 1;
+    if (hpc_net_is_loopback(&e)) return 1;
     for (int i = 0; i < HPC_ENDPOINTS; i++)
         if (is_present(&endpoints[i]) && same_ip(&e, &endpoints[i])) return 1;
     return 0;
@@ -312,8 +318,8 @@ int hpc_net_is_local(int fd, const hpc_endpoint endpoints[HPC_ENDPOINTS]) {
 
 /* Lower is tried first; a loopback address of a peer that is not known to be on this host leads back here. */
 static int distance(const hpc_endpoint own[HPC_ENDPOINTS], const hpc_endpoint *e) {
-    int best = is_loopback(e) ? 3 : 2;
-    for (int i = 0; i < HPC_ENDPOINTS && !is_loopback(e); i++) {
+    int best = hpc_net_is_loopback(e) ? 3 : 2;
+    for (int i = 0; i < HPC_ENDPOINTS && !hpc_net_is_loopback(e); i++) {
         if (!is_present(&own[i])) continue;
         if (in_network(e, &own[i])) return 0;
         if (strncmp(e->interface, own[i].interface, HPC_IFNAME) == 0) best = 1;

@@ -18,11 +18,24 @@ typedef struct hpc_endpoint {
     char interface[HPC_IFNAME];
 } hpc_endpoint;
 
+/* A comma list of names. "^" before the list: all but these; "=" before it: whole names, not beginnings. */
+typedef struct hpc_choice {
+    int excludes, exact;
+    const char *list; /* the names; NULL: none are given */
+} hpc_choice;
+
+hpc_choice hpc_choice_of(const char *text);
+
 /* Listens on an ephemeral port of this host and fills in the endpoints that interfaces allows, best first, the rest
  * with family 0: all but loopback and docker's bridges for NULL or "", those too when there is no other. interfaces is
  * a comma list: "eth" by prefix, "=eth0" exactly, "^" before it excludes. HPC_ERR_CONFIG when it allows none; the
  * sentence names the host's interfaces. The descriptor is non-blocking and close-on-exec. */
 int hpc_net_listen(const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS], int *fd, const char *op);
+
+/* Listens at one address, which for IPv6 takes no IPv4 callers: a descriptor likewise, or -1 with errno. */
+int hpc_net_listen_at(const hpc_endpoint *endpoint);
+
+int hpc_net_is_loopback(const hpc_endpoint *endpoint);
 
 /* Whether the local end of a connected socket is one of the endpoints, or loopback. */
 int hpc_net_is_local(int fd, const hpc_endpoint endpoints[HPC_ENDPOINTS]);

@@ -12,7 +12,7 @@
 #include "control/letters.h"
 #include "base/wait.h"
 
-enum { BACKLOG = 4096, ADDRESSES_TEXT = 256 };
+enum { ADDRESSES_TEXT = 256 };
 
 /* ---- the addresses of a name ---- */
 
@@ -27,27 +27,6 @@ static int endpoint_of(const struct sockaddr *address, int port, hpc_endpoint *e
         memcpy(e->ip, &((const struct sockaddr_in6 *)(const void *)address)->sin6_addr, 16);
     }
     return e->family != 0;
-}
-
-static socklen_t address_of(const hpc_endpoint *e, struct sockaddr_storage *room) {
-    memset(room, 0, sizeof *room);
-    if (e->family == 4) {
-        struct sockaddr_in *v4 = (void *)room;
-        v4->sin_family = AF_INET;
-        v4->sin_port = htons(e->port);
-        memcpy(&v4->sin_addr, e->ip, 4);
-        return sizeof *v4;
-    }
-    struct sockaddr_in6 *v6 = (void *)room;
-    v6->sin6_family = AF_INET6;
-    v6->sin6_port = htons(e->port);
-    memcpy(&v6->sin6_addr, e->ip, 16);
-    return sizeof *v6;
-}
-
-static int is_loopback(const hpc_endpoint *e) {
-    static const uint8_t one[16] = {[15] = 1};
-    return e->family == 4 ? e->ip[0] == 127 : memcmp(e->ip, one, sizeof one) == 0;
 }
 
 static int is_any(const hpc_endpoint *e) {
@@ -120,13 +99,13 @@ int hpc_meeting_place_find(hpc_meeting_place *place, int rank, const char *host,
                         rank, place->host, gai_strerror(error));
     place->is_loopback = 1;
     for (int i = 0; i < place->n; i++) {
-        if (!is_loopback(&place->at[i])) place->is_loopback = 0;
+        if (!hpc_net_is_loopback(&place->at[i])) place->is_loopback = 0;
         if (is_any(&place->at[i]))
             return hpc_fail(HPC_ERR_CONFIG, "init",
                             "rank %d: init: MASTER_ADDR=%s means every address of a host: give the one of rank 0's "
                             "host that the other ranks reach",
                             rank, place->host);
-        if (!has_secret && !is_loopback(&place->at[i]))
+        if (!has_secret && !hpc_net_is_loopback(&place->at[i]))
             return hpc_fail(HPC_ERR_AUTH, "init",
                             "rank %d: init: MASTER_ADDR=%s (%s) is not loopback and the job has no secret, so anybody "
                             "who reaches port %d could join it: give every rank HPCOMM_SECRET_FILE, a file with the "
@@ -137,22 +116,6 @@ int hpc_meeting_place_find(hpc_meeting_place *place, int rank, const char *host,
 }
 
 /* ---- listening there ---- */
-
-static int listen_at(const hpc_endpoint *e) {
-    const int on = 1;
-    struct sockaddr_storage address;
-    socklen_t nbytes = address_of(e, &address);
-    int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), error;
-    if (fd < 0) return -1;
-    if ((e->family == 4 || setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on) == 0) &&
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-        bind(fd, (const struct sockaddr *)&address, nbytes) == 0 && listen(fd, BACKLOG) == 0)
-        return fd;
-    error = errno;
-    close(fd);
-    errno = error;
-    return -1;
-}
 
 static int fail_to_listen(const hpc_meeting_place *place, int rank, int error) {
     char addresses[ADDRESSES_TEXT], own[HOST_NAME_MAX + 1] = "";
@@ -176,7 +139,7 @@ static int fail_to_listen(const hpc_meeting_place *place, int rank, int error) {
 int hpc_meeting_place_listen(const hpc_meeting_place *place, int rank, int fds[HPC_PLACES]) {
     int n = 0, error = EADDRNOTAVAIL;
     for (int i = 0; i < place->n; i++) {
-        int fd = listen_at(&place->at[i]);
+        int fd = hpc_net_listen_at(&place->at[i]);
         if (fd >= 0) {
             fds[n++] = fd;
             continue;

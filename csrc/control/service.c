@@ -17,7 +17,7 @@
 #include <sys/socket.h>
 
 #include "base/host.h"
-#include "control/jobs.h"
+#include "control/channel.h"
 
 enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2, TURN_BYTES = 4 << 20 /* of a link, then the others have theirs */ };
 

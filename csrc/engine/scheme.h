@@ -46,8 +46,8 @@
 #ifndef HPC_SCHEME_H
 #define HPC_SCHEME_H
 
-#include "base/arena.h"
-#include "context/cpus.h"
+#include "base/memory.h"
+#include "context/context.h"
 #include "engine/work.h"
 
 /* The layout of one rank's part of the window; the offset of a piece that the rank lacks is HPC_NOWHERE. */

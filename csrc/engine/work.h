@@ -6,8 +6,7 @@
 
 #include "base/usual.h"
 #include "codec/codec.h"
-#include "context/lane.h"
-#include "context/window.h"
+#include "context/context.h"
 #include "engine/imm.h"
 #include "kernel/fold.h"
 #include "kernel/rule.h"

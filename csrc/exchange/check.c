@@ -9,7 +9,6 @@
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "exchange/exchange.h"
-#include "kernel/prox.h"
 #include "kernel/rule.h"
 
 static const char op_create[] = "exchange";

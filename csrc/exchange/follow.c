@@ -23,7 +23,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/clock.h"
+#include "base/host.h"
 #include "context/context.h"
 #include "probe/probe.h"
 #include "engine/bytes.h"

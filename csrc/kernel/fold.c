@@ -8,16 +8,9 @@
 enum { MAX_INPUTS = 1 << 16, MAX_UNSTREAMED = 32 << 20 };
 
 const struct hpc_fold_kernels *hpc_fold_kernels_of(int isa) {
-    switch (hpc_isa_resolve(isa)) {
-#if defined(__x86_64__)
-    case HPC_ISA_AVX2:
-        return &hpc_fold_avx2;
-    case HPC_ISA_AVX512:
-        return &hpc_fold_avx512;
-#endif
-    default:
-        return &hpc_fold_generic;
-    }
+    static const struct hpc_fold_kernels *const tables[] =
+        HPC_BY_ISA(&hpc_fold_generic, &hpc_fold_avx2, &hpc_fold_avx512);
+    return tables[hpc_isa_resolve(isa)];
 }
 
 hpc_fold_fn *hpc_fold_of(const struct hpc_fold_kernels *kernels, int dtype) {

@@ -1,7 +1,6 @@
-/* The fold, written once. The file of an instruction set defines VECTOR_BYTES, stream_vector(to, from) and
- * fold_end(stream), and includes this once for each type: REAL, and the names of the functions made here, FOLD_SCALARS,
- * FOLD_BLOCKS and FOLD. For inputs of a narrower type than REAL, which is float then, it defines ITEM, WIDEN(item) for
- * one of them, LOAD(items) for a vector's worth, and one_nan(sum).
+/* The fold, written once. wire_kernel.h includes this once for each type, and defines REAL and the names of the
+ * functions made here, FOLD_SCALARS, FOLD_BLOCKS and FOLD. For inputs of a narrower type than REAL, which is float
+ * then, it also defines ITEM, WIDEN(item) for one of them, and LOAD(items) for a vector's worth.
  *
  * All inputs are read side by side and each element of out is written once, so memory is passed over once for any n_in.
  * Every element sees the same operations in the same order, in a block, in a single vector or as a scalar: without

@@ -2,11 +2,10 @@
 #ifndef HPC_LANES_AVX2_H
 #define HPC_LANES_AVX2_H
 
-#include <stdint.h>
-
 #include <immintrin.h>
 
 #define VECTOR_BYTES 32
+#include "kernel/lanes.h"
 
 static inline void stream_vector(void *to, const void *from) {
     _mm256_stream_si256(to, _mm256_loadu_si256(from));
@@ -18,8 +17,9 @@ static inline void fold_end(int stream) {
     _mm256_zeroupper();
 }
 
-typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
-typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
+static inline reals root(reals x) {
+    return (reals)_mm256_sqrt_ps((__m256)x);
+}
 
 #if defined(__FMA__)
 /* a b + c, rounded once. */

@@ -2,11 +2,10 @@
 #ifndef HPC_LANES_AVX512_H
 #define HPC_LANES_AVX512_H
 
-#include <stdint.h>
-
 #include <immintrin.h>
 
 #define VECTOR_BYTES 64
+#include "kernel/lanes.h"
 
 static inline void stream_vector(void *to, const void *from) {
     _mm512_stream_si512(to, _mm512_loadu_si512(from));
@@ -18,8 +17,9 @@ static inline void fold_end(int stream) {
     _mm256_zeroupper();
 }
 
-typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
-typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
+static inline reals root(reals x) {
+    return (reals)_mm512_sqrt_ps((__m512)x);
+}
 
 /* a b + c, rounded once. */
 static inline reals multiply_add(float a, reals b, reals c) {

@@ -1,11 +1,11 @@
-/* The built-in proxes, for the instruction set of the file that includes this, which defines VECTOR_BYTES. They are
- * loops that the compiler turns into vectors, or sums in such vectors. An element or a row sees the same operations in
- * the same order everywhere: sums go into SUMS partial sums, element i into number i % SUMS, and nothing is contracted
+/* The built-in proxes, for the instruction set of the file that includes this after its lanes_*.h. They are loops that
+ * the compiler turns into vectors, or sums in such vectors. An element or a row sees the same operations in the same
+ * order everywhere: sums go into SUMS partial sums, element i into number i % SUMS, and nothing is contracted
  * (-ffp-contract=off). A NaN stays one. args[1] is the step t, args[3] and on are the prox's. */
 #ifndef HPC_PROX_KERNEL_H
 #define HPC_PROX_KERNEL_H
 
-#include "kernel/prox.h"
+#include "kernel/rule.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Rules: the built-in ones, their tables, and the checks of any rule. */
+/* Rules and proxes: the built-in ones, their tables, and the checks of any rule. */
 #ifndef HPC_RULE_H
 #define HPC_RULE_H
 
@@ -68,5 +68,23 @@ enum { HPC_ARG_NAME_BYTES = 64 }; /* enough for a name that text below gets */
 /* text gets the name of args[i], the i-th word of names (arg_names of a rule), or "argument i" where it has no name.
  * Returns text. */
 const char *hpc_rule_arg_name(const char *names, int i, char *text, size_t size);
+
+/* ---- proxes: the proximal operators of SFB, section 2.1, and gradients of conjugates for SDCA ---- */
+
+/* One built-in prox, compiled for one instruction set. */
+typedef struct hpc_builtin_prox {
+    const char *name;
+    hpc_prox_fn run;
+} hpc_builtin_prox;
+
+/* All of them in the same order, a NULL name behind the last (prox_kernel.h). */
+extern const hpc_builtin_prox *const hpc_proxes_generic;
+extern const hpc_builtin_prox *const hpc_proxes_avx2;   /* built on x86-64; the CPU must have AVX2 */
+extern const hpc_builtin_prox *const hpc_proxes_avx512; /* and AVX-512F */
+
+const char *hpc_prox_name(int i); /* of prox i, from 0; NULL past the end */
+
+/* The name of a built-in prox; "own" of a user's, "none" of NULL. */
+const char *hpc_prox_text(hpc_prox_fn prox);
 
 #endif

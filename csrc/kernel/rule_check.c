@@ -6,6 +6,17 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Lists all names of that kind. */
+static int fail_unknown(const char *kind, const char *name, const char *(*name_of)(int i), const char *op) {
+    char names[512] = "";
+    size_t used = 0;
+    for (int i = 0; name_of(i) != NULL && used < sizeof names; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", name_of(i));
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: no %s is called '%s'; there are %s", op, kind, name, names);
+}
+
+/* ---- rules ---- */
+
 const char *hpc_rule_name(int i) {
     const hpc_builtin_rule *const *rule = hpc_rules_of(HPC_ISA_GENERIC);
     for (; i > 0 && *rule != NULL; i--) rule++;
@@ -18,18 +29,12 @@ int hpc_rule_find(const char *name, int isa, hpc_rule *rule) {
         return hpc_fail(HPC_ERR_INVALID, op, "%s: %s is NULL", op, name == NULL ? "name" : "rule");
     int status = hpc_isa_check(isa, op);
     if (status != HPC_OK) return status;
-
-    char names[512] = "";
-    size_t used = 0;
-    for (const hpc_builtin_rule *const *of = hpc_rules_of(isa); *of != NULL; of++) {
+    for (const hpc_builtin_rule *const *of = hpc_rules_of(isa); *of != NULL; of++)
         if (strcmp(name, (*of)->rule.name) == 0) {
             *rule = (*of)->rule;
             return HPC_OK;
         }
-        if (used < sizeof names)
-            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", (*of)->rule.name);
-    }
-    return hpc_fail(HPC_ERR_INVALID, op, "%s: no rule is called '%s'; there are %s", op, name, names);
+    return fail_unknown("rule", name, hpc_rule_name, op);
 }
 
 /* The built-in rule whose apply this is; NULL: the rule or its fold is a user's own. */
@@ -105,4 +110,42 @@ const char *hpc_rule_arg_name(const char *names, int i, char *text, size_t size)
     else
         snprintf(text, size, "argument %d", i);
     return text;
+}
+
+/* ---- proxes ---- */
+
+static const hpc_builtin_prox *proxes_of(int isa) {
+    static const hpc_builtin_prox *const *const tables[] =
+        HPC_BY_ISA(&hpc_proxes_generic, &hpc_proxes_avx2, &hpc_proxes_avx512);
+    return *tables[hpc_isa_resolve(isa)];
+}
+
+const char *hpc_prox_name(int i) {
+    const hpc_builtin_prox *of = proxes_of(HPC_ISA_GENERIC);
+    for (; i > 0 && of->name != NULL; i--) of++;
+    return i == 0 ? of->name : NULL;
+}
+
+int hpc_prox_find(const char *name, int isa, hpc_prox_fn *prox) {
+    const char *op = "prox_find";
+    if (name == NULL || prox == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op, "%s: %s is NULL", op, name == NULL ? "name" : "prox");
+    int status = hpc_isa_check(isa, op);
+    if (status != HPC_OK) return status;
+    for (const hpc_builtin_prox *of = proxes_of(isa); of->name != NULL; of++)
+        if (strcmp(name, of->name) == 0) {
+            *prox = of->run;
+            return HPC_OK;
+        }
+    return fail_unknown("prox", name, hpc_prox_name, op);
+}
+
+const char *hpc_prox_text(hpc_prox_fn prox) {
+    if (prox == NULL) return "none";
+    for (int isa = HPC_ISA_GENERIC; isa <= HPC_ISA_AVX512; isa++) {
+        if (!hpc_isa_available(isa)) continue;
+        for (const hpc_builtin_prox *of = proxes_of(isa); of->name != NULL; of++)
+            if (of->run == prox) return of->name;
+    }
+    return "own";
 }

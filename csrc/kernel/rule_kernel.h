@@ -1,5 +1,5 @@
-/* A rule's step applied to a block of elements. The rule_lanes_*.h of an instruction set, included before, defines
- * VECTOR_BYTES, the vector reals, root(reals), the square root, and rule_end().
+/* A rule's step on a block of elements: alone, or in one pass with the fold and the writes. The file of an instruction
+ * set includes its lanes_*.h before.
  *
  * Every element sees the same operations in the same order for every vector width, and none is contracted
  * (-ffp-contract=off): all instruction sets give the same bits, and so does every cut of an array into blocks. A tail
@@ -56,7 +56,7 @@ INLINE void apply_from(step_fn *step, int slots, int decayed, const struct const
         for (int k = 0; k < slots; k++) memcpy(state + k * n + j, &s[k], left);
         memcpy(param + j, &p, left);
     }
-    rule_end();
+    fold_end(0);
 }
 
 /* Without decay there is no decay * p to add: it would cost time, and turn -0 into 0 and Inf into NaN. */
@@ -71,6 +71,129 @@ INLINE int apply(step_fn *step, int slots, const struct constants *c, float *par
 
 INLINE struct constants constants_of(const double *args) {
     return (struct constants){.rate = (float)args[1], .decay = (float)args[2], .momentum = (float)args[3]};
+}
+
+/* ---- fold, rule and write of float32 updates in one pass ----
+ *
+ * While a block's gradients come from memory, its parameters go there; separate loops over a block cannot overlap
+ * these. */
+
+INLINE reals fold_inputs(const hpc_pass *p, const float *weights, int n_in, int64_t j) {
+    typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
+    reals g = weights[0] * (reals) * (const vector *)(p->in[0] + j);
+    for (int i = 1; i < n_in; i++) g += weights[i] * (reals) * (const vector *)(p->in[i] + j);
+    return g;
+}
+
+/* Elements that go to one place past the caches before the next place has its turn. A processor has few buffers that
+ * combine streamed stores: with a vector for each of eight places in turn it writes lines in parts. */
+enum { HPC_PASS_TILE = 512 };
+
+/* Writes the parameters of [from, to), which are in the first cache by now, to all places. */
+INLINE void stream_tile(const hpc_pass *p, int64_t from, int64_t to) {
+    enum { LANES = VECTOR_BYTES / sizeof(float) };
+    for (int o = 0; o < p->n_out; o++)
+        for (int64_t j = from; j < to; j += LANES) stream_vector(p->out[o] + j, p->param + j);
+}
+
+INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const struct constants *c, const hpc_pass *p) {
+    typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
+    enum { LANES = VECTOR_BYTES / sizeof(float) };
+    reals s[HPC_RULE_SLOTS];
+    float weights[HPC_PASS_INPUTS];
+    hpc_pass own = *p; /* no store can be taken for a change of it */
+    const float *in[HPC_PASS_INPUTS];
+    for (int i = 0; i < n_in; i++) {
+        weights[i] = (float)p->weights[i];
+        in[i] = p->in[i];
+    }
+    own.in = in;
+    int64_t j = 0, streamed = 0, n = p->n;
+    for (; n - j >= LANES; j += LANES) {
+        reals x = (reals) * (const vector *)(own.param + j), g = fold_inputs(&own, weights, n_in, j);
+        for (int k = 0; k < slots; k++) s[k] = (reals) * (const vector *)(own.state + k * n + j);
+        if (decayed) g += c->decay * x;
+        step(&x, g, s, c);
+        for (int k = 0; k < slots; k++) *(vector *)(own.state + k * n + j) = s[k];
+        *(vector *)(own.param + j) = x;
+        if (!own.stream) {
+            for (int o = 0; o < own.n_out; o++) *(vector *)(own.out[o] + j) = x;
+        } else if ((j + LANES) % HPC_PASS_TILE == 0) {
+            stream_tile(&own, streamed, j + LANES);
+            streamed = j + LANES;
+        }
+    }
+    if (own.stream) stream_tile(&own, streamed, j);
+    if (j < n) {
+        size_t left = (size_t)(n - j) * sizeof(float);
+        reals x = {0}, g = {0};
+        memcpy(&x, p->param + j, left);
+        for (int i = 0; i < n_in; i++) {
+            reals y = {0};
+            memcpy(&y, in[i] + j, left);
+            g = i == 0 ? weights[0] * y : g + weights[i] * y;
+        }
+        for (int k = 0; k < slots; k++) {
+            s[k] = (reals){0};
+            memcpy(&s[k], p->state + k * n + j, left);
+        }
+        if (decayed) g += c->decay * x;
+        step(&x, g, s, c);
+        for (int k = 0; k < slots; k++) memcpy(p->state + k * n + j, &s[k], left);
+        memcpy(p->param + j, &x, left);
+        for (int o = 0; o < p->n_out; o++) memcpy(p->out[o] + j, &x, left);
+    }
+    fold_end(0);
+}
+
+/* A constant number of inputs gives each its own load, which prefetchers follow (see fold_kernel.h). */
+INLINE void pass_of(step_fn *step, int slots, int decayed, const struct constants *c, const hpc_pass *p) {
+    switch (p->n_in) {
+    case 1:
+        pass_from(step, slots, decayed, 1, c, p);
+        break;
+    case 2:
+        pass_from(step, slots, decayed, 2, c, p);
+        break;
+    case 3:
+        pass_from(step, slots, decayed, 3, c, p);
+        break;
+    case 4:
+        pass_from(step, slots, decayed, 4, c, p);
+        break;
+    case 8:
+        pass_from(step, slots, decayed, 8, c, p);
+        break;
+    default:
+        pass_from(step, slots, decayed, p->n_in, c, p);
+        break;
+    }
+}
+
+INLINE int pass(step_fn *step, int slots, const struct constants *c, const hpc_pass *p) {
+    if (c->decay != 0)
+        pass_of(step, slots, 1, c, p);
+    else
+        pass_of(step, slots, 0, c, p);
+    return HPC_OK;
+}
+
+/* ---- gradient descent, whose step several rules have: w -= lr * g ---- */
+
+INLINE void sgd_step(reals *p, reals g, reals *s, const struct constants *c) {
+    (void)s;
+    *p -= c->rate * g;
+}
+
+static int sgd(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
+    (void)count;
+    struct constants c = constants_of(args);
+    return apply(sgd_step, 0, &c, param, acc, state, n);
+}
+
+static int sgd_pass(const hpc_pass *p) {
+    struct constants c = constants_of(p->args);
+    return pass(sgd_step, 0, &c, p);
 }
 
 #endif

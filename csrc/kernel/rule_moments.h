@@ -2,7 +2,7 @@
 #ifndef HPC_RULE_MOMENTS_H
 #define HPC_RULE_MOMENTS_H
 
-#include "kernel/rule_pass.h"
+#include "kernel/rule_kernel.h"
 
 INLINE void adam_step(reals *p, reals g, reals *s, const struct constants *c) {
     s[0] = c->momentum * s[0] + c->fresh * g;

@@ -11,7 +11,6 @@
  *     through_f16(u)                                   to float16 and back
  * The others work on scalars, to which the tails of all are left. Both do the same operations on every element. */
 #include "kernel/half.h"
-#include "kernel/round_kernel.h"
 
 #include <math.h>
 #include <string.h>

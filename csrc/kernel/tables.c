@@ -8,16 +8,9 @@
 /* ---- factors ---- */
 
 const struct hpc_factor_kernels *hpc_factor_kernels_of(int isa) {
-    switch (hpc_isa_resolve(isa)) {
-#if defined(__x86_64__)
-    case HPC_ISA_AVX2:
-        return &hpc_factors_avx2;
-    case HPC_ISA_AVX512:
-        return &hpc_factors_avx512;
-#endif
-    default:
-        return &hpc_factors_generic;
-    }
+    static const struct hpc_factor_kernels *const tables[] =
+        HPC_BY_ISA(&hpc_factors_generic, &hpc_factors_avx2, &hpc_factors_avx512);
+    return tables[hpc_isa_resolve(isa)];
 }
 
 /* ---- 4-bit floats ---- */
@@ -31,31 +24,17 @@ void hpc_float4_levels(float levels[HPC_FLOAT4_CODES], float scale, float weight
 }
 
 const struct hpc_float4_kernels *hpc_float4_kernels_of(int isa) {
-    switch (hpc_isa_resolve(isa)) {
-#if defined(__x86_64__)
-    case HPC_ISA_AVX2:
-        return &hpc_float4_avx2;
-    case HPC_ISA_AVX512:
-        return &hpc_float4_avx512;
-#endif
-    default:
-        return &hpc_float4_generic;
-    }
+    static const struct hpc_float4_kernels *const tables[] =
+        HPC_BY_ISA(&hpc_float4_generic, &hpc_float4_avx2, &hpc_float4_avx512);
+    return tables[hpc_isa_resolve(isa)];
 }
 
 /* ---- sparse codecs ---- */
 
 const struct hpc_sparse_kernels *hpc_sparse_kernels_of(int isa) {
-    switch (hpc_isa_resolve(isa)) {
-#if defined(__x86_64__)
-    case HPC_ISA_AVX2:
-        return &hpc_sparse_avx2;
-    case HPC_ISA_AVX512:
-        return &hpc_sparse_avx512;
-#endif
-    default:
-        return &hpc_sparse_generic;
-    }
+    static const struct hpc_sparse_kernels *const tables[] =
+        HPC_BY_ISA(&hpc_sparse_generic, &hpc_sparse_avx2, &hpc_sparse_avx512);
+    return tables[hpc_isa_resolve(isa)];
 }
 
 void hpc_sparse_spread(void *out, size_t n, const uint8_t *bits, const void *values, int dtype) {

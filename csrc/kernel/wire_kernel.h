@@ -1,8 +1,6 @@
-/* The loops beside the fold: encoding, copying and looking for NaN and Inf, written once. The file of an instruction
- * set defines VECTOR_BYTES, the vectors reals and words, stream_vector(to, from), fold_end(stream), store_f16(out,
- * reals) and store_words16(out, words), which keeps the lower halves, and includes this. */
+/* The kernels of arrays, written once: the folds of all types, and beside them encoding, copying and looking for NaN
+ * and Inf. The file of an instruction set includes its lanes and this. */
 #include "kernel/half.h"
-#include "kernel/round_kernel.h"
 #include "base/isa.h"
 
 /* x, but one NaN for all of them. */
@@ -110,3 +108,35 @@ static double squares(const float *in, size_t count) {
         for (int i = 0; i < width; i++) sum[i] += sum[i + width];
     return sum[0];
 }
+
+/* ---- the folds, by type of the inputs ---- */
+
+#define REAL float
+#define FOLD_SCALARS fold_scalars_f32
+#define FOLD_BLOCKS fold_blocks_f32
+#define FOLD fold_f32
+#include "kernel/fold_kernel.h"
+
+#define REAL double
+#define FOLD_SCALARS fold_scalars_f64
+#define FOLD_BLOCKS fold_blocks_f64
+#define FOLD fold_f64
+#include "kernel/fold_kernel.h"
+
+#define REAL float
+#define ITEM uint16_t
+#define WIDEN hpc_from_f16
+#define LOAD load_f16
+#define FOLD_SCALARS fold_scalars_f16
+#define FOLD_BLOCKS fold_blocks_f16
+#define FOLD fold_f16
+#include "kernel/fold_kernel.h"
+
+#define REAL float
+#define ITEM uint16_t
+#define WIDEN hpc_from_bf16
+#define LOAD load_bf16
+#define FOLD_SCALARS fold_scalars_bf16
+#define FOLD_BLOCKS fold_blocks_bf16
+#define FOLD fold_bf16
+#include "kernel/fold_kernel.h"

@@ -2,32 +2,19 @@
 
 #include <string.h>
 
+#include "control/net.h"
+
 /* ---- which ports ---- */
 
 enum { NAME_BYTES = 64, MOST_PORT = 255 };
 
-/* One word of the list: a device's name, or how it begins, and a port of it. */
+/* One word of the list: a device's name, or how it begins, and a port of it. "=" before a word: the whole name. */
 typedef struct word {
     const char *name;
     size_t length;
     int exact;
     int port; /* 0: every one */
 } word;
-
-/* "^" before the list: all ports but these; "=" before it, or before a word: the whole name. */
-typedef struct port_choice {
-    int excludes, exact;
-    const char *list;
-} port_choice;
-
-static port_choice parse(const char *names) {
-    port_choice c = {.list = names};
-    c.excludes = *c.list == '^';
-    c.list += c.excludes;
-    c.exact = *c.list == '=';
-    c.list += c.exact;
-    return c;
-}
 
 static size_t trimmed(const char *text, size_t length) {
     while (length > 0 && text[length - 1] == ' ') length--;
@@ -62,7 +49,7 @@ int hpc_nics_check(const char *names) {
     word w = {.name = ""};
     int words = 0, got;
     if (names == NULL || names[0] == '\0') return HPC_OK;
-    port_choice c = parse(names);
+    hpc_choice c = hpc_choice_of(names);
     while ((got = next_word(&c.list, &w)) > 0) words++;
     if (got == 0 && words > 0) return HPC_OK;
     return hpc_fail(HPC_ERR_CONFIG, "init",
@@ -74,7 +61,7 @@ int hpc_nics_check(const char *names) {
 int hpc_nics_allow(const char *names, const char *device, int port) {
     word w;
     if (names == NULL || names[0] == '\0') return 1;
-    port_choice c = parse(names);
+    hpc_choice c = hpc_choice_of(names);
     while (next_word(&c.list, &w) > 0) {
         if (w.port != 0 && w.port != port) continue;
         if (strncmp(device, w.name, w.length) == 0 && (!(c.exact || w.exact) || device[w.length] == '\0'))

@@ -68,7 +68,7 @@ struct hpc_context {
     _Atomic int n_tasks; /* 0 spares the look at them */
     _Atomic int working; /* a thread is at the tasks, holds them, or changes their list */
     int connecting, connected;
-    struct hpc_context *root;              /* the first of its family (family.c): itself, or one that it holds */
+    struct hpc_context *root;              /* the first of its family (close.c): itself, or one that it holds */
     pthread_mutex_t family;                /* the root's: of open and heirs */
     int open;                              /* the root's: contexts of the family that have not left it */
     struct hpc_context *heirs, *next_heir; /* the root's, that are not closed */

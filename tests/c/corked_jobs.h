@@ -2,7 +2,7 @@
 #ifndef CORKED_JOBS_H
 #define CORKED_JOBS_H
 
-#include "context/lane.h"
+#include "context/context.h"
 #include "ranks.h"
 
 enum { CORKED_SENDER = 0, CORKED_TAKER = 1, CORKED_SMALL = 1000 };

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "control/jobs.h"
+#include "control/channel.h"
 
 enum {
     CONTROL = 5, /* bytes before the first header */

@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #include "ranks.h"
 #include "transport/verbs/device.h"
-#include "context/window.h"
+#include "context/context.h"
 
 enum { HALF = 300000, PSN = 0x1234, OF_RANK_1 = 0, OF_FOREIGN = 1, VALUE = 7 };
 

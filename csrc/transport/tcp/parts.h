@@ -1,10 +1,8 @@
 /* The parts of the tcp transport.
  *
- *   tcp.c     the vtable: windows, lanes, puts
- *   source.c  how links are read by the context's reactor
+ *   tcp.c     the vtable: windows, lanes, puts; how the context's reactor reads links
  *   link.c    one lane's connections to one peer: sending, reading
- *   carried.c bytes of the connections, as the kernel counts them
- *   table.c   the table of links
+ *   table.c   the table of links, and the bytes of their connections
  *   orders.c  frames that wait for room in a socket, and their order
  *
  * Each calls only those below it.
@@ -123,6 +121,7 @@ tcp_link *tcp_link_at(hpc_tcp *tcp, int slot); /* with a reference; NULL if the 
 
 int tcp_watch(hpc_tcp *tcp, const tcp_link *link, int stream, int fd, int again);
 void tcp_drop_link(hpc_tcp *tcp, tcp_link *link); /* out of its slot, with the slot's reference; again is no error */
+void tcp_carried(hpc_context *context, int to, hpc_carried *sum); /* the vtable's */
 
 /* ---- orders.c, all of it under the link's sending ---- */
 
@@ -150,15 +149,5 @@ void tcp_link_close(tcp_link *link); /* this end: nothing is put any more */
 
 /* Reads and sends what can be; events as of epoll. Nonzero if there is more to read, or another thread is at it. */
 int tcp_link_visit(tcp_link *link, int stream, uint32_t events, size_t budget);
-
-/* ---- source.c ---- */
-
-hpc_tcp *tcp_of(hpc_context *context); /* opens it at the first call; NULL with the error recorded */
-void tcp_free(hpc_tcp *tcp);
-int tcp_progress(hpc_context *context);
-
-/* ---- carried.c ---- */
-
-void tcp_carried(hpc_context *context, int to, hpc_carried *sum); /* the vtable's */
 
 #endif

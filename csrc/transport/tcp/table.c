@@ -1,7 +1,11 @@
-/* The table of links, by slot. A link lives until its slot, its lane and every visitor have let go. */
+/* The table of links, by slot, and what its connections have carried. A link lives until its slot, its lane and every
+ * visitor have let go. */
+#include <linux/tcp.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "transport/tcp/parts.h"
@@ -96,4 +100,40 @@ void tcp_drop_link(hpc_tcp *t, tcp_link *link) {
 int tcp_watch(hpc_tcp *t, const tcp_link *link, int stream, int fd, int again) {
     return hpc_reactor_watch(t->reactor, t->source, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                              (uint64_t)link->slot << 8 | (uint64_t)stream, again);
+}
+
+/* ---- bytes on the connections ----
+ *
+ * The kernel counts them: a put that has returned may be in a socket's buffer for long. */
+
+enum { LEVEL_TCP = 6 }; /* IPPROTO_TCP; netinet/tcp.h has an older struct tcp_info */
+
+static void add_stream(int fd, int is_to, hpc_carried *sum) {
+    struct tcp_info info = {0};
+    socklen_t nbytes = sizeof info;
+    if (fd < 0 || getsockopt(fd, LEVEL_TCP, TCP_INFO, &info, &nbytes) != 0) return;
+    if (nbytes < offsetof(struct tcp_info, tcpi_bytes_retrans)) return; /* before Linux 4.19 */
+    const uint64_t waiting = info.tcpi_notsent_bytes + (uint64_t)info.tcpi_unacked * info.tcpi_snd_mss;
+    sum->sent += info.tcpi_bytes_sent;
+    sum->received += info.tcpi_bytes_received;
+    sum->waiting += waiting;
+    if (!is_to) return;
+    sum->sent_to += info.tcpi_bytes_sent;
+    sum->waiting_to += waiting;
+}
+
+void tcp_carried(hpc_context *c, int to, hpc_carried *sum) {
+    hpc_tcp *t = c->tcp;
+    if (t == NULL) return;
+    pthread_mutex_lock(&t->lock);
+    const int n = t->n_links;
+    pthread_mutex_unlock(&t->lock);
+    for (int slot = 0; slot < n; slot++) {
+        tcp_link *link = tcp_link_at(t, slot);
+        if (link == NULL) continue;
+        if (!hpc_same_host(&c->self, &c->addresses[link->peer]))
+            for (int k = 0; k < link->n_streams; k++)
+                add_stream(tcp_stream_fd(&link->streams[k]), link->peer == to, sum);
+        tcp_link_release(link);
+    }
 }

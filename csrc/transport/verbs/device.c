@@ -101,7 +101,8 @@ static void load(void) {
     loaded.ready = 1;
 }
 
-const verbs_library *verbs_library_get(const char **why) {
+/* Loaded at the first call, for the life of the process; NULL with *why when it is not there. */
+static const verbs_library *library_of(const char **why) {
     pthread_once(&load_once, load);
     if (!loaded.ready) *why = loaded.why;
     return loaded.ready ? &loaded.library : NULL;
@@ -404,7 +405,7 @@ void verbs_nics_open(const char *names, hpc_nics **nics, hpc_device_address *add
     *nics = NULL;
     *address = (hpc_device_address){.state = HPC_VERBS_NO_DEVICE};
     if (!has_devices()) return; /* the library is not even loaded */
-    const verbs_library *l = verbs_library_get(&why);
+    const verbs_library *l = library_of(&why);
     if (l == NULL) {
         address->state = HPC_VERBS_NO_LIBRARY;
         return;
@@ -463,7 +464,7 @@ int hpc_devices(hpc_device *devices, int cap) {
     if (cap < 0 || (devices == NULL && cap > 0))
         return hpc_fail(HPC_ERR_INVALID, "devices", "devices: cap is %d%s", cap,
                         devices == NULL ? " and devices NULL" : "");
-    const verbs_library *l = verbs_library_get(&why);
+    const verbs_library *l = library_of(&why);
     if (l == NULL) return hpc_fail(HPC_ERR_UNSUPPORTED, "devices", "devices: %s", why);
     each_port(l, NULL, show, &s);
     return s.n;

@@ -41,9 +41,6 @@ typedef struct verbs_library {
     const char *(*event_type_str)(enum ibv_event_type event);
 } verbs_library;
 
-/* Loaded at the first call, for the life of the process; NULL with *why when it is not there. Any thread. */
-const verbs_library *verbs_library_get(const char **why);
-
 typedef struct verbs_nic {
     char name[64];
     struct ibv_context *context;

@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/host.h"
 #include "ranks.h"
 
 enum { PATH_BYTES = 256, LINES = 1 << 15, TRACKS = 64, MAKERS = 4 };

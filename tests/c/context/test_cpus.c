@@ -1,7 +1,7 @@
 /* Which CPUs ranks share, and how they are dealt: by made-up addresses, as hosts, containers and schedulers give them.
  */
 #include "check.h"
-#include "context/cpus.h"
+#include "context/context.h"
 
 enum { RANKS = 8, CONTAINER = 77 };
 

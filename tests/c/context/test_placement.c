@@ -14,7 +14,7 @@
 
 #include "base/host.h"
 #include "base/memory.h"
-#include "context/window.h"
+#include "context/context.h"
 
 enum { PLACES = 4 };
 

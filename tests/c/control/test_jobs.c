@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "context/context.h"
-#include "control/jobs.h"
+#include "control/channel.h"
 #include "ranks.h"
 
 enum { CAP = 2048, RANK2 = 2 };

@@ -4,7 +4,7 @@
 #include "engine/layout.h"
 
 #if defined(HPC_HAVE_VERBS)
-#include "context/cpus.h"
+#include "context/context.h"
 #include "transport/verbs/device.h"
 #endif
 

@@ -4,7 +4,7 @@
 
 #include "engine/layout.h"
 #include "inside.h"
-#include "context/lane.h"
+#include "context/context.h"
 
 enum { CORES = 5, STEPS = 3 };
 

@@ -1,7 +1,6 @@
 /* The built-in proxes: against their definitions or the conditions of a minimum, the same bits from every instruction
  * set and for every cut into rows, of long rows and short ones; and what is refused. */
 #include "check.h"
-#include "kernel/prox.h"
 #include "kernel/rule.h"
 #include "base/isa.h"
 

@@ -1,6 +1,6 @@
 /* A rule of one's own among the built-in ones: this program has an array with one more member, "lion", and hpc_rules_of
  * is its own. docs/architecture.md shows this file. */
-#include "kernel/rule_lanes_generic.h"
+#include "kernel/lanes_generic.h"
 
 #include "exchange_plans.h"
 #include "kernel/rule.h"

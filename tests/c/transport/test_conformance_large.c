@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "ranks.h"
-#include "context/window.h"
+#include "context/context.h"
 
 #define GIB ((size_t)1 << 30)
 #define PAGE ((size_t)4096)

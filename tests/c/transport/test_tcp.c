@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/calls.h"
-#include "context/lane.h"
+#include "context/context.h"
 #include "ranks.h"
 #include "transport/tcp/parts.h"
 

@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "context/lane.h"
+#include "context/context.h"
 #include "ranks.h"
 #include "transport/tcp/parts.h"
 
