@@ -644,7 +644,7 @@ def test_the_faster_way_is_chosen_and_takes_pairs(faster: str, monkeypatch: pyte
         assert min(real(*args)) > 0
         return [float(faster == "arrays"), float(faster == "pairs")]
 
-    monkeypatch.setattr("hpcomm.exchange.exchange.step_seconds", measured)
+    monkeypatch.setattr("hpcomm.exchange.agreed.step_seconds", measured)
 
     def body(ctx: hpcomm.Context) -> bytes:
         auto = Auto(Factors(3))

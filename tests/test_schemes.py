@@ -23,6 +23,7 @@ from hpcomm import (
     InvalidArgument,
     ParameterServer,
     Tree,
+    _core,
 )
 from hpcomm.consistency import goes_apart, with_servers
 from hpcomm.exchange.options import EngineOptions
@@ -276,3 +277,38 @@ def test_each_topology_has_its_size_of_chunks(topology: Topology, cores: int, co
     """Keys of 4 MiB on two ranks."""
     plan = topology.compile({"w": 1 << 20}, 2, cores=cores, codec=codec)
     assert set(plan.rows.column("count").tolist()) == {kib * 256}
+
+
+MEASURED = Hierarchy([[0, 1], [2]], racks=[[0, 1], [2]], bandwidths="measured")
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        ({}, 1),
+        ({"codec": {"w": "float16", "b": hpcomm.codec.TopK(0.1)}}, 1),
+        ({"topology": MEASURED}, 1),
+        ({"topology": {"w": ring, "b": MEASURED}}, 2),  # two schemes
+        ({"topology": MEASURED, "codec": "auto"}, 2),  # the choice asks a plan with the codecs that it may take
+        ({"topology": {"w": ring, "b": MEASURED}, "codec": {"b": "auto"}}, 3),
+    ],
+)
+def test_a_scheme_has_one_plan_made(options: dict[str, Any], times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although rank 0 alone is inline, so that no rank knows its cores at first."""
+    made: list[str] = []
+    real = _core.plan_of
+
+    def counted(planner: str, given: Any) -> Any:
+        made.append(planner)
+        return real(planner, given)
+
+    monkeypatch.setattr(_core, "spare_cores", lambda *_: 2)
+    monkeypatch.setattr(_core, "plan_of", counted)
+
+    def body(ctx: hpcomm.Context) -> None:
+        progress: Any = "auto" if ctx.rank else "inline"
+        with Exchange(ctx, params(), rule=hpcomm.SGD(lr=1), progress=progress, **options):
+            pass
+
+    run_threads(3, body)
+    assert len(made) == 3 * times
