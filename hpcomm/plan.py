@@ -5,7 +5,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, fields, replace
 from math import lcm
-from typing import Any, NamedTuple, NoReturn, TypedDict
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +22,6 @@ __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
 ELEMENT = 4  # bytes of a parameter
 SHOWN = 24  # lines of each table that str shows
 _PASSED_ON = 128 << 10  # bytes of a chunk that ranks pass on, at most
-
-
-class Cut(TypedDict, total=False):
-    """The common arguments of all planners: how keys are cut, for how many cores, and in which codecs."""
-
-    cores: int
-    chunk_bytes: int | None
-    depth: int
-    codec: Codecs | None
-    codec_out: Codecs | None
-    over_sockets: bool
 
 
 class Imbalance(NamedTuple):

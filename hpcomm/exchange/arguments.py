@@ -20,7 +20,7 @@ from ..plan import Plan, c_keys
 from ..prox import OwnProx
 from ..stage import Key, whole
 from ..topology.by_key import check_names, check_workers, join
-from ..topology.protocol import Topology
+from ..topology.protocol import Request, Topology
 from ..window import as_source
 from .codecs import KeyCodecs, codecs_of
 from .pieces import SHARED, Kind, RuleKind, Span
@@ -160,7 +160,7 @@ def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float3
     mode = engine_mode(scheme.consistency, bool(phases))
     codec, codec_out = (_of(scheme.names, given) for given in (options.codec, options.codec_out))
     spare, interfaces = _spare(ctx, topology)
-    plan = topology.compile(
+    request = Request(
         own,
         ctx.size,
         consistency=scheme.consistency,
@@ -174,6 +174,7 @@ def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float3
         codec_out=codec_out,
         over_sockets=_core.over_sockets(ctx._handle, _involved(topology, ctx.size)),
     )
+    plan = topology.compile(request)
     check_plan(plan, own, ctx.size)
     c_graph = _c_graph(plan, phases) if phases else None
     own_models = topology.updates_of == "neighbours"

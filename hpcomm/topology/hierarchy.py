@@ -2,23 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import _core
-from ..codec import Codecs, by_key, by_key_out
-from ..consistency import ASYNC, BSP, Consistency, applies_each, goes_apart
+from ..codec import by_key, by_key_out
+from ..consistency import ASYNC, BSP, applies_each, goes_apart
 from ..errors import InvalidArgument
 from ..graphs.places import Groups, as_list, by_name, checked_group, checked_racks, flat
 from ..model import Bandwidths, racks_pay
-from ..plan import Cut, Plan, group_numbers
-from ..stage import Key, as_keys, choice, whole
+from ..plan import Plan, group_numbers
+from ..stage import as_keys, choice, whole
 from .by_key import compiled
 from .parameter_server import depth_at_receivers, refused_at_receivers
-from .protocol import Job, Topology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .protocol import Job, Request, Topology
 
 MEASURED = "measured"
 
@@ -175,46 +171,60 @@ class Hierarchy(Topology):
     def inputs(self, size: int) -> int:
         return len(self.levels(size)[-1])
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.hosts of these levels, and for keys with codec.Factors
-        Plan.peer_to_peer of these hosts. interfaces and in_place have no meaning. Where receivers apply the rule
-        and consistency is SSP(s), depth is s + 2 at least.
+    def compile(self, request: Request) -> Plan:
+        """Plan.hosts of these levels, and for keys with codec.Factors Plan.peer_to_peer of these hosts. interfaces and
+        in_place have no meaning. Where receivers apply the rule and consistency is SSP(s), depth is s + 2 at least.
 
-        Args and errors: see Plan.hosts, levels, roles and Topology.compile.
+        Raises:
+            InvalidArgument: as Plan.hosts, levels and roles.
         """
-        leaders, levels = self.roles(size)[1], self.levels(size)
-        if self.apply_at != "owners":
-            cut["depth"] = depth_at_receivers(consistency, cut.get("depth", 1))
-        hosts = partial(
-            Plan.hosts,
-            levels=levels,
-            size=size,
-            leaders=leaders,
-            top=self.top,
-            reduce=reduce,
-            apart=goes_apart(consistency),
-            each=consistency == ASYNC,
-            apply_at=self.apply_at,
-        )
-        own_keys = as_keys(keys)
-        names = [key.name for key in own_keys]
-        codecs = dict(zip(names, by_key(names, cut.get("codec")), strict=True))
+        names = [key.name for key in as_keys(request.keys)]
+        codecs = dict(zip(names, by_key(names, request.codec), strict=True))
         pairs = [name for name in names if not codecs[name].sums]
-        if not pairs or consistency != BSP:
-            return hosts(own_keys, **cut)
-        peers = partial(_peers, size=size, hosts=levels[0], leaders=leaders, reduce=reduce)
+        if not pairs or request.consistency != BSP:
+            return self._hosts(request)
         rest = [name for name in names if codecs[name].sums]
-        return compiled(own_keys, size, cut, [(peers, pairs), *([(hosts, rest)] if rest else [])])
+        return compiled(request, [(self._peers, pairs), *([(self._hosts, rest)] if rest else [])])
+
+    def _hosts(self, request: Request) -> Plan:
+        cut, size = request.cut, request.size
+        if self.apply_at != "owners":
+            cut["depth"] = depth_at_receivers(request)
+        return Plan.hosts(
+            request.keys,
+            self.levels(size),
+            size,
+            leaders=self.roles(size)[1],
+            top=self.top,
+            reduce=request.reduce,
+            apart=goes_apart(request.consistency),
+            each=request.consistency == ASYNC,
+            apply_at=self.apply_at,
+            **cut,
+        )
+
+    def _peers(self, request: Request) -> Plan:
+        """The plan of keys whose updates go once to each host."""
+        names = [key.name for key in as_keys(request.keys)]
+        for name, out in zip(names, by_key_out(names, request.codec_out), strict=True):
+            if out.name != "float32":
+                raise InvalidArgument(
+                    f"codec_out of {name!r} is {out.name}: parameters of keys with codec.Factors stay on each host: "
+                    "leave it out"
+                )
+        hosts, leaders = self.levels(request.size)[0], self.roles(request.size)[1]
+        least = 1 if any(len(host) > 1 for host in hosts) else 2  # as peers need it
+        return Plan.peer_to_peer(
+            request.keys,
+            request.size,
+            hosts=hosts,
+            leaders=leaders,
+            cores=request.cores,
+            chunk_bytes=request.chunk_bytes,
+            depth=max(whole("depth", request.depth, 0), least),
+            codec=request.codec,
+            reduce=request.reduce,
+        )
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":
         """The hierarchy of the remaining ranks. Groups without a rank are dropped; a host that has lost its leaders is
@@ -238,27 +248,6 @@ class Hierarchy(Topology):
             racks=None if racks is None else _left([flat(rack) for rack in racks], new),
             leaders=leaders,
         )
-
-
-def _peers(
-    keys: Sequence[Key],
-    *,
-    hosts: Groups,
-    codec_out: Codecs | None = None,
-    over_sockets: bool = False,
-    depth: int = 1,
-    **options: Any,
-) -> Plan:
-    """The plan of keys whose updates go once to each host."""
-    names = [key.name for key in keys]
-    for name, out in zip(names, by_key_out(names, codec_out), strict=True):
-        if out.name != "float32":
-            raise InvalidArgument(
-                f"codec_out of {name!r} is {out.name}: parameters of keys with codec.Factors stay on each host: leave "
-                "it out"
-            )
-    least = 1 if any(len(host) > 1 for host in hosts) else 2  # as peers need it
-    return Plan.peer_to_peer(keys, hosts=hosts, depth=max(whole("depth", depth, 0), least), **options)
 
 
 def _left(groups: Iterable[Sequence[int]], new: Mapping[int, int]) -> Groups:

@@ -1,20 +1,16 @@
 """Parameter servers in the four placements of PHub (sections 2.1, 3.3 and 4.5)."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..consistency import ASYNC, BSP, Consistency, steps_ahead
+from ..consistency import ASYNC, steps_ahead
 from ..errors import ConfigError, InvalidArgument
-from ..plan import Cut, Plan
-from ..stage import Key, choice, whole
+from ..plan import Plan
+from ..stage import choice, whole
 from .owner_trees import Trees, as_trees, trees_among, trees_of
-from .protocol import Job, Topology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .protocol import Job, Request, Topology
 
 PLACEMENTS = {
     "CC": "colocated, centralized: one worker serves as well",
@@ -141,48 +137,36 @@ class ParameterServer(Topology):
     def refuses(self, job: Job) -> str | None:
         return None if self.apply_at == "owners" else refused_at_receivers(self.apply_at, job)
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers. Where the
-        rule is applied at receivers, depth is s + 2 at least under SSP(s), and 6 under ASYNC.
-
-        Args and errors: see Plan.hub, roles and Topology.compile. A tree "auto" counts as None unless resolved has
-        replaced it. The topology's own interfaces come before the argument, which is cut to the number of cores.
-        """
-        workers, servers = self.roles(size)
-        cores, interfaces = whole("cores", cut.get("cores", 1), 1), whole("interfaces", interfaces, 1)
+    def compile(self, request: Request) -> Plan:
+        """Plan.hub of this placement's workers and servers. Where the rule is applied at receivers, depth is s + 2 at
+        least under SSP(s), and 6 under ASYNC. A tree "auto" counts as None unless resolved has replaced it. The
+        topology's own interfaces come before the request's, which are cut to the number of cores."""
+        size, (workers, servers) = request.size, self.roles(request.size)
+        cores, interfaces = whole("cores", request.cores, 1), whole("interfaces", request.interfaces, 1)
+        cut = request.cut
         if self.apply_at != "owners":
-            cut["depth"] = depth_at_receivers(consistency, cut.get("depth", 1))
+            cut["depth"] = depth_at_receivers(request)
         return Plan.hub(
-            keys,
+            request.keys,
             workers,
             servers,
             size,
             interfaces=min(interfaces, cores) if self.interfaces is None else self.interfaces,
             affinity=self.affinity,
-            reduce=reduce,
-            each=consistency == ASYNC,
+            reduce=request.reduce,
+            each=request.consistency == ASYNC,
             apply_at=self.apply_at,
             parents=trees_of(self.tree, workers, servers, size),
             **cut,
         )
 
 
-def depth_at_receivers(consistency: Consistency, depth: int) -> int:
+def depth_at_receivers(request: Request) -> int:
     """The depth of a plan by which receivers apply: under SSP(s) and ASYNC it has a slot for each version on its
     way."""
-    ahead = steps_ahead(consistency)
+    ahead = steps_ahead(request.consistency)
     least = min(ahead + 2, _core.PLAN_DEPTH) if ahead else 0
-    return max(whole("depth", depth, 0), least)
+    return max(whole("depth", request.depth, 0), least)
 
 
 def refused_at_receivers(apply_at: str, job: Job) -> str | None:

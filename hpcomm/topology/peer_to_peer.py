@@ -1,20 +1,20 @@
 """Peers: each rank applies the updates of all ranks by itself (SFB, section 3)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from .. import _core
-from ..codec import Codecs, by_key_out
-from ..consistency import ASYNC, BSP, SSP, Consistency, steps_ahead, with_servers
+from ..codec import by_key_out
+from ..consistency import ASYNC, BSP, SSP, steps_ahead, with_servers
 from ..errors import InvalidArgument
 from ..graphs.forwarding import shortest_path_trees
 from ..graphs.graph import Graph
 from ..graphs.makers import from_edges
 from ..graphs.spread import spread
 from ..plan import Plan
-from ..stage import Key, as_keys, whole
-from .protocol import Job, Roles, Topology
+from ..stage import as_keys, whole
+from .protocol import Job, Request, Roles, Topology
 
 _MOST_STALE = _core.PLAN_DEPTH - 2
 
@@ -117,48 +117,33 @@ class PeerToPeer(Topology):
             )
         return None
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        cores: int = 1,
-        chunk_bytes: int | None = None,
-        depth: int = 1,
-        codec: Codecs | None = None,
-        codec_out: Codecs | None = None,
-        over_sockets: bool = False,
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.peer_to_peer. depth is 2 at least, under SSP(s) s + 2,
-        and under ASYNC 6; there every update counts in full. interfaces and over_sockets have no meaning.
+    def compile(self, request: Request) -> Plan:
+        """Plan.peer_to_peer. depth is 2 at least, under SSP(s) s + 2, and under ASYNC 6; there every update counts in
+        full. interfaces and over_sockets have no meaning.
 
         Raises:
             InvalidArgument: models are to be trained in place, codec_out is given, or roles or Plan.peer_to_peer raise
                 it.
         """
-        if in_place:
+        if request.in_place:
             raise InvalidArgument(
                 "in_place is True: peers apply updates, and training in place pushes models: leave it out"
             )
-        self.roles(size)
-        own_keys = as_keys(keys)
-        if any(out.name != "float32" for out in by_key_out([key.name for key in own_keys], codec_out)):
-            raise InvalidArgument(f"codec_out is {codec_out!r}: peers send no parameters, leave it out")
-        least = min(steps_ahead(consistency) + 2, _core.PLAN_DEPTH)
+        self.roles(request.size)
+        own_keys = as_keys(request.keys)
+        if any(out.name != "float32" for out in by_key_out([key.name for key in own_keys], request.codec_out)):
+            raise InvalidArgument(f"codec_out is {request.codec_out!r}: peers send no parameters, leave it out")
+        least = min(steps_ahead(request.consistency) + 2, _core.PLAN_DEPTH)
         return Plan.peer_to_peer(
             own_keys,
-            size,
+            request.size,
             sends=None if self.graph is None or self.all_to_all else self.graph.dense().T != 0,
             parents=None if self.graph is None or self._direct or not self.relay else shortest_path_trees(self.graph),
-            cores=cores,
-            chunk_bytes=chunk_bytes,
-            depth=max(whole("depth", depth, 0), least),
-            codec=codec,
-            reduce="sum" if consistency == ASYNC else reduce,
+            cores=request.cores,
+            chunk_bytes=request.chunk_bytes,
+            depth=max(whole("depth", request.depth, 0), least),
+            codec=request.codec,
+            reduce="sum" if request.consistency == ASYNC else request.reduce,
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "PeerToPeer":

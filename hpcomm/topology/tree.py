@@ -1,18 +1,15 @@
 """Trees, down which the updates of one rank pass from rank to rank (Parameter Flow, section 3.4)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-from ..consistency import BSP, Consistency, applies_each
+from ..consistency import applies_each
 from ..errors import InvalidArgument
 from ..graphs.tree_costs import checked_parents
-from ..plan import Cut, Plan
-from ..stage import Key, whole
-from .protocol import Job, Topology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from ..plan import Plan
+from ..stage import whole
+from .protocol import Job, Request, Topology
 
 
 @dataclass(frozen=True)
@@ -101,20 +98,9 @@ class Tree(Topology):
             )
         return None
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.tree. As there is one update, cut alone has a meaning.
-        Args and errors: see Plan.tree, above and Topology.compile."""
-        return Plan.tree(keys, self.above(size), **cut)
+    def compile(self, request: Request) -> Plan:
+        """Plan.tree of above. As there is one update, the request's cut alone has a meaning."""
+        return Plan.tree(request.keys, self.above(request.size), **request.cut)
 
     def among(self, ranks: Sequence[int], size: int) -> "Tree":
         """The tree of the remaining ranks. Children of a rank that is gone come to its parent; without the root, the
