@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from ..consistency import BSP
 from ..errors import InvalidArgument
 from ..plan import Plan
-from ..stage import whole
 from .hierarchy import Hierarchy
 from .parameter_server import ParameterServer
 from .peer_to_peer import PeerToPeer
-from .protocol import Job, Request, Roles, Topology
+from .protocol import Job, Request, Topology
 
 _FLAT = ParameterServer()
 
@@ -36,10 +35,6 @@ class Automatic(Topology):
     @property
     def _flat(self) -> ParameterServer:
         return _FLAT if self.apply_at == "owners" else ParameterServer(apply_at=self.apply_at, tree="auto")
-
-    def roles(self, size: int) -> Roles:
-        ranks = tuple(range(whole("size", size, 1)))
-        return ranks, ranks
 
     def compile(self, request: Request) -> Plan:
         """Refused: the hosts are not known.

@@ -28,36 +28,33 @@ class Hierarchy(Topology):
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy())                                   # this job's hosts
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy(racks=[[0, 1, 2, 3], [4, 5, 6, 7]]))
 
-    Updates sent as pairs of vectors (codec.Factors) cannot be added on their way. So each rank sends its pairs once to
-    each host, to a rank that adds the products of all ranks and passes the parameters to its host;
-    racks make no difference to it. Under ASYNC, SSP(s) and a quorum the owner of a chunk applies one update of each
-    outermost group: pairs go to the rank that folds for the group, which sends the sum on as an array.
-
     Each sum adds ranks in order, then groups in order, so the same placement gives the same bits.
 
+    Pairs of vectors (codec.Factors) cannot be added on their way: each rank sends them once to each host, to a rank
+    that adds the products of all ranks; racks make no difference. Under ASYNC, SSP(s) and a quorum they go to the rank
+    that folds for the group, which sends the sum on as an array.
+
     Under ASYNC and SSP(s) the ranks of an outermost group (a host; with racks, a rack) are in step, and their fold is
-    one update: groups go on by themselves, under SSP(s) at most s steps apart. Parameters come with the answer to a
-    push. Under SSP(s) each rank's gradient counts 1 / size, under ASYNC as its part of the group's mean. With a quorum
-    an owner goes on when so many of these groups have brought their folds; a group that comes late is left out.
+    one update: groups go on by themselves, under SSP(s) at most s steps apart. Under SSP(s) each rank's gradient counts
+    1 / size, under ASYNC as its part of the group's mean. A quorum counts these groups; a group that comes late is left
+    out.
 
     Attributes:
         hosts: the ranks of each host; None: as the context knows them (Context.hosts).
         racks: of each rack its ranks, or its hosts, each as a list of ranks, which are then the hosts too. None:
             SLURM's racks if every rank knows its rack (Context.racks), else no racks. (): no racks in any case.
-        leaders: ranks that may own chunks and fold for others, one at least of each host. None: all, so that all cores
-            and NICs of a host work.
-        top: how the outermost groups are joined: "sharded" (each sends to the owner of a chunk) or "ring" (the fold
-            goes around the groups to the owner, and the answer likewise).
+        leaders: ranks that may own chunks and fold for others, one at least of each host. None: all.
+        top: "sharded" (each outermost group sends to the owner of a chunk) or "ring" (the fold goes around the groups
+            to the owner, and the answer likewise).
         bandwidths: if given, racks count only where they pay, as hpcomm.model.racks_pay says. All ranks give the same.
             "measured": an Exchange measures them when it is made, and two runs may decide differently.
         apply_at: who applies the rule: "owners", whose parameters go to all hosts; or "receivers": the folded update
             goes there, and one rank of each host applies it for the host's ranks, with a private state; under SSP(s)
-            each rank applies it, as ranks may have parameters of several steps. "both" is the same here, where owners
-            are receivers.
+            each rank applies it. "both" is the same here, where owners are receivers.
 
     Raises:
-        InvalidArgument: hosts or racks hold anything but ranks, or top or apply_at is unknown. levels checks the
-            number of ranks.
+        InvalidArgument: hosts or racks hold anything but ranks, or top or apply_at is unknown. levels checks the number
+            of ranks.
     """
 
     hosts: Sequence[Sequence[int]] | None = None
@@ -88,12 +85,8 @@ class Hierarchy(Topology):
             put(self, "leaders", checked_group("leaders", self.leaders))
 
     def settled(self, hosts: Sequence[int], racks: Sequence[str]) -> "Hierarchy":
-        """With the hosts and racks of a context where none are given.
-
-        Args:
-            hosts: by rank: the lowest rank on its host.
-            racks: by rank: the name of its rack, "" where it is not known.
-        """
+        """With the hosts and racks of a context where none are given: by rank the lowest rank on its host, and the name
+        of its rack, "" where it is not known."""
         found = self
         if found.hosts is None:
             found = replace(found, hosts=by_name(hosts))
@@ -228,12 +221,7 @@ class Hierarchy(Topology):
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":
         """The hierarchy of the remaining ranks. Groups without a rank are dropped; a host that has lost its leaders is
-        led by all its remaining ranks.
-
-        Args:
-            ranks: the remaining ranks, in their new order.
-            size: the number of ranks before.
-        """
+        led by all its remaining ranks."""
         new = {rank: i for i, rank in enumerate(ranks)}
         hosts, racks, leaders = self.hosts, self.racks, self.leaders
         if leaders is not None:

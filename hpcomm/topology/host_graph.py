@@ -18,15 +18,12 @@ from .protocol import Job, Request, Topology
 @dataclass(frozen=True)
 class HostGraph(Topology):
     """Averages over the ranks of each host first, and over hosts by a graph (ASAP, sections 3 and 4, with hosts as its
-    nodes). After each step all ranks of a host have the same model: the graph weighs hosts, and ranks of a host count
-    alike.
-
-    One rank of a host averages the host's models of a chunk, and sends the average to the ranks that do so on the
-    out-neighbours, once these have pushed too: so a host waits only for its neighbours.
+    nodes). All ranks of a host have the same model after each step: the graph weighs hosts, and ranks of a host count
+    alike. One rank of a host averages the host's models of a chunk, and sends the average to the ranks that do so on
+    the out-neighbours, once these have pushed too: so a host waits only for its neighbours.
 
     Attributes:
-        graph: of as many nodes as there are hosts, in the order of their lowest ranks; or a function that makes it for
-            a number of hosts.
+        graph: of the hosts, in the order of their lowest ranks; or a function that makes it for a number of hosts.
         hosts: the ranks of each host; None: as the context knows them.
 
     Raises:
@@ -80,11 +77,6 @@ class HostGraph(Topology):
                 "are hosts, or a function that makes one for a number of hosts"
             )
         return graph
-
-    def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The workers and the owners of a job of size ranks: all."""
-        ranks = tuple(range(whole("size", size, 1)))
-        return ranks, ranks
 
     def among(self, ranks: Sequence[int], size: int) -> "HostGraph":
         """Refused: each host has its own model, and some models may be gone.

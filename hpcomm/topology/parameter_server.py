@@ -32,23 +32,20 @@ class ParameterServer(Topology):
         | "NCS"     | the ranks in servers, which must be given         | the others           |
 
     Attributes:
-        placement: one of these names, in capitals or not.
+        placement: one of these names (section 2.2), in capitals or not.
         servers: how many ranks serve (the first so many), or which ones; None as the table says.
-        affinity: which of several NICs carries a chunk between a worker and its owner, there and back (section 4.5):
-            "key" (key by interface/core), the NIC of the chunk's core, so that every worker uses all; "worker"
-            (worker by interface), one for each pair of ranks. It changes no chunk's core, and nothing between ranks
-            that share memory or use TCP.
-        interfaces: NICs of each server that its chunks are balanced over (sections 3.2.4 and 3.3), before they are
-            dealt to the cores of each; None: as many as the servers can use, 1 where they have none or share memory
-            with all others. It balances, whatever the transport.
-        apply_at: who applies the rule: "owners" (the servers, which send parameters back), "receivers" (servers send
-            the folded update, and each worker applies it by itself, with a private state), or "both" (servers that are
-            no workers as well). Others than "owners" are for BSP and SSP(s).
-        tree: the way of the folded updates to the workers, where these apply the rule (Parameter Flow, section 3.4): a
-            Tree, turned so that each server is its root; a mapping from the rank of a server to its Tree, and servers
-            that it does not name send to all workers themselves; "auto": the trees that cost the least by
-            hpcomm.model, which may be none. None: servers send to all workers. Workers pass a fold on as it comes,
-            unopened.
+        affinity: which of several NICs carries a chunk between a worker and its owner (section 4.5): "key", the NIC of
+            the chunk's core, so that every worker uses all; "worker", one for each pair of ranks. It changes no chunk's
+            core, and nothing between ranks that share memory or use TCP.
+        interfaces: NICs of each server that its chunks are balanced over (sections 3.2.4 and 3.3), whatever the
+            transport; None: as many as the servers can use, 1 where they have none or share memory with all others.
+        apply_at: who applies the rule: "owners", which send parameters back; "receivers": servers send the folded
+            update, and each worker applies it, with a private state; "both": so do servers that are no workers. The
+            latter two are for BSP and SSP(s); docs/topology.md gives the costs.
+        tree: the way of the folded updates to workers that apply the rule (Parameter Flow, section 3.4), which pass a
+            fold on as it comes, unopened: a Tree, turned so that each server is its root; a mapping from the rank of a
+            server to its Tree, where others send to all; "auto": the trees that cost the least by hpcomm.model, which
+            may be none. None: servers send to all workers.
 
     Raises:
         InvalidArgument: the placement, the affinity or apply_at is unknown, servers is neither a number nor ranks,
@@ -119,12 +116,7 @@ class ParameterServer(Topology):
         return workers, servers
 
     def among(self, ranks: Sequence[int], size: int) -> "ParameterServer":
-        """The same placement with the remaining servers; if no server remains, the lowest rank serves.
-
-        Args:
-            ranks: the remaining ranks, in their new order.
-            size: the number of ranks before.
-        """
+        """The same placement with the remaining servers; if no server remains, the lowest rank serves."""
         living = [ranks.index(rank) for rank in self.roles(size)[1] if rank in ranks]
         rest = self.affinity, self.interfaces, self.apply_at, trees_among(self.tree, ranks, size)
         if not living:  # one that was a worker serves as well

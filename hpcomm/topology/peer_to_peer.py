@@ -25,23 +25,18 @@ class PeerToPeer(Topology):
     parameters are sent (SFB, section 3). With codec.Factors a matrix costs P (P - 1) K (J + D) values a step, where P
     ranks send K pairs of vectors, of J and D values.
 
-        ex = hpcomm.Exchange(ctx, params, {"fc": hpcomm.PeerToPeer()}, codec={"fc": hpcomm.codec.Factors(128)})
-
-    Under BSP all updates of a step are applied in the order of ranks, so all copies have the same bits. Under SSP(s) a
+    Under BSP all updates of a step are applied in the order of ranks, so all copies have the same bits; so they have
+    with a quorum, where one rank decides for all, of each share of a key, whose updates are in a fold. Under SSP(s) a
     rank applies its own update at once, and others' updates up to its own step, none of them more than s steps late
-    (equation 4). The copies differ then, and close in on each other. With a quorum one rank decides for all, of each
-    share of a key, whose updates are in a fold: copies have the same bits. Under ASYNC it applies all that has come,
-    each update in full, and slots alone bound how far it may be ahead of others: depth - 2 steps.
-
-    On a graph a rank applies only the updates of its in-neighbours and its own, so copies differ (section 3, partial
-    broadcast).
+    (equation 4); the copies differ then, and close in on each other. Under ASYNC it applies all that has come, each
+    update in full, and may be depth - 2 steps ahead of others.
 
     Attributes:
-        graph: its edges say which rank sends to which. Their weights have no meaning: each update weighs 1 / P with
-            reduce="mean", and 1 with "sum". None: every rank sends to all others.
+        graph: its edges say which rank sends to which, so that copies differ (section 3, partial broadcast). Their
+            weights have no meaning: each update weighs 1 / P with reduce="mean", and 1 with "sum". None: every rank
+            sends to all others.
         relay: whether ranks pass updates on, unopened, each down a tree of shortest paths, to ranks that no edge leads
-            to. Then every rank applies the updates of all ranks once, as if all sent to all, and so all copies are
-            equal under BSP. It needs a graph in which every rank reaches every other one.
+            to: then every rank applies the updates of all ranks once.
 
     Raises:
         InvalidArgument: graph is no Graph, relay no bool, or relay is True and the graph does not lead from every rank
@@ -87,10 +82,9 @@ class PeerToPeer(Topology):
         Raises:
             InvalidArgument: the graph has another number of ranks.
         """
-        ranks = tuple(range(whole("size", size, 1)))
         if self.graph is not None and self.graph.size != size:
             raise InvalidArgument(f"PeerToPeer: graph is {self.graph!r}: must have {size} ranks, as the job has")
-        return ranks, ranks
+        return super().roles(size)
 
     def refuses(self, job: Job) -> str | None:
         consistency = with_servers(job.consistency)

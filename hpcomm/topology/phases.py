@@ -13,7 +13,7 @@ from ..graphs.graph import Graph
 from ..graphs.rebuild import among
 from ..plan import Plan, chunk_of_part
 from ..stage import MOST_INT, Key, as_keys, whole
-from .protocol import Job, Request, Roles, Topology
+from .protocol import Job, Request, Topology
 
 Graphs = Graph | Sequence[Graph]
 
@@ -25,8 +25,7 @@ class Phases(Topology):
 
     Attributes:
         given: the graphs, one or more; () where a function makes them.
-        make: makes a graph, or several, for a number of ranks; recover calls it for the remaining number. None: the
-            graphs are given.
+        make: makes a graph, or several, for a number of ranks; recover calls it for the remaining number.
 
     Raises:
         InvalidArgument: neither graphs nor a function are given. graphs checks the number of ranks.
@@ -72,11 +71,6 @@ class Phases(Topology):
         if found is None:
             raise InvalidArgument(f"{what} is {made!r}: must be a Graph, or several")
         return found
-
-    def roles(self, size: int) -> Roles:
-        """All ranks work, and all fold."""
-        ranks = tuple(range(whole("size", size, 1)))
-        return ranks, ranks
 
     def resolved(self, job: Job) -> "Phases":
         return replace(self, given=self.graphs(job.size))

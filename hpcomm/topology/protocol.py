@@ -8,7 +8,7 @@ from ..codec import Codecs
 from ..consistency import BSP, Consistency
 from ..graphs.graph import Graph
 from ..plan import Plan
-from ..stage import Key, as_keys
+from ..stage import Key, as_keys, whole
 
 Roles = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -86,8 +86,8 @@ class Request:
 
 @runtime_checkable
 class Topology(Protocol):
-    """A value that says which ranks send to which, for one key or all. A class that inherits from it writes roles and
-    compile, and members that differ from the defaults below; a class that does not inherit writes all members.
+    """A value that says which ranks send to which, for one key or all. A class that inherits from it writes compile,
+    and members that differ from the defaults below; a class that does not inherit writes all members.
 
     An exchange asks in this order, on every rank and with the same answers: refuses, resolved, and of the resolved
     topology roles, then compile. It never asks for the class of a topology. All values are immutable; equal topologies
@@ -106,12 +106,13 @@ class Topology(Protocol):
         return None
 
     def roles(self, size: int) -> Roles:
-        """The ranks that work and the ranks whose cores fold, each in rising order, for a job of size ranks.
+        """The ranks that work and the ranks whose cores fold, each in rising order, for a job of size ranks: all.
 
         Raises:
             InvalidArgument, ConfigError: the topology is not for so many ranks.
         """
-        ...
+        ranks = tuple(range(whole("size", size, 1)))
+        return ranks, ranks
 
     def refuses(self, job: Job) -> str | None:
         """One sentence that says why this topology is not for the job, with the value and the fix; None: it is. An

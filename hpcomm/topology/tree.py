@@ -18,16 +18,14 @@ class Tree(Topology):
     its children as it comes, so a broadcast takes the time of the busiest rank to send to all its children, and of one
     chunk a hop.
 
-        ex = hpcomm.broadcast(ctx, params, hpcomm.Tree())                          # a binary tree from rank 0
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(arity=1, root=3))           # a chain
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(parents=[-1, 0, 0, 1]))
 
     Attributes:
         arity: most children of a rank. In the order of ranks from the root on, mod size, the first arity ranks are the
-            root's children, the next ones theirs. 1 is a chain; size - 1, a star.
+            root's children, the next ones theirs.
         root: the rank whose updates count.
-        parents: by rank: the rank that sends to it, -1 for the root; arity and root then have no meaning. None: by
-            arity and root.
+        parents: by rank: the rank that sends to it, -1 for the root; arity and root then have no meaning.
 
     Raises:
         InvalidArgument: arity is below 1, root below 0, or parents holds anything but ranks and -1. above checks the
@@ -104,12 +102,7 @@ class Tree(Topology):
 
     def among(self, ranks: Sequence[int], size: int) -> "Tree":
         """The tree of the remaining ranks. Children of a rank that is gone come to its parent; without the root, the
-        lowest of its children takes its place.
-
-        Args:
-            ranks: the remaining ranks, in their new order.
-            size: the number of ranks before.
-        """
+        lowest of its children takes its place."""
         above, new = list(self.above(size)), {rank: i for i, rank in enumerate(ranks)}
         root = above.index(-1)
         while root not in new:
