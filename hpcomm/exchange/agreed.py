@@ -14,7 +14,7 @@ from ..measure import measured
 from ..optim import RuleOrRules
 from ..plan import Plan
 from . import auto
-from .arguments import Checked, any_is_inline, check_options, checked, checked_params, has_threads, refuse
+from .arguments import Checked, any_is_inline, check_options, checked, checked_params, refuse, spare_cores
 from .options import engine_options, plan_options
 from .schemes import Made, settled, unmeasured
 from .trial import step_seconds
@@ -65,19 +65,20 @@ def agreed(ctx: Context, asked: Arguments, timeout: float | None, isa: str, make
         settle = partial(settled, ctx, asked.topology, asked.consistency, engine, rules, earlier)
         made = Made(settle(later), asked.rule, wanted, engine, ctx.ranks, engine.progress == "inline")
         check_options(made, tuple(values))
-        threads = earlier is None and has_threads(ctx, made.schemes)
+        spare = [spare_cores(ctx, scheme.topology) for scheme in made.schemes]
+        threads = earlier is None and any(cores > interfaces for cores, interfaces in spare)
         chooses = earlier is None and bool(auto.undecided(tuple(values), wanted.codec))
         tried = auto.tried({name: value.shape for name, value in values.items()}, wanted.codec)
         if chooses:
             made = replace(made, plan=replace(wanted, codec=tried))
     if put_off or threads:  # first: a measurement kept from before would tell of no refusal
         _core.exchange_accept(ctx._handle, limit)
-    if threads:
+    if threads:  # how many cores depends on progress, of which a rank knows its own only
         made = replace(made, inline=any_is_inline(ctx, made, limit))
     if put_off:
         made = replace(made, schemes=settle(partial(measured, ctx, timeout=limit)))
     with _refusing(ctx):
-        given = checked(ctx, values, rules, made, isa)
+        given = checked(ctx, values, rules, made, isa, spare)
     if not chooses:
         return made, given, None
     _core.exchange_accept(ctx._handle, limit)
@@ -87,7 +88,7 @@ def agreed(ctx: Context, asked: Arguments, timeout: float | None, isa: str, make
     same = {name for name, codec in decided.codecs.items() if codec == tried[name]}
     kept = [one for one in given.schemes if same.issuperset(one.scheme.names)]
     with _refusing(ctx):
-        return made, checked(ctx, values, rules, made, isa, kept), decided
+        return made, checked(ctx, values, rules, made, isa, spare, kept), decided
 
 
 @contextmanager

@@ -116,13 +116,17 @@ def checked(
     rules: dict[str, AnyRule],
     made: Made,
     isa: str,
+    spare: Sequence[tuple[int, int]],
     kept: Sequence[Compiled] = (),
 ) -> Checked:
-    """The checked keys and rules with the plan of each scheme. kept: schemes that have a plan already. Raises what
-    Exchange raises for arguments that cannot be."""
+    """The checked keys and rules with the plan of each scheme. spare: spare_cores of each. kept: schemes with a plan.
+    Raises what Exchange raises for arguments that cannot be."""
     keys = {name: _as_key(name, value, rules[name]) for name, value in values.items()}
     have = {one.scheme.names: one for one in kept}
-    schemes = tuple(have.get(scheme.names) or _compiled(ctx, scheme, keys, made) for scheme in made.schemes)
+    schemes = tuple(
+        have.get(scheme.names) or _compiled(ctx, scheme, keys, made, *cores)
+        for scheme, cores in zip(made.schemes, spare, strict=True)
+    )
     check_workers([one.plan.workers for one in schemes])
     names = [name for one in schemes for name in one.scheme.names]
     values, rules = {name: values[name] for name in names}, {name: rules[name] for name in names}
@@ -153,13 +157,19 @@ def _as_key(name: str, value: NDArray[np.float32], rule: AnyRule) -> NDArray[np.
     return Key(name, value.shape, unit=value.size if prox.takes_matrix else value.shape[1])
 
 
-def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float32] | Key], made: Made) -> Compiled:
+def _compiled(
+    ctx: Context,
+    scheme: Scheme,
+    keys: Mapping[str, NDArray[np.float32] | Key],
+    made: Made,
+    spare: int,
+    interfaces: int,
+) -> Compiled:
     topology, options, own = scheme.topology, made.plan, {name: keys[name] for name in scheme.names}
     phases, peers = topology.graphs(ctx.size), applies_at_peers(topology)
     weighs = topology.updates_of in OWN_MODELS and not peers
     mode = engine_mode(scheme.consistency, bool(phases))
     codec, codec_out = (_of(scheme.names, given) for given in (options.codec, options.codec_out))
-    spare, interfaces = _spare(ctx, topology)
     request = Request(
         own,
         ctx.size,
@@ -207,19 +217,14 @@ def _cores(spare: int, interfaces: int, made: Made) -> int:
     return interfaces if made.inline else spare
 
 
-def _spare(ctx: Context, topology: Topology) -> tuple[int, int]:
-    """Cores that each rank that folds can have for threads, one for each of its NICs at least, and its NICs."""
+def spare_cores(ctx: Context, topology: Topology) -> tuple[int, int]:
+    """Cores that each rank that folds can have for threads, one for each of its NICs at least, and its NICs. The same
+    on all ranks."""
     workers, servers = (
         tuple(whole("roles: a rank", rank, 0, ctx.size - 1) for rank in ranks) for ranks in topology.roles(ctx.size)
     )
     interfaces = topology.interfaces or _core.interfaces(ctx._handle, servers)
     return max(1, _core.spare_cores(ctx._handle, workers, servers) // interfaces) * interfaces, interfaces
-
-
-def has_threads(ctx: Context, schemes: Sequence[Scheme]) -> bool:
-    """Whether owners can have more cores than NICs, so that how many depends on progress, of which a rank knows its own
-    only. The same on all ranks."""
-    return any(spare > interfaces for spare, interfaces in (_spare(ctx, scheme.topology) for scheme in schemes))
 
 
 def any_is_inline(ctx: Context, made: Made, timeout: float) -> bool:
