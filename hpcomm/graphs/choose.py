@@ -60,7 +60,8 @@ def busiest_degree(graph: Graph | Sequence[Graph]) -> int:
 def steps_to_consensus(graph: Graph | Sequence[Graph], accuracy: float) -> float:
     """Steps until the models' distance from their mean has shrunk to accuracy (above 0 and below 1) times the first
     distance, or inf: log(1/accuracy) / -log(sigma_2), rounded up. This bound of ASAP's appendix A holds if P is doubly
-    stochastic. With phases it holds only over a round, so the steps are whole rounds.
+    stochastic. With phases it holds only over a round, so the steps are whole rounds; one step, or one
+    round, if sigma_2 is 0.
 
     Raises:
         InvalidArgument: graph is no graph, or accuracy is out of range.
