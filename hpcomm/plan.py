@@ -5,7 +5,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, fields, replace
 from math import lcm
-from typing import Any, NamedTuple, NoReturn, TypedDict
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +22,6 @@ __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
 ELEMENT = 4  # bytes of a parameter
 SHOWN = 24  # lines of each table that str shows
 _PASSED_ON = 128 << 10  # bytes of a chunk that ranks pass on, at most
-
-
-class Cut(TypedDict, total=False):
-    """The common arguments of all planners: how keys are cut, for how many cores, and in which codecs."""
-
-    cores: int
-    chunk_bytes: int | None
-    depth: int
-    codec: Codecs | None
-    codec_out: Codecs | None
-    over_sockets: bool
 
 
 class Imbalance(NamedTuple):
@@ -52,22 +41,17 @@ class Plan:
     """A table of stages: the rank and core that work each one, its chunk of a key, and its edges. It never changes.
 
     Plan.hub makes the plan of a parameter server; any other topology is given row by row. A plan is checked before it
-    exists: ranks, numbers and edges that have both their ends, no circle of forwards, and every rank that gets
-    parameters gets each element of the key once.
+    exists: numbers, edges that have both their ends, no circle of forwards, and every rank that gets parameters gets
+    each element of the key once.
 
     Args:
         keys: the tensors, in order: Key values, or a mapping from names to float32 arrays or shapes.
         rows: the stages, in order of key, then offset.
         size: ranks of the job.
-        places: every (rank, core) that serves; None: the rows' owners and cores.
-        affinity: which of several NICs carries a chunk, see hub.
+        places: every (rank, core) that serves, idle ones included; None: the rows' owners and cores.
+        affinity: "key" or "worker", see ParameterServer.
 
     Attributes:
-        keys: tuple of Key.
-        rows: sequence of Row.
-        size: ranks of the job.
-        places: tuple of (rank, core), idle ones included.
-        affinity: "key" or "worker".
         handle: the plan in C, valid while this plan is.
 
     Raises:
@@ -132,42 +116,26 @@ class Plan:
 
         Keys are cut into chunks, and each chunk, the largest first, goes to the core that has the least so far; among
         equal ones to a server that has the least. The fullest core has at most 4/3 of the least possible, and at most
-        the mean and one chunk. A chunk stays with its core, for updates of all workers (section 4.5).
-
-        Servers with several NICs have their chunks dealt to NICs first and then, in each of them, to its cores, which
-        are every interfaces-th one: each deal is within 4/3 of the best (section 3.2.4, section 3.3).
+        the mean and one chunk. A chunk stays with its core, for updates of all workers (section 4.5). With several NICs
+        chunks are dealt to NICs first, then to the cores of each, which are every interfaces-th one: each deal is
+        within 4/3 of the best.
 
         Args:
-            keys: Key values, or a mapping from names to float32 arrays or shapes.
+            keys: as Plan takes them.
             workers, servers: ranks; one may be both. Updates are folded in the order of workers.
             size: ranks of the job.
             cores: of each server.
-            chunk_bytes: of float32, a multiple of 64. A chunk lies in one key. None: 32 KiB, or as over_sockets says;
-                where a key has a codec of pieces, as many as leave each core of the servers eight chunks, from 32 KiB
-                to 1 MiB. With parents at most 128 KiB, as each hop takes a chunk's time.
-            depth: slots for gradients of a key, 1 to 32: under ASYNC the most pending pushes; under BSP, with 2 or
-                more, the next gradient may be written while a push is pending.
-            codec: of the updates: "float32", "float16", "bfloat16", or a value of hpcomm.codec; or a mapping from names
-                of keys to these, and keys that it does not name are float32. Of a codec of
-                pieces a plan has the kind and the unit only: give the exchange the codec as well.
-            codec_out: of the parameters on their way to workers, given likewise. In 16 bits all workers have the same
-                rounded values, in float32 arrays, and the servers keep masters in float32.
-            reduce: "mean" or "sum" of the workers' updates.
+            chunk_bytes, depth, codec, codec_out, reduce: as in PlanOptions. Of a codec of pieces a plan has the kind
+                and the unit only: give the exchange the codec as well. With parents chunks have at most 128 KiB, as
+                each hop takes a chunk's time.
             each: True gives each update weight 1, and owners apply it by itself as it comes; False: the fold of all.
-            affinity: which of several NICs carries a chunk, there and back (section 4.5): "key", the NIC of the chunk's
-                core, so that a worker uses all of them; "worker", one for each pair of ranks. It changes no chunk's
-                core, and nothing at all between ranks that share memory or use TCP.
+            affinity, apply_at: as in ParameterServer.
             interfaces: NICs of each server, 1 to cores, that the chunks are balanced over.
-            apply_at: the ranks that apply the rule: "owners", which send parameters; "receivers": owners send the
-                folded update on, encoded by codec, and each worker applies it by itself, with its own state; "both":
-                so do servers that are no workers. docs/topology.md gives the costs.
             parents: [server][worker], by their numbers in servers and workers: the number of the worker that sends the
-                folds of the server's chunks on to that worker, unopened; -1: the server does. So each server has a tree
-                (Parameter Flow, section 3.4.2). Not with apply_at "owners". None: servers send to all workers.
-            over_sockets: whether some of these ranks are joined by sockets, neither by mapped memory nor by RDMA. Then,
-                with chunk_bytes None and without pieces, each core of the servers gets an equal part of every key, in
-                equal chunks of at most 256 KiB, and in smaller ones, down to 64 KiB, where it would get fewer than
-                four chunks of all keys. A key has fewer parts where they would be smaller than 16 KiB.
+                folds of the server's chunks on to that worker, unopened; -1: the server does (Parameter Flow, section
+                3.4.2). Not with apply_at "owners". None: servers send to all workers.
+            over_sockets: whether some of these ranks are joined by sockets, neither by mapped memory nor by RDMA: it
+                decides what chunk_bytes None means.
 
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names an unknown key.
@@ -184,15 +152,17 @@ class Plan:
         cut = _cutting(chunk_bytes, 32768, own_keys, codecs, len(own_servers) * cores, over_sockets)
         if parents is not None and chunk_bytes is None:  # a rank passes a chunk on when it has all of it
             cut["chunk"] = min(cut["chunk"], _PASSED_ON)
-        handle = _planned(
+        return cls._planned(
             "hub",
             own_keys,
+            codecs,
+            size,
+            own_servers if apply_at == "owners" else sorted({*own_servers, *own_workers}),
             workers=own_workers,
             servers=own_servers,
-            cores=whole("cores", cores, 1),
+            cores=cores,
             **cut,
-            depth=whole("depth", depth, 0),
-            wires=_numbers(codecs),
+            depth=depth,
             sum=reduce == "sum",
             each=bool(each),
             affinity=_core.AFFINITIES[affinity],
@@ -201,10 +171,6 @@ class Plan:
             apply_at=_core.APPLY_AT[apply_at],
             **({} if parents is None else {"parents": [whole("parents", at, -1) for tree in parents for at in tree]}),
         )
-        plan = cls.__new__(cls)
-        owners = own_servers if apply_at == "owners" else sorted({*own_servers, *own_workers})
-        plan._fill(handle, own_keys, size, [(rank, core) for rank in owners for core in range(cores)])
-        return plan
 
     @classmethod
     def hosts(
@@ -229,23 +195,19 @@ class Plan:
         """The plan of a hierarchy (PHub, section 3.4): a chunk crosses once, both ways, between a group and the ranks
         outside it.
 
-        Each chunk has an owner, dealt as hub deals chunks to servers. In each other group one rank folds the updates
-        of the group and sends one on, and passes the parameters on that come back. A fold takes updates in the order
-        of ranks, then what groups send, in the order of their lowest ranks: the same bits for the same groups.
+        Each chunk has an owner, dealt as hub deals chunks. In each other group one rank folds the updates of the group,
+        sends one on, and passes the parameters on that come back. A fold takes updates in the order of ranks, then of
+        groups by their lowest ranks: the same bits for the same groups.
 
         Args:
             keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out, over_sockets: as hub takes them; cores of
-                each leader, and chunk_bytes is 64 KiB where hub's is 32 KiB.
+                each leader.
             levels: of groups of ranks, the innermost first: hosts, then perhaps racks, and so on. Each level has every
                 rank that works once, and a group lies in one group of the next level.
-            leaders: ranks that may own chunks and fold for others, one at least of each host; None: all.
-            top: "sharded", each outermost group sends to the owner of a chunk; or "ring", the fold of a chunk goes
-                around them, and so does the answer.
+            leaders, top, apply_at: as in Hierarchy.
             apart: an owner gets each outermost group's updates by one input, its own group's too, as SSP(s) and a
                 quorum of groups need. Without it the owner folds its own group's updates itself.
             each: apart, and such an update is the mean (or the sum) of its group's own ranks, as for ASYNC.
-            apply_at: who applies the rule: "owners"; or "receivers", and "both": one rank of each host applies the
-                folded update for its ranks, and with apart each rank does, as SSP(s) needs (docs/topology.md).
 
         Raises:
             InvalidArgument: a value is out of range, a level is empty or lacks a rank, groups overlap or split a group
@@ -264,28 +226,26 @@ class Plan:
         own_keys, codecs = coded(own_keys, codec)
         if apply_at != "owners":
             _check_sums(own_keys, codecs, f"apply_at is {apply_at!r}, where owners send the sum of all updates on")
-        handle = _planned(
+        return cls._planned(
             "hosts",
             own_keys,
+            codecs,
+            size,
+            workers if apart and apply_at != "owners" else sorted(own_leaders),
             workers=workers,
             n_levels=len(groups),
             groups=[level[rank] for level in groups for rank in workers],
             leads=[rank in set(own_leaders) for rank in workers],
             top=_core.TOPS[top],
-            cores=whole("cores", cores, 1),
+            cores=cores,
             **_cutting(chunk_bytes, 65536, own_keys, codecs, len(own_leaders) * cores, over_sockets),
-            depth=whole("depth", depth, 0),
-            wires=_numbers(codecs),
+            depth=depth,
             sum=reduce == "sum",
             codecs_out=_numbers(by_key_out([key.name for key in own_keys], codec_out)),
             apart=bool(apart or each),
             each=bool(each),
             apply_at=_core.APPLY_AT[apply_at],
         )
-        plan = cls.__new__(cls)
-        owners = workers if apart and apply_at != "owners" else sorted(own_leaders)
-        plan._fill(handle, own_keys, size, [(rank, core) for rank in owners for core in range(cores)])
-        return plan
 
     @classmethod
     def tree(
@@ -300,14 +260,13 @@ class Plan:
         codec_out: Codecs | None = None,
         over_sockets: bool = False,
     ) -> "Plan":
-        """The plan of a broadcast: the root's pushes pass from rank to rank, chunk by chunk (Parameter Flow,
-        section 3.4).
+        """The plan of a broadcast: the root's pushes pass from rank to rank, chunk by chunk (Parameter Flow, section
+        3.4).
 
         Args:
-            keys, depth, codec, codec_out: as hub takes them.
+            keys, chunk_bytes, depth, codec, codec_out: as hub takes them.
             parents: by rank: the rank that sends to it; -1: the root.
             cores: of each rank that has children.
-            chunk_bytes: as hub takes it, but 128 KiB where hub's is 32 KiB; a rank sends whole chunks on.
             over_sockets: has no meaning, as chunk_bytes suits every tree.
 
         Raises:
@@ -316,20 +275,19 @@ class Plan:
         own_keys, codecs = coded(as_keys(keys), codec)
         names = [key.name for key in own_keys]
         above = [whole("parents", parent, -1, len(parents) - 1) for parent in parents]
-        handle = _planned(
+        return cls._planned(
             "tree",
             own_keys,
+            codecs,
+            len(above),
+            None,
             parents=above,
             ranks=len(above),
-            cores=whole("cores", cores, 1),
+            cores=cores,
             chunk=chunk_size(chunk_bytes, 131072, own_keys, codecs, max(1, len({*above} - {-1})) * cores),
-            depth=whole("depth", depth, 0),
-            wires=_numbers(codecs),
+            depth=depth,
             codecs_out=_numbers(by_key_out(names, codec_out)),
         )
-        plan = cls.__new__(cls)
-        plan._fill(handle, own_keys, len(above), None)
-        return plan
 
     @classmethod
     def graph(
@@ -346,12 +304,10 @@ class Plan:
         its in-neighbours feed.
 
         Args:
-            keys: as hub takes them.
+            keys, chunk_bytes, depth, codec: as hub takes them.
             weights: float64 (phases, ranks, ranks): [phase, i, j] weighs rank j's update at rank i, 0 without an edge;
                 never 0 for i == j. Steps take the phases in turn.
             cores: of each rank, to which its chunks are dealt, the largest first.
-            chunk_bytes, codec: as hub takes them.
-            depth: updates of a key, 1 to 32, that may be on their way to a neighbour that has not folded them.
 
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names an unknown key.
@@ -361,21 +317,20 @@ class Plan:
                 f"weights is {weights.dtype} of shape {weights.shape}: must be float64 (phases, ranks, ranks)"
             )
         own_keys, codecs = coded(as_keys(keys), codec)
-        handle = _planned(
+        size = weights.shape[1]
+        return cls._planned(
             "graph",
             own_keys,
+            codecs,
+            size,
+            range(size),
             n_phases=len(weights),
-            ranks=weights.shape[1],
+            ranks=size,
             weights=np.ascontiguousarray(weights),
-            cores=whole("cores", cores, 1),
+            cores=cores,
             chunk=whole("chunk_bytes", chunk_bytes, 0, (1 << 64) - 1),
-            depth=whole("depth", depth, 0),
-            wires=_numbers(codecs),
+            depth=depth,
         )
-        plan = cls.__new__(cls)
-        places = [(rank, core) for rank in range(weights.shape[1]) for core in range(cores)]
-        plan._fill(handle, own_keys, weights.shape[1], places)
-        return plan
 
     @classmethod
     def peer_to_peer(
@@ -393,14 +348,13 @@ class Plan:
         codec: Codecs | None = None,
         reduce: str = "mean",
     ) -> "Plan":
-        """The plan of peers (SFB, section 3): every rank owns a row of every chunk, which applies the updates of all
-        ranks that send to it, and its own, to its own copy of the parameters. If all send to all and the consistency is
-        BSP, all copies are equal.
+        """The plan of peers (SFB, section 3): every rank owns a row of every chunk, which applies its own updates and
+        those that are sent to it to its own copy of the parameters.
 
         Args:
-            keys, size, codec: as hub takes them.
-            sends: bool (size, size): whether the first rank sends its updates to the second; a rank always takes its
-                own. None: all send to all.
+            keys, size, chunk_bytes, depth, codec, reduce: as hub takes them, with chunks of 256 KiB for its 32 KiB. BSP
+                needs depth 2, and SSP(s) s + 2.
+            sends: bool (size, size): whether the first rank sends its updates to the second. None: all send to all.
             parents: int32 (size, size): the rank that sends the updates of the first rank to the second: the first one
                 itself, or a rank that passes them on, unopened. None: each rank sends its own.
             hosts: the ranks of each host. One rank of each host owns a row of a chunk, gets the pushes of all ranks,
@@ -408,10 +362,6 @@ class Plan:
                 rank owns a row of every chunk.
             leaders: with hosts: ranks that may own rows, one at least of each host; None: all.
             cores: of each rank, to which its chunks are dealt, the largest first.
-            chunk_bytes: as hub takes it, but 256 KiB where hub's is 32 KiB.
-            depth: updates of a key, 1 to 32, that may be on their way to a peer that has not applied them. BSP needs 2,
-                and SSP(s) s + 2.
-            reduce: "mean": every update weighs 1 / size; "sum": it weighs 1.
 
         Raises:
             InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names an unknown key;
@@ -435,19 +385,39 @@ class Plan:
             given["hosts"] = [numbers[rank] for rank in range(size)]
         if leaders is not None:
             given["leads"] = np.isin(np.arange(size), _ranks("leaders", leaders, size)).view(np.uint8)
-        handle = _planned(
+        return cls._planned(
             "peer_to_peer",
             own_keys,
+            codecs,
+            size,
+            range(size),
             workers=list(range(size)),
-            cores=whole("cores", cores, 1),
+            cores=cores,
             chunk=chunk_size(chunk_bytes, 262144, own_keys, codecs, cores),
-            depth=whole("depth", depth, 0),
-            wires=_numbers(codecs),
+            depth=depth,
             sum=reduce == "sum",
             **given,
         )
+
+    @classmethod
+    def _planned(
+        cls,
+        planner: str,
+        keys: tuple[Key, ...],
+        codecs: Sequence[WireFormat],
+        size: int,
+        owners: Iterable[int] | None,
+        *,
+        cores: int,
+        depth: int,
+        **arguments: Any,
+    ) -> "Plan":
+        """The plan that a planner of csrc/plan makes of the fields of its struct. owners: of places; None: of rows."""
+        more = {"cores": whole("cores", cores, 1), "depth": whole("depth", depth, 0), "wires": _numbers(codecs)}
+        handle = _core.plan_of(planner, _core.plan_arguments(planner, c_keys(keys), **more, **arguments))
         plan = cls.__new__(cls)
-        plan._fill(handle, own_keys, size, [(rank, core) for rank in range(size) for core in range(cores)])
+        places = None if owners is None else [(rank, core) for rank in owners for core in range(cores)]
+        plan._fill(handle, keys, size, places)
         return plan
 
     def _fill(self, handle: Any, keys: tuple[Key, ...], size: int, places: Iterable[tuple[int, int]] | None) -> None:
@@ -649,11 +619,6 @@ class Plan:
             raise
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as wrong:
             raise InvalidArgument(f"this is not a plan's JSON: {type(wrong).__name__}: {wrong}") from None
-
-
-def _planned(planner: str, keys: tuple[Key, ...], **arguments: Any) -> Any:
-    """The plan in C that a planner of csrc/plan makes, of the fields of its struct."""
-    return _core.plan_of(planner, _core.plan_arguments(planner, c_keys(keys), **arguments))
 
 
 def chunk_size(given: object, usual: int, keys: Sequence[Key], codecs: Sequence[WireFormat], cores: int) -> int:

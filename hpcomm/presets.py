@@ -43,28 +43,16 @@ def parameter_hub(
     **options: "Unpack[More]",
 ) -> Exchange:
     """PHub (Luo et al., SoCC 2018): a parameter server whose cores each own chunks of 32 KiB for life, under BSP, with
-    Nesterov's rule (sections 3.2 and 4.2).
+    Nesterov's rule (sections 3.2 and 4.2). Arguments and errors are Exchange's, except:
 
     Args:
-        ctx, params, consistency: as Exchange takes them; under ASYNC every update counts in full.
-        rule: likewise; None: Nesterov(lr=0.01, momentum=0.9), and a warning says so once.
-        topology: "auto": updates are folded inside each host first (section 3.4) if some of several hosts have several
-            ranks, or some of several known racks have several hosts, none of the six arguments below is given, and
-            there is no quorum. Otherwise, as by "flat", every worker sends to the owners itself.
-            Or a Hierarchy, or a ParameterServer; or a mapping from names of keys to these, and keys that it does not
-            name are flat.
-        placement: "CC", "CS", "NCC" or "NCS" (section 2.2), see ParameterServer: colocated or not with the workers,
-            centralized or sharded; None: "CS".
-        servers: of ParameterServer.
-        affinity, interfaces: of ParameterServer: how several NICs are used (section 4.5).
-        apply_at: of ParameterServer: the ranks that apply the rule. A Hierarchy has its own apply_at.
-        tree: of ParameterServer: the way of updates to workers that apply the rule.
-        options: Exchange's other ones, e.g. chunk_bytes=65536, codec="float16" or
-            plan=PlanOptions(codec_out="bfloat16"). A Plan stands for the topology too.
-
-    Raises:
-        InvalidArgument: an argument that cannot be, here or on another rank.
-        ConfigError: ranks disagree.
+        rule: None: Nesterov(lr=0.01, momentum=0.9), and a warning says so once.
+        topology: "auto": a Hierarchy (section 3.4) if some of several hosts have several ranks, or some of several
+            known racks have several hosts, none of the six arguments below is given, and there is no quorum; otherwise
+            "flat". Or a Hierarchy, a ParameterServer, or a mapping from names of keys to these.
+        placement, servers, affinity, interfaces, apply_at, tree: of a ParameterServer; a Hierarchy has its own
+            apply_at.
+        options: Exchange's other ones. A Plan stands for the topology too.
     """
     given = {
         "placement": placement,
@@ -122,23 +110,16 @@ def parameter_flow(
             w = ex.push_pull("w", eta / math.sqrt(t) * gradient(w, batch))
 
     delta is compared with the pushed values. The paper pushes updates that contain the learning rate, and the rule
-    SGD(lr=1.0) subtracts them. For a rule with a learning rate push gradients; delta then bounds gradients.
-
-    Where neither servers nor a tree are given, and parameter_hub would take a Hierarchy, so does this: each host sends
-    one update, and gets one.
+    SGD(lr=1.0) subtracts them; for a rule with a learning rate push gradients. Arguments and errors are Exchange's,
+    except:
 
     Args:
-        ctx, params, consistency, rule: as Exchange takes them. SSP(s) needs s + 2 slots for each piece, here and at
-            every rank that passes it on.
         delta, up, at_least, follow, decays, form, values, compress: of codec.Threshold. form="paper" and
             compress="snappy" are the paper's.
-        tree: of ParameterServer.
-        placement, servers: of ParameterServer; a worker may serve too.
-        options: Exchange's other ones, e.g. chunk_bytes=65536, or reduce="sum" as the paper has it.
-
-    Raises:
-        InvalidArgument: an argument that cannot be, here or on another rank.
-        ConfigError: ranks disagree.
+        tree, placement, servers: of ParameterServer. If none is given, and parameter_hub would take a Hierarchy, so
+            does this: each host sends one update, and gets one.
+        options: Exchange's other ones, e.g. reduce="sum" as the paper has it. SSP(s) needs s + 2 slots for each piece,
+            here and at every rank that passes it on.
     """
     try:
         codec = Threshold(
@@ -176,20 +157,12 @@ def broadcast(
     **options: "Unpack[More]",
 ) -> Exchange:
     """A broadcast: the pushes of one rank come to all, from rank to rank by a tree (Parameter Flow, section 3.4).
+    Arguments and errors are Exchange's; topology is the Tree, by default a binary one from rank 0.
 
         ex = hpcomm.broadcast(ctx, {"w": w0}, hpcomm.Tree(arity=1))
         w = ex.push_pull("w", new) if ctx.rank == 0 else ex.push_pull("w")
 
     A rank that is not the root gives nothing: its push says that it is done with the last parameters, and waits.
-
-    Args:
-        ctx, params, consistency: as Exchange takes them.
-        topology: the tree; a binary one from rank 0.
-        options: Exchange's other ones, e.g. chunk_bytes=65536 or plan=PlanOptions(codec_out="bfloat16").
-
-    Raises:
-        InvalidArgument: an argument that cannot be, here or on another rank.
-        ConfigError: ranks disagree.
     """
     try:
         if as_topology(topology).updates_of != "root":
@@ -221,24 +194,20 @@ def stochastic_reduce(
             w -= lr * gradient(w, batch)    # the local model, trained where it lies
             w = ex.push_pull("w")           # the weighted average of it and the neighbours' models
 
+    Arguments and errors are Exchange's, except:
+
     Args:
-        ctx, params: as Exchange takes them.
-        topology: a Graph of hpcomm.topology, or several that the steps take in turn, or a function that gives them for
-            a number of ranks, by which recover rebuilds them; None: root_expander, two out-neighbours each.
+        topology: a Graph of hpcomm.graphs, or several that the steps take in turn, or a function that gives them for a
+            number of ranks, by which recover rebuilds them; None: root_expander, two out-neighbours each.
         consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC. Consistency(quorum=q) goes on without
             stragglers (docs/stochastic_reduce.md).
         rule: Average: ranks push models. Any other rule takes gradients, which are folded by the graph's weights and
             applied to this rank's own parameters.
-        hosts_first: the nodes of topology are the hosts: the ranks of a host average their models first, and one goes
-            over each edge between hosts (topology.HostGraph). All ranks of a host then have the same model. Under
-            NOTIFY_ACK or BSP, without in_place.
-        in_place: of EngineOptions: the trainer trains params where they lie.
-        options: Exchange's other ones, e.g. chunk_bytes=65536, codec="bfloat16" or depth=2. Without in_place, which
-            is for models, params stay where they are, and the trainer writes its update into gradient(name).
-
-    Raises:
-        InvalidArgument: an argument that cannot be, here or on another rank.
-        ConfigError: ranks disagree.
+        hosts_first: the nodes of topology are the hosts (topology.HostGraph): all ranks of a host have the same model.
+            Under NOTIFY_ACK or BSP, without in_place.
+        in_place: of EngineOptions: the trainer trains params where they lie. Without it the trainer writes its update
+            into gradient(name).
+        options: Exchange's other ones.
     """
     nodes: Any = root_expander if topology is None else topology
     engine = options.get("engine", EngineOptions())

@@ -29,6 +29,7 @@ from hpcomm import (
     PlanOptions,
 )
 from hpcomm.graphs import complete, ring, root_expander
+from hpcomm.topology import Request
 
 F32 = np.float32
 SHAPES = {"conv": (3, 5, 2), "fc": (400, 70), "bias": (7,), "scale": ()}
@@ -178,7 +179,7 @@ def test_a_mapping_by_each_name_that_codecs_have(alone: hpcomm.Context) -> None:
         {"codec": by_value, "codec_out": OUT},
         {"plan": PlanOptions(codec=CODECS, codec_out=OUT)},
         {"plan": PlanOptions(codec="float16", codec_out=OUT), "codec": CODECS},
-        {"plan": ParameterServer().compile(SHAPES, 1, codec=by_value, codec_out=OUT)},
+        {"plan": ParameterServer().compile(Request(SHAPES, 1, codec=by_value, codec_out=OUT))},
         {"plan": Plan.hub(SHAPES, [0], [0], 1, codec=CODECS, codec_out=OUT)},
     ]
     for way in ways:
@@ -202,9 +203,9 @@ def test_a_mapping_is_read_once() -> None:
 
 
 def test_a_plan_as_text_keeps_the_codecs() -> None:
-    plan = ParameterServer().compile(SHAPES, 2, codec=CODECS, codec_out=OUT, chunk_bytes=1024)
+    plan = ParameterServer().compile(Request(SHAPES, 2, codec=CODECS, codec_out=OUT, chunk_bytes=1024))
     again = Plan.from_json(plan.to_json())
-    assert again == plan != ParameterServer().compile(SHAPES, 2, codec=CODECS, chunk_bytes=1024)
+    assert again == plan != ParameterServer().compile(Request(SHAPES, 2, codec=CODECS, chunk_bytes=1024))
     assert (
         codecs_of(again) == codecs_of(plan) == {name: (codec_of(CODECS, name), codec_of(OUT, name)) for name in SHAPES}
     )

@@ -35,6 +35,7 @@ from hpcomm import (
 )
 from hpcomm.codec import FLOAT32, Auto, ErrorFeedback, OneBit, Threshold, TopK, name_of
 from hpcomm.exchange import inside
+from hpcomm.topology import Request
 
 F32 = np.float32
 Floats = NDArray[np.float32]
@@ -474,7 +475,7 @@ def test_auto_takes_the_codec_where_it_is_faster(ranks_by: str) -> None:
         assert codecs["w"] == FLOAT32
     if codecs["w"] == FLOAT32:
         dense = ParameterServer().compile(
-            {"w": 1 << 20, "b": 5, "v": 5000}, 2, codec={"v": "float16"}, chunk_bytes=65536
+            Request({"w": 1 << 20, "b": 5, "v": 5000}, 2, codec={"v": "float16"}, chunk_bytes=65536)
         )
         assert plan == dense, "the step is that of float32"
 

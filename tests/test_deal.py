@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import hpcomm
 from hpcomm import PlanOptions, _core
 from hpcomm.plan import Plan
-from hpcomm.topology import Hierarchy, ParameterServer
+from hpcomm.topology import Hierarchy, ParameterServer, Request
 
 Keys = dict[str, tuple[int, ...]]
 
@@ -82,7 +82,7 @@ def owners_of_small(plan: Plan) -> list[int]:
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
 def test_owners_of_a_model_have_the_same_bytes(name: str, cores: int, owners: int, over_sockets: bool) -> None:
-    plan = ParameterServer("CS").compile(MODELS[name], owners, cores=cores, over_sockets=over_sockets)
+    plan = ParameterServer("CS").compile(Request(MODELS[name], owners, cores=cores, over_sockets=over_sockets))
     check_cover(plan)
     smallest = 4 * min(row.count for row in plan.rows)
     loads, of_cores = by_owner(plan), list(plan.loads().values())
@@ -96,7 +96,7 @@ def test_owners_of_a_model_have_the_same_bytes(name: str, cores: int, owners: in
 def test_small_neighbours_share_an_owner(name: str, owners: int, over_sockets: bool) -> None:
     """A run of small keys goes to another owner when it has half of 32 KiB, or when its owner has enough."""
     keys = MODELS[name]
-    plan = ParameterServer("CS").compile(keys, owners, over_sockets=over_sockets)
+    plan = ParameterServer("CS").compile(Request(keys, owners, over_sockets=over_sockets))
     nbytes = sum(n for n in bytes_of(keys) if n <= SMALL)
     assert len(list(groupby(owners_of_small(plan)))) <= nbytes // SMALL + 2 * owners
 
@@ -112,17 +112,19 @@ def test_every_deal_is_balanced_and_covers_the_keys(
     counts: list[int], servers: int, cores: int, interfaces: int
 ) -> None:
     keys = {f"k{i}": count for i, count in enumerate(counts)}
-    plan = ParameterServer("CS", servers, interfaces=min(interfaces, cores)).compile(keys, 5, cores=cores)
+    plan = ParameterServer("CS", servers, interfaces=min(interfaces, cores)).compile(Request(keys, 5, cores=cores))
     check_cover(plan)
     loads, largest = list(plan.loads().values()), 4 * max(row.count for row in plan.rows)
     if cores % min(interfaces, cores) == 0:  # else a core of a NIC with fewer cores has more
         assert max(loads) <= sum(loads) / len(loads) + largest * (2 if interfaces > 1 else 1)
-    assert plan == ParameterServer("CS", servers, interfaces=min(interfaces, cores)).compile(keys, 5, cores=cores)
+    assert plan == ParameterServer("CS", servers, interfaces=min(interfaces, cores)).compile(
+        Request(keys, 5, cores=cores)
+    )
 
 
 def test_a_key_that_could_unbalance_the_owners_is_dealt_by_its_size() -> None:
     keys = {**{f"k{i}": (256,) for i in range(64)}, "last": (4096,)}
-    assert by_owner(ParameterServer("CS").compile(keys, 2)) == [40 << 10, 40 << 10]
+    assert by_owner(ParameterServer("CS").compile(Request(keys, 2))) == [40 << 10, 40 << 10]
 
 
 # ---- over sockets --------------------------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ LINE = 16  # elements: a chunk ends on a cache line
 )
 def test_over_sockets_every_core_gets_an_equal_part_of_a_key(counts: list[int], servers: int, cores: int) -> None:
     keys = {f"k{i}": count for i, count in enumerate(counts)}
-    plan = ParameterServer("CS", servers).compile(keys, 6, cores=cores, over_sockets=True)
+    plan = ParameterServer("CS", servers).compile(Request(keys, 6, cores=cores, over_sockets=True))
     check_cover(plan)
     for i, n in enumerate(counts):
         sizes = [4 * row.count for row in plan.rows_of(f"k{i}")]
@@ -158,7 +160,7 @@ def test_over_sockets_every_core_gets_an_equal_part_of_a_key(counts: list[int], 
 @pytest.mark.parametrize("name", MODELS)
 def test_over_sockets_every_owner_has_as_many_chunks_of_a_large_key(name: str, owners: int) -> None:
     keys = MODELS[name]
-    plan = ParameterServer("CS").compile(keys, owners, over_sockets=True)
+    plan = ParameterServer("CS").compile(Request(keys, owners, over_sockets=True))
     key, owner = plan.rows.column("key"), plan.rows.column("owner")
     for i, nbytes in enumerate(bytes_of(keys)):
         if nbytes >= 2 * SMALL * owners:
@@ -166,15 +168,15 @@ def test_over_sockets_every_owner_has_as_many_chunks_of_a_large_key(name: str, o
 
 
 def test_a_key_alone_has_several_chunks_for_each_owner_over_sockets() -> None:
-    plan = ParameterServer("CS").compile({"w": (1 << 18,)}, 4, over_sockets=True)
+    plan = ParameterServer("CS").compile(Request({"w": (1 << 18,)}, 4, over_sockets=True))
     assert [4 * row.count for row in plan.rows] == [64 << 10] * 16
     assert by_owner(plan) == [256 << 10] * 4
 
 
 def test_a_hierarchy_cuts_keys_for_its_leaders() -> None:
     hosts = Hierarchy([[0, 1], [2, 3]], leaders=[0, 2])
-    assert {row.count for row in hosts.compile({"w": (10240,)}, 4, over_sockets=True).rows} == {5120}
-    assert {row.count for row in hosts.compile({"w": (10240,)}, 4).rows} == {10240}
+    assert {row.count for row in hosts.compile(Request({"w": (10240,)}, 4, over_sockets=True)).rows} == {5120}
+    assert {row.count for row in hosts.compile(Request({"w": (10240,)}, 4)).rows} == {10240}
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -185,7 +187,7 @@ def test_chunks_follow_from_the_transport_and_not_from_progress(transport: str) 
         zeros = {name: np.zeros(shape, np.float32) for name, shape in keys.items()}
         progress: Any = ("inline", "thread", "auto")[ctx.rank]
         with hpcomm.Exchange(ctx, zeros, ParameterServer("CS"), plan=PlanOptions(cores=1), progress=progress) as ex:
-            assert ex.plan == ParameterServer("CS").compile(keys, 3, over_sockets=transport == "tcp")
+            assert ex.plan == ParameterServer("CS").compile(Request(keys, 3, over_sockets=transport == "tcp"))
             ex.step({name: np.ones(shape, np.float32) for name, shape in keys.items()})
 
     run_threads(3, rank, transport=transport)
@@ -201,7 +203,7 @@ def test_a_host_sends_small_neighbours_by_one_leader(name: str, hosts: int) -> N
     bytes."""
     keys, last = MODELS[name], (2 * hosts - 2, 2 * hosts - 1)
     topology = Hierarchy([[2 * i, 2 * i + 1] for i in range(hosts)])
-    plan = topology.compile(keys, 2 * hosts, over_sockets=True)
+    plan = topology.compile(Request(keys, 2 * hosts, over_sockets=True))
     key, owner, count, action = (plan.rows.column(one) for one in ("key", "owner", "count", "action"))
     applies = action == _core.ACTIONS["apply"]
     leads = (action == _core.ACTIONS["forward"]) & np.isin(owner, last)

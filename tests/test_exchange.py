@@ -19,6 +19,7 @@ from test_window import Exported
 import hpcomm
 from hpcomm import ASYNC, BSP, SGD, Average, Exchange, InvalidArgument, ParameterServer, PlanOptions, _core
 from hpcomm.exchange import calls
+from hpcomm.topology import Request
 
 F32 = np.float32
 SHAPES = {"conv": (3, 5, 2), "fc": (40, 70), "bias": (7,), "scale": ()}
@@ -716,7 +717,7 @@ def test_interfaces_are_what_the_servers_have(monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(_core, "interfaces", two)
         context.barrier()
         with Exchange(context, values(), ParameterServer("CC"), progress="inline", chunk_bytes=64) as ex:
-            assert ex.plan == ParameterServer("CC", interfaces=2).compile(values(), 2, cores=2, chunk_bytes=64)
+            assert ex.plan == ParameterServer("CC", interfaces=2).compile(Request(values(), 2, cores=2, chunk_bytes=64))
         with Exchange(context, values(), ParameterServer("CC"), plan=PlanOptions(cores=1)) as ex:
             assert ex.plan.places == ((0, 0),)
 

@@ -10,6 +10,7 @@ import pytest
 import hpcomm
 from hpcomm import BSP, EngineOptions, Exchange, InvalidArgument, ParameterServer, Plan, PlanOptions, optim
 from hpcomm.exchange.options import Keywords
+from hpcomm.topology import Request
 
 F32 = np.float32
 PARAMS = {"fc": np.zeros((40, 30), F32), "bias": np.zeros(3, F32)}
@@ -84,7 +85,7 @@ def test_options_reach_the_exchange(alone: hpcomm.Context) -> None:
     plain = {**PLAN, "codec_out": "float32"}  # shared_params goes with no other
     with Exchange(alone, PARAMS, plan=PlanOptions(**plain), engine=EngineOptions(**ENGINE)) as ex:
         assert ex.plan == ParameterServer().compile(
-            PARAMS, 1, cores=2, chunk_bytes=64, depth=2, codec="float16", reduce="sum"
+            Request(PARAMS, 1, cores=2, chunk_bytes=64, depth=2, codec="float16", reduce="sum")
         )
         assert ex.stats().threads == 0
         assert not ex.params["fc"].flags.writeable
@@ -104,7 +105,7 @@ def test_a_keyword_changes_what_a_value_says(alone: hpcomm.Context) -> None:
 
 
 def test_a_plan_made_earlier_says_what_options_would(alone: hpcomm.Context) -> None:
-    plan = ParameterServer().compile(PARAMS, 1, chunk_bytes=128)
+    plan = ParameterServer().compile(Request(PARAMS, 1, chunk_bytes=128))
     assert made(alone, plan=plan, chunk_bytes=64)[0] is plan
 
 
@@ -116,12 +117,12 @@ def test_presets_take_values_too(alone: hpcomm.Context) -> None:
 def test_codec_by_name_and_by_value(alone: hpcomm.Context) -> None:
     named: list[dict[str, Any]] = [{"codec": "float16"}, {"codec": hpcomm.codec.FLOAT16}]
     assert len({made(alone, **given)[1] for given in named} | {PlanOptions(**given) for given in named}) == 1
-    assert made(alone, codec="float16")[0] == ParameterServer().compile(PARAMS, 1, codec="float16")
+    assert made(alone, codec="float16")[0] == ParameterServer().compile(Request(PARAMS, 1, codec="float16"))
 
 
 def test_codec_out_by_name_and_by_value(alone: hpcomm.Context) -> None:
-    plan = ParameterServer().compile(PARAMS, 1, codec_out="float16")
-    assert ParameterServer().compile(PARAMS, 1, codec_out="fp16") == plan
+    plan = ParameterServer().compile(Request(PARAMS, 1, codec_out="float16"))
+    assert ParameterServer().compile(Request(PARAMS, 1, codec_out="fp16")) == plan
     assert PlanOptions(codec_out="half") == PlanOptions(codec_out="float16")
     of_value = PlanOptions(codec_out=hpcomm.codec.FLOAT16)
     assert made(alone, plan=of_value)[:2] == (plan, PlanOptions(codec_out="float16"))
@@ -130,7 +131,7 @@ def test_codec_out_by_name_and_by_value(alone: hpcomm.Context) -> None:
     with hpcomm.parameter_hub(alone, PARAMS, plan=PlanOptions(codec_out="float16")) as ex:
         assert ex.plan == plan
     with pytest.raises(InvalidArgument, match="codec_out is 'int8': must be one of 'float32', 'float16', 'bfloat16'"):
-        ParameterServer().compile(PARAMS, 1, codec_out="int8")
+        ParameterServer().compile(Request(PARAMS, 1, codec_out="int8"))
 
 
 def test_a_default_rule_is_told_once(

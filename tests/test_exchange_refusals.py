@@ -31,7 +31,7 @@ from hpcomm import (
 )
 from hpcomm.graphs import complete, hypercube, ring
 from hpcomm.optim import Rule
-from hpcomm.topology import Tree
+from hpcomm.topology import Request, Tree
 
 F32 = np.float32
 Options = dict[str, Any]
@@ -213,10 +213,13 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "options of the plan": ({"plan": PlanOptions(codec="int8")}, r"codec is 'int8': must be one of 'float32'"),
     "options of the engine": ({"engine": EngineOptions(patience=0.5)}, r"patience is 0.5: must be a number, 1 or more"),
     "plan of other keys": (
-        {"plan": ParameterServer().compile({"fc": (2, 3)}, 3)},
+        {"plan": ParameterServer().compile(Request({"fc": (2, 3)}, 3))},
         r"key 1 is None in the plan and \('bias', \(3,\)\) in params",
     ),
-    "plan of other ranks": ({"plan": ParameterServer().compile(params(), 2)}, r"plan is for 2 ranks: the job has 3"),
+    "plan of other ranks": (
+        {"plan": ParameterServer().compile(Request(params(), 2))},
+        r"plan is for 2 ranks: the job has 3",
+    ),
     "quorum on a graph": (
         {"topology": complete(3), "consistency": Consistency(quorum=1, whole=False)},
         r"quorum is 1 under BARRIER.*a quorum needs NOTIFY_ACK or SSP",
@@ -574,5 +577,5 @@ def test_exchange_of_a_closed_context(alone: hpcomm.Context) -> None:
 def test_same_rules_by_hand_are_the_same() -> None:
     assert SGD() == SGD(lr=0.01)
     assert BSP != ASYNC
-    assert isinstance(ParameterServer().compile(params(), 2), Plan)
+    assert isinstance(ParameterServer().compile(Request(params(), 2)), Plan)
     assert Rule(8, name="a") != Rule(8, name="b")

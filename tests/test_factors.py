@@ -37,7 +37,7 @@ from hpcomm.exchange import trial
 from hpcomm.graphs import complete, from_edges, ring, spread
 from hpcomm.measure import hosts_of
 from hpcomm.prox import L1
-from hpcomm.topology import ParameterServer
+from hpcomm.topology import ParameterServer, Request
 
 F32 = np.float32
 STEPS = 3
@@ -262,11 +262,20 @@ def test_what_is_not_finite_is_refused(wrong: float, at: tuple[int, int, int]) -
         (lambda: PeerToPeer(3), "graph is 3: must be a Graph, or None"),  # type: ignore[arg-type]
         (lambda: PeerToPeer(from_edges(3, [(0, 1)]), relay=True), "the update of rank 0 never reaches rank 2"),
         (lambda: PeerToPeer(relay=1), "relay is 1: must be True or False"),  # type: ignore[arg-type]
-        (lambda: PeerToPeer().compile({"w": (5,)}, 2, codec=Factors(2)), r"codec of 'w' is Factors\(2\): its shape is"),
-        (lambda: ParameterServer().compile({"w": (4, 5, 6)}, 2, codec=Factors(2)), "codec of 'w' .* only a matrix"),
-        (lambda: PeerToPeer().compile({"w": (1 << 15, 1 << 15)}, 2, codec=Factors(2)), "'w' .* at most 536870912 elem"),
-        (lambda: PeerToPeer().compile({"w": (5, 5)}, 2, codec_out="float16"), "peers send no parameters"),
-        (lambda: PeerToPeer().compile({"w": (5, 5)}, 2, in_place=True), "in_place is True"),
+        (
+            lambda: PeerToPeer().compile(Request({"w": (5,)}, 2, codec=Factors(2))),
+            r"codec of 'w' is Factors\(2\): its shape is",
+        ),
+        (
+            lambda: ParameterServer().compile(Request({"w": (4, 5, 6)}, 2, codec=Factors(2))),
+            "codec of 'w' .* only a matrix",
+        ),
+        (
+            lambda: PeerToPeer().compile(Request({"w": (1 << 15, 1 << 15)}, 2, codec=Factors(2))),
+            "'w' .* at most 536870912 elem",
+        ),
+        (lambda: PeerToPeer().compile(Request({"w": (5, 5)}, 2, codec_out="float16")), "peers send no parameters"),
+        (lambda: PeerToPeer().compile(Request({"w": (5, 5)}, 2, in_place=True)), "in_place is True"),
     ],
 )
 def test_wrong_settings_are_refused(make: Any, told: str) -> None:
@@ -283,7 +292,7 @@ def test_parts_are_whole_rows_that_plans_can_begin_at(shape: tuple[int, int], bl
     assert unit == rows * columns or unit % 16 == 0
     assert blocks > 1 or unit == rows * columns
     assert -(-rows * columns // unit) <= blocks
-    plan = PeerToPeer().compile({"w": shape}, 2, codec=codec, chunk_bytes=64)
+    plan = PeerToPeer().compile(Request({"w": shape}, 2, codec=codec, chunk_bytes=64))
     assert len(plan.rows) == 2 * -(-rows * columns // unit)
 
 
@@ -644,7 +653,7 @@ def test_the_faster_way_is_chosen_and_takes_pairs(faster: str, monkeypatch: pyte
         assert min(real(*args)) > 0
         return [float(faster == "arrays"), float(faster == "pairs")]
 
-    monkeypatch.setattr("hpcomm.exchange.exchange.step_seconds", measured)
+    monkeypatch.setattr("hpcomm.exchange.agreed.step_seconds", measured)
 
     def body(ctx: hpcomm.Context) -> bytes:
         auto = Auto(Factors(3))

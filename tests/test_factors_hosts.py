@@ -15,7 +15,7 @@ import hpcomm
 from hpcomm import ASYNC, SSP, Adam, Consistency, Hierarchy, InvalidArgument, Momentum, PeerToPeer, Plan, model
 from hpcomm.codec import Factors
 from hpcomm.graphs import from_edges
-from hpcomm.topology import ParameterServer
+from hpcomm.topology import ParameterServer, Request
 
 SHAPES = {"fc": (20, 33), "bias": (70,), "out": (9, 20)}
 CODEC = {"fc": Factors(4, blocks=2), "out": Factors(3)}
@@ -83,7 +83,7 @@ def test_pairs_cross_once_to_each_host(places: list[int], blocks: int, cores: in
     leaders = data.draw(st.sampled_from([leaders, list(range(size))]))
     codec = Factors(2, blocks=blocks)
     topology = Hierarchy(hosts, (), leaders=leaders)
-    plan = topology.compile({"w": shape, "b": (64,)}, size, codec={"w": codec}, cores=cores)
+    plan = topology.compile(Request({"w": shape, "b": (64,)}, size, codec={"w": codec}, cores=cores))
     rows = plan.rows_of("w")
     for offset in {row.offset for row in rows}:
         its = [row for row in rows if row.offset == offset]

@@ -14,6 +14,7 @@ from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.schemes import settled
 from hpcomm.model import Bandwidths, racks_pay
 from hpcomm.plan import Plan
+from hpcomm.topology import Request
 from hpcomm.topology.automatic import automatic
 from hpcomm.topology.by_key import ByKey
 
@@ -30,10 +31,10 @@ def test_levels_by_hand() -> None:
     assert Hierarchy(racks=[[[0, 1], [2, 3]], [[4], [5]]]).levels(6) == [hosts, racks]
     assert Hierarchy(hosts, [[[0, 1], [2, 3]], [4, 5]]).levels(6) == [hosts, racks]
     assert Hierarchy(hosts, []).levels(6) == [hosts]
-    assert Hierarchy(hosts).compile(KEYS, 6, cores=2) == Plan.hosts(KEYS, [hosts], 6, cores=2)
+    assert Hierarchy(hosts).compile(Request(KEYS, 6, cores=2)) == Plan.hosts(KEYS, [hosts], 6, cores=2)
     ring = Hierarchy(hosts, racks, leaders=[0, 2, 5, 4], top="ring")
     assert ring.roles(6) == (tuple(range(6)), (0, 2, 4, 5))
-    assert ring.compile(KEYS, 6) == Plan.hosts(KEYS, [hosts, racks], 6, leaders=[0, 2, 4, 5], top="ring")
+    assert ring.compile(Request(KEYS, 6)) == Plan.hosts(KEYS, [hosts, racks], 6, leaders=[0, 2, 4, 5], top="ring")
 
 
 def test_levels_of_a_context() -> None:
@@ -189,12 +190,12 @@ def test_what_is_left() -> None:
 def test_a_topology_for_each_key() -> None:
     tree, keys = Hierarchy([[0, 1], [2, 3]]), {"w": (300, 11), "b": 7, "v": 5000, "c": (3, 4)}
     options: dict[str, Any] = {"cores": 2, "depth": 2, "codec": {"v": "float16"}, "codec_out": {"w": "bfloat16"}}
-    plan = ByKey({"w": tree, "v": tree}).compile(keys, 4, **options)
+    plan = ByKey({"w": tree, "v": tree}).compile(Request(keys, 4, **options))
     for topology, names, codecs in (
         (tree, ("w", "v"), options),
         (ParameterServer(), ("b", "c"), {"cores": 2, "depth": 2}),
     ):
-        own = topology.compile({name: keys[name] for name in names}, 4, **codecs)
+        own = topology.compile(Request({name: keys[name] for name in names}, 4, **codecs))
         for name in names:
             found, alone = plan.rows_of(name), own.rows_of(name)
             first, was = plan.range_of(name).start, own.range_of(name).start
@@ -208,7 +209,7 @@ def test_a_topology_for_each_key() -> None:
                 assert at(a.in_edges, first) == at(b.in_edges, was)
                 assert at(a.out_edges, first) == at(b.out_edges, was)
     assert plan.places == tuple((rank, core) for rank in range(4) for core in range(2))
-    assert ByKey({}).compile(keys, 4, **options) == ParameterServer().compile(keys, 4, **options)
+    assert ByKey({}).compile(Request(keys, 4, **options)) == ParameterServer().compile(Request(keys, 4, **options))
 
 
 def test_keys_that_are_not_named_have_the_topology_of_the_rest() -> None:
@@ -219,13 +220,13 @@ def test_keys_that_are_not_named_have_the_topology_of_the_rest() -> None:
 
 def test_what_topologies_of_keys_cannot_be() -> None:
     with pytest.raises(InvalidArgument, match="topology has an entry for 'u', which is not a key"):
-        ByKey({"u": Hierarchy([[0, 1]])}).compile(KEYS, 2)
+        ByKey({"u": Hierarchy([[0, 1]])}).compile(Request(KEYS, 2))
     with pytest.raises(InvalidArgument, match="codec has an entry for 'u', which is not a key"):
-        ByKey({"w": Hierarchy([[0, 1]])}).compile(KEYS, 2, codec={"u": "float16"})
+        ByKey({"w": Hierarchy([[0, 1]])}).compile(Request(KEYS, 2, codec={"u": "float16"}))
     with pytest.raises(ConfigError, match=r"ranks \(0, 1\) work for some keys and ranks \(1,\) for others"):
-        ByKey({"w": ParameterServer("NCC")}).compile(KEYS, 2)
+        ByKey({"w": ParameterServer("NCC")}).compile(Request(KEYS, 2))
     with pytest.raises(ConfigError, match="affinity is key and worker: a plan has one"):
-        ByKey({"w": ParameterServer(affinity="worker")}).compile(KEYS, 2)
+        ByKey({"w": ParameterServer(affinity="worker")}).compile(Request(KEYS, 2))
 
 
 # ---- auto ----------------------------------------------------------------------------------------------------------

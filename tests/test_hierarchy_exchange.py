@@ -25,7 +25,7 @@ from hpcomm import (
     ParameterServer,
 )
 from hpcomm.graphs import ring
-from hpcomm.topology import HostGraph
+from hpcomm.topology import HostGraph, Request
 from hpcomm.topology.by_key import ByKey
 
 F32 = np.float32
@@ -315,7 +315,7 @@ def test_the_others_go_on_when_a_rank_that_owns_nothing_has_left(by_key: bool) -
         if by_key:
             few = ParameterServer("CS", [0, 2, 3])
             left = ByKey({"conv": few, "bias": left, "fc": left, "norm": few})
-        assert fresh.plan == left.compile(params(), 5, chunk_bytes=1024, reduce="sum")
+        assert fresh.plan == left.compile(Request(params(), 5, chunk_bytes=1024, reduce="sum"))
         step_of(fresh, fresh.context.rank, 7)
         found.append({name: value.tobytes() for name, value in fresh.params.items()})
         fresh.context.close()
@@ -346,7 +346,7 @@ def test_groups_that_run_apart_go_on_when_a_rank_has_left(consistency: hpcomm.Co
         fresh = recovered.exchange
         assert recovered.lost == (3,)
         left = Hierarchy([[0, 1], [2], [3, 4]], leaders=[0, 2, 3])
-        assert fresh.plan == left.compile(params(), 5, chunk_bytes=1024, reduce="sum", consistency=consistency)
+        assert fresh.plan == left.compile(Request(params(), 5, chunk_bytes=1024, reduce="sum", consistency=consistency))
         before = {name: value.copy() for name, value in fresh.params.items()}
         for _ in range(steps):
             step_of(fresh, fresh.context.rank, 7)

@@ -10,7 +10,7 @@ from flat import grouped
 import hpcomm
 from hpcomm import InvalidArgument
 from hpcomm.graphs import Graph, complete, ring, root_expander
-from hpcomm.topology import HostGraph
+from hpcomm.topology import HostGraph, Request
 
 STEPS = 6
 COUNTS = {"a": 3000, "b": 17}
@@ -85,7 +85,7 @@ def bytes_by_link(topology: HostGraph, size: int) -> dict[tuple[int, int], int]:
     """Bytes that go from a host to another in a step, by the plan."""
     host_of = {rank: i for i, host in enumerate(topology.hosts or ()) for rank in host}
     found: dict[tuple[int, int], int] = {}
-    for row in topology.compile({"a": 1 << 16}, size, chunk_bytes=1024).rows:
+    for row in topology.compile(Request({"a": 1 << 16}, size, chunk_bytes=1024)).rows:
         for edge in row.in_edges:
             link = host_of[edge.rank], host_of[row.owner]
             if edge.weight and link[0] != link[1]:
@@ -126,4 +126,4 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=r"hosts\[1\] is empty"):
         HostGraph(complete, ((0,), ()))
     with pytest.raises(InvalidArgument, match="each of the 3 ranks must be on one"):
-        HostGraph(complete, ((0, 1), (1, 2))).compile({"a": 5}, 3)
+        HostGraph(complete, ((0, 1), (1, 2))).compile(Request({"a": 5}, 3))

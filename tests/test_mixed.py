@@ -19,7 +19,7 @@ from hpcomm import ASYNC, BSP, NOTIFY_ACK, SGD, SSP, Adam, Average, Consistency,
 from hpcomm.codec import FLOAT32, TopK
 from hpcomm.graphs import ring
 from hpcomm.plan import Plan
-from hpcomm.topology import HostGraph, ParameterServer, Topology
+from hpcomm.topology import HostGraph, ParameterServer, Request, Topology
 
 F32 = np.float32
 SHAPES = {"a": (40, 10), "b": (7,), "c": (300,), "d": (5, 5)}
@@ -162,8 +162,8 @@ class Aside(Topology):
     def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return tuple(range(size)), (0,)
 
-    def compile(self, keys: Any, size: int, *, consistency: Any = BSP, in_place: bool = False, **cut: Any) -> Plan:
-        return Plan.hub(keys, range(1, size), [0], size, **cut)
+    def compile(self, request: Request) -> Plan:
+        return Plan.hub(request.keys, range(1, request.size), [0], request.size, **request.cut)
 
 
 @on_both

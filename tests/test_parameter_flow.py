@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import hpcomm
 from hpcomm import SGD, SSP, Exchange, Hierarchy, ParameterServer, Tree
 from hpcomm.codec import Threshold, TopK
-from hpcomm.topology import trees_for
+from hpcomm.topology import Request, trees_for
 from hpcomm.topology.automatic import Automatic
 from hpcomm.topology.protocol import Job
 
@@ -148,7 +148,7 @@ def test_the_preset_is_ucc_dvf_and_tsb() -> None:
         with hpcomm.parameter_flow(ctx, params, delta=0.5, servers=1, tree=Tree(arity=1)) as ex:
             topology = ParameterServer("CS", 1, apply_at="receivers", tree=Tree(arity=1))
             cores = max(core for _, core in ex.plan.places) + 1
-            assert ex.plan == topology.compile(params, 4, cores=cores, codec=Threshold(0.5))
+            assert ex.plan == topology.compile(Request(params, 4, cores=cores, codec=Threshold(0.5)))
             assert ex.codecs["w"] == Threshold(0.5)
             assert kept_back(ex, 1.0) == 1.0
         with hpcomm.parameter_flow(ctx, params, delta=0.5, consistency=SSP(2), form="paper") as ex:

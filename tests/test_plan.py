@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hpcomm import ConfigError, InvalidArgument
 from hpcomm.consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from hpcomm.plan import Edge, Key, Plan, Row
-from hpcomm.topology import ParameterServer
+from hpcomm.topology import ParameterServer, Request
 
 KEYS: dict[str, Any] = {"conv": (3, 5, 7, 11), "bias": (), "fc": (100, 1000), "größe": (17,)}
 
 
 def compiled(placement: str = "CS", size: int = 4, servers: Any = None, **options: Any) -> Plan:
-    return ParameterServer(placement, servers).compile(KEYS, size, **options)
+    return ParameterServer(placement, servers).compile(Request(KEYS, size, **options))
 
 
 # ---- balance -------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def least_possible(sizes: list[int], bins: int) -> int:
 def test_fullest_core_is_within_four_thirds_of_the_best(counts: list[int], places: tuple[int, int]) -> None:
     servers, cores = places
     keys = {f"k{i}": count for i, count in enumerate(counts)}
-    plan = ParameterServer("CS", servers).compile(keys, 4, cores=cores, chunk_bytes=64 * 16)
+    plan = ParameterServer("CS", servers).compile(Request(keys, 4, cores=cores, chunk_bytes=64 * 16))
     best = least_possible([count * 4 for count in counts], servers * cores)
     assert len(plan.rows) == len(counts)
     assert 3 * max(plan.loads().values()) <= 4 * best
@@ -61,7 +61,7 @@ def test_fullest_core_has_at_most_the_mean_and_a_chunk(
     counts: list[int], servers: int, cores: int, blocks: int
 ) -> None:
     keys = {f"k{i}": count for i, count in enumerate(counts)}
-    plan = ParameterServer("CS", servers).compile(keys, 6, cores=cores, chunk_bytes=64 * blocks)
+    plan = ParameterServer("CS", servers).compile(Request(keys, 6, cores=cores, chunk_bytes=64 * blocks))
     loads = plan.loads()
     assert list(loads) == [(rank, core) for rank in range(servers) for core in range(cores)]
     assert sum(loads.values()) == 4 * sum(counts)
@@ -81,7 +81,7 @@ def test_fullest_core_has_at_most_the_mean_and_a_chunk(
 )
 def test_equal_chunks_of_a_key_go_round_the_servers(counts: list[int], servers: int, cores: int) -> None:
     keys = {f"k{i}": count for i, count in enumerate(counts)}
-    plan = ParameterServer("CS", servers).compile(keys, 6, cores=cores, chunk_bytes=256)
+    plan = ParameterServer("CS", servers).compile(Request(keys, 6, cores=cores, chunk_bytes=256))
     for key in keys:
         owners = [row.owner for row in plan.rows_of(key) if row.count == 64]
         shares = [owners.count(rank) for rank in range(servers)]
@@ -100,7 +100,7 @@ def test_fullest_interface_is_within_four_thirds_of_the_best(
 ) -> None:
     keys = {f"k{i}": count for i, count in enumerate(counts)}
     topology = ParameterServer("CS", servers, interfaces=interfaces)
-    plan = topology.compile(keys, 4, cores=interfaces + more, chunk_bytes=64 * 16)
+    plan = topology.compile(Request(keys, 4, cores=interfaces + more, chunk_bytes=64 * 16))
     loads = {(rank, interface): 0 for rank in range(servers) for interface in range(interfaces)}
     for (rank, core), nbytes in plan.loads().items():
         loads[rank, core % interfaces] += nbytes
@@ -117,7 +117,7 @@ def test_fullest_interface_is_within_four_thirds_of_the_best(
 def test_affinity_changes_no_core(counts: list[int], servers: int, cores: int, interfaces: int) -> None:
     keys = {f"k{i}": count for i, count in enumerate(counts)}
     by_key, by_worker = (
-        ParameterServer("CS", servers, affinity=affinity).compile(keys, 4, cores=cores, interfaces=interfaces)
+        ParameterServer("CS", servers, affinity=affinity).compile(Request(keys, 4, cores=cores, interfaces=interfaces))
         for affinity in ("key", "worker")
     )
     assert (by_key.affinity, by_worker.affinity) == ("key", "worker")
@@ -130,14 +130,14 @@ def test_affinity_changes_no_core(counts: list[int], servers: int, cores: int, i
 
 def test_no_more_interfaces_than_cores_by_default() -> None:
     keys = {"a": 100000}
-    few = ParameterServer("CS").compile(keys, 2, cores=2, interfaces=5)
-    assert few == ParameterServer("CS", interfaces=2).compile(keys, 2, cores=2)
-    own = ParameterServer("CS", interfaces=1).compile(keys, 2, cores=4, interfaces=2)
-    assert own == ParameterServer("CS").compile(keys, 2, cores=4)
+    few = ParameterServer("CS").compile(Request(keys, 2, cores=2, interfaces=5))
+    assert few == ParameterServer("CS", interfaces=2).compile(Request(keys, 2, cores=2))
+    own = ParameterServer("CS", interfaces=1).compile(Request(keys, 2, cores=4, interfaces=2))
+    assert own == ParameterServer("CS").compile(Request(keys, 2, cores=4))
 
 
 def test_idle_cores_count() -> None:
-    plan = ParameterServer("CS").compile({"a": 16}, 2, cores=2)
+    plan = ParameterServer("CS").compile(Request({"a": 16}, 2, cores=2))
     assert plan.loads() == {(0, 0): 64, (0, 1): 0, (1, 0): 0, (1, 1): 0}
     assert plan.imbalance == (4.0, 2.0)
 
@@ -164,7 +164,7 @@ def test_every_element_is_covered_once(
     server = ParameterServer(placement, size - 1 if placement == "NCS" else None)
     workers, servers = server.roles(size)
     keys = {f"k{i}": shape for i, shape in enumerate(shapes)}
-    plan = server.compile(keys, size, cores=cores, chunk_bytes=64 * blocks, **options)
+    plan = server.compile(Request(keys, size, cores=cores, chunk_bytes=64 * blocks, **options))
     assert plan.workers == workers
     assert plan.servers == servers
     seen = [np.zeros(key.count, int) for key in plan.keys]
@@ -193,9 +193,9 @@ def test_keys_of_any_shape() -> None:
     assert [key.count for key in plan.keys] == [1155, 1, 100000, 17]
     assert [key.shape for key in plan.keys] == [(3, 5, 7, 11), (), (100, 1000), (17,)]
     arrays = {"a": np.zeros((2, 3), np.float32), "b": np.zeros((), np.float32), "c": 5}
-    assert ParameterServer().compile(arrays, 1).keys == (Key("a", (2, 3)), Key("b", ()), Key("c", (5,)))
+    assert ParameterServer().compile(Request(arrays, 1)).keys == (Key("a", (2, 3)), Key("b", ()), Key("c", (5,)))
     keys = (Key("a", (2, 3), 6), Key("b", (np.int64(4),)))
-    assert ParameterServer().compile(iter(keys), 1).keys == keys
+    assert ParameterServer().compile(Request(iter(keys), 1)).keys == keys
 
 
 def test_questions() -> None:
@@ -207,7 +207,7 @@ def test_questions() -> None:
     assert plan.owners("bias") == (plan.rows_of("bias")[0].owner,)
     assert plan.rows[-1] == plan.rows[len(plan.rows) - 1]
     assert plan.rows[-1].key == 3
-    apart = ParameterServer("NCS", (40, 3)).compile({"a": 1}, 42)
+    apart = ParameterServer("NCS", (40, 3)).compile(Request({"a": 1}, 42))
     assert apart.servers == (3, 40)
     assert apart.workers == tuple(rank for rank in range(42) if rank not in (3, 40))
     with pytest.raises(IndexError):
@@ -219,7 +219,7 @@ def test_questions() -> None:
 
 
 def test_many_rows_share_their_edges() -> None:
-    plan = ParameterServer().compile({"a": 16 * 20000}, 4, chunk_bytes=64)
+    plan = ParameterServer().compile(Request({"a": 16 * 20000}, 4, chunk_bytes=64))
     lists, inputs, outputs = plan.rows.lists()
     assert len(lists) == 2
     assert inputs == [0] * 20000
@@ -317,7 +317,7 @@ def test_placement_refusals(error: type[Exception], match: str, placement: Any, 
 )
 def test_compile_refusals(match: str, keys: Any, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=match):
-        ParameterServer().compile(keys, 2, **options)
+        ParameterServer().compile(Request(keys, 2, **options))
 
 
 def test_affinity_refusals() -> None:
@@ -332,7 +332,7 @@ def test_affinity_refusals() -> None:
     with pytest.raises(InvalidArgument, match="interfaces is True: must be an int"):
         ParameterServer(interfaces=True)
     with pytest.raises(InvalidArgument, match=r"interfaces is 3; 0 \(one\) to 2 are possible, since each needs one of"):
-        ParameterServer(interfaces=3).compile({"a": 1}, 2, cores=2)
+        ParameterServer(interfaces=3).compile(Request({"a": 1}, 2, cores=2))
 
 
 def test_json_without_an_affinity() -> None:
@@ -503,7 +503,7 @@ def test_equal_plans() -> None:
         compiled(size=5),
         compiled("CC"),
         compiled(depth=2),
-        ParameterServer(affinity="worker").compile(KEYS, 4),
+        ParameterServer(affinity="worker").compile(Request(KEYS, 4)),
         "plan",
     ):
         assert plan != other
@@ -564,7 +564,9 @@ def test_text() -> None:
     assert lines[8].split() == ["server", "core", "bytes", "chunks"]
     assert sum(int(line.split()[-1]) for line in lines[9:]) == len(plan.rows)
     assert len(lines) == 17
-    assert str(ParameterServer("NCS", [1, 2]).compile({"conv": (16, 33), "b": ()}, 3, chunk_bytes=1024, cores=2)) == (
+    assert str(
+        ParameterServer("NCS", [1, 2]).compile(Request({"conv": (16, 33), "b": ()}, 3, chunk_bytes=1024, cores=2))
+    ) == (
         "plan of 3 ranks: 2 keys, 4 chunks, 2.07 KiB; fullest over mean: core 1.936, server 1.028; affinity key\n"
         "\n"
         "key   shape        bytes  chunks  servers\n"
@@ -577,10 +579,10 @@ def test_text() -> None:
         "     2     0  1.00 KiB       1\n"
         "     2     1       4 B       1"
     )
-    many = ParameterServer().compile({f"k{i}": 5 for i in range(100)}, 50)
+    many = ParameterServer().compile(Request({f"k{i}": 5 for i in range(100)}, 50))
     assert "... and 76 more keys" in str(many)
     assert "... and 26 more cores" in str(many)
-    assert "more" not in str(ParameterServer().compile({f"k{i}": 5 for i in range(24)}, 8))
+    assert "more" not in str(ParameterServer().compile(Request({f"k{i}": 5 for i in range(24)}, 8)))
     assert repr(plan) == "<hpcomm.Plan of 4 ranks, 4 keys, 102 rows>"
 
 

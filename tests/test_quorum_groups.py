@@ -23,6 +23,7 @@ from hpcomm import (
     InvalidArgument,
     ParameterServer,
 )
+from hpcomm.topology import Request
 
 F32 = np.float32
 SIZES = {"a": 700, "c": 90, "b": 3}
@@ -169,7 +170,7 @@ def test_without_a_quorum_groups_change_nothing(alone: Context) -> None:
 
 
 def test_a_plan_is_of_one_scheme(alone: Context) -> None:
-    plan = ParameterServer().compile(zeros(), 1)
+    plan = ParameterServer().compile(Request(zeros(), 1))
     with pytest.raises(InvalidArgument, match="with a quorum leave out plan, or groups"):
         Exchange(alone, zeros(), consistency=quorum(1), plan=plan, engine=EngineOptions(groups=GROUPS))
 

@@ -16,6 +16,7 @@ import hpcomm
 from hpcomm import SGD, SSP, Adam, Consistency, Exchange, Hierarchy, Momentum, ParameterServer, Tree, kernels
 from hpcomm.codec import Threshold, TopK
 from hpcomm.graphs import ring
+from hpcomm.topology import Request
 from hpcomm.topology.by_key import ByKey
 from hpcomm.topology.given import as_topology
 
@@ -123,7 +124,7 @@ def test_hosts_keep_one_copy_each() -> None:
         return len(trained(ctx, Hierarchy([[0, 1, 2], [3, 4]], apply_at="receivers"), SGD(lr=0.1))[1])
 
     rows = run_threads(5, body)
-    chunks = len(Hierarchy([[0, 1, 2], [3, 4]]).compile(params(), 5, chunk_bytes=1024).rows_of("fc"))
+    chunks = len(Hierarchy([[0, 1, 2], [3, 4]]).compile(Request(params(), 5, chunk_bytes=1024)).rows_of("fc"))
     assert sum(rows[:3]) == sum(rows[3:]) > chunks / 3
 
 
@@ -241,7 +242,7 @@ def test_recovery_takes_the_last_checkpoint(has_checkpoint: bool, tmp_path: Path
         fresh = recovered.exchange
         assert (recovered.clock, recovered.lost) == (1, (3,))
         assert fresh.plan == Hierarchy([[0, 1], [2]], leaders=[0, 2], apply_at="receivers").compile(
-            params(), 3, chunk_bytes=1024
+            Request(params(), 3, chunk_bytes=1024)
         )
         assert {key: value.tobytes() for key, value in fresh.params.items()} == saved
         step_of(fresh, 0, 1)
@@ -315,9 +316,9 @@ def test_a_tree_is_turned_to_its_owner() -> None:
     with pytest.raises(hpcomm.InvalidArgument, match="tree is 'best': must be a Tree, a mapping"):
         ParameterServer(apply_at="receivers", tree="best")  # type: ignore[arg-type]
     with pytest.raises(hpcomm.InvalidArgument, match="tree has rank 0, which does not serve"):
-        ParameterServer("CS", [1], apply_at="receivers", tree={0: Tree()}).compile({"w": (9,)}, 3)
+        ParameterServer("CS", [1], apply_at="receivers", tree={0: Tree()}).compile(Request({"w": (9,)}, 3))
     with pytest.raises(hpcomm.InvalidArgument, match="parents has 2 ranks: this job has 3"):
-        ParameterServer(apply_at="receivers", tree=Tree(parents=[-1, 0])).compile({"w": (9,)}, 3)
+        ParameterServer(apply_at="receivers", tree=Tree(parents=[-1, 0])).compile(Request({"w": (9,)}, 3))
 
 
 def test_by_key_and_by_preset() -> None:
@@ -328,24 +329,26 @@ def test_by_key_and_by_preset() -> None:
         assert found == flat
         with hpcomm.parameter_hub(ctx, params(), apply_at="receivers") as ex:
             assert ex.plan == ParameterServer(apply_at="receivers").compile(
-                params(), 4, cores=max(core for _, core in ex.plan.places) + 1
+                Request(params(), 4, cores=max(core for _, core in ex.plan.places) + 1)
             )
 
     run_threads(4, body)
 
 
 def test_a_plan_says_who_applies() -> None:
-    plan = Hierarchy([[0, 1], [2, 3]], leaders=[0, 2], apply_at="receivers").compile({"w": (512,)}, 4, chunk_bytes=1024)
+    plan = Hierarchy([[0, 1], [2, 3]], leaders=[0, 2], apply_at="receivers").compile(
+        Request({"w": (512,)}, 4, chunk_bytes=1024)
+    )
     text = str(plan)
     assert "2 chunks" in text.splitlines()[0]
     assert "receivers apply the rule: ranks 0, 2" in text.splitlines()[0]
     assert "ranks 0-1: 2.00 KiB out, 2.00 KiB in; led by rank 0" in text
-    assert "receivers" not in str(Hierarchy([[0, 1], [2, 3]]).compile({"w": (512,)}, 4))
+    assert "receivers" not in str(Hierarchy([[0, 1], [2, 3]]).compile(Request({"w": (512,)}, 4)))
     assert hpcomm.Plan.from_json(plan.to_json()) == plan
-    apart = ParameterServer("NCC", apply_at="both").compile({"w": (512,)}, 3)
+    apart = ParameterServer("NCC", apply_at="both").compile(Request({"w": (512,)}, 3))
     assert hpcomm.Plan.from_json(apart.to_json()) == apart
     assert "receivers apply the rule: ranks 0, 1, 2" in str(apart)
-    on_a_graph = as_topology(ring).compile({"w": (512,)}, 3)  # several ranks apply, each a fold of its own
+    on_a_graph = as_topology(ring).compile(Request({"w": (512,)}, 3))  # several ranks apply, each a fold of its own
     assert "receivers" not in str(on_a_graph)
 
 

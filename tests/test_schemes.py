@@ -1,8 +1,8 @@
 """Topologies as an exchange asks them: a stranger's class, and which keys form a scheme."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -23,18 +23,16 @@ from hpcomm import (
     InvalidArgument,
     ParameterServer,
     Tree,
+    _core,
 )
 from hpcomm.consistency import goes_apart, with_servers
 from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.schemes import Scheme, settled
 from hpcomm.graphs import complete, ring, star
-from hpcomm.plan import Cut, Key, Plan
+from hpcomm.plan import Key, Plan
 from hpcomm.stage import as_keys
-from hpcomm.topology import HostGraph, Job, PeerToPeer, Phases, Topology
+from hpcomm.topology import HostGraph, Job, PeerToPeer, Phases, Request, Topology
 from hpcomm.topology.given import as_topology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 F32 = np.float32
 
@@ -56,20 +54,12 @@ class OddServe(Topology):
             else None
         )
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
+    def compile(self, request: Request) -> Plan:
+        keys = request.keys
         if self.renames:
             keys = [Key(f"my {key.name}", key.shape) for key in as_keys(keys)]
-        return Plan.hub(keys, *self.roles(size), size, reduce=reduce, interfaces=interfaces, **cut)
+        size, reduce, interfaces = request.size, request.reduce, request.interfaces
+        return Plan.hub(keys, *self.roles(size), size, reduce=reduce, interfaces=interfaces, **request.cut)
 
 
 def params() -> dict[str, Any]:
@@ -150,7 +140,9 @@ def test_a_plan_is_not_rebuilt() -> None:
     """Nobody hangs: all that are left hear the same."""
 
     def body(ctx: hpcomm.Context) -> None:
-        ex = Exchange(ctx, params(), plan=OddServe().compile(params(), 3), rule=hpcomm.SGD(lr=1), progress="inline")
+        ex = Exchange(
+            ctx, params(), plan=OddServe().compile(Request(params(), 3)), rule=hpcomm.SGD(lr=1), progress="inline"
+        )
         until_lost(ex)
         with pytest.raises(hpcomm.NotSupported, match="recover: the exchange was made from a Plan"):
             hpcomm.recover(ex)
@@ -232,9 +224,9 @@ def test_an_update_that_was_waited_for_is_whole_but_on_graphs(topology: Any) -> 
 def test_schemes_know_their_hosts_and_their_graphs() -> None:
     auto, async_, graph = schemes_of("abcd", {"c": star, "a": "auto", "b": "auto"}, {"b": SSP(2)})
     hosts = Hierarchy([[0, 1], [2, 3]], [])
-    plan = auto.topology.compile({"a": 10, "d": 10}, 4)
+    plan = auto.topology.compile(Request({"a": 10, "d": 10}, 4))
     assert (auto.names, async_.names, graph.names) == (("a", "d"), ("b",), ("c",))
-    assert plan.rows_of("a") == tuple(hosts.compile({"a": 10}, 4).rows)
+    assert plan.rows_of("a") == tuple(hosts.compile(Request({"a": 10}, 4)).rows)
     assert async_.topology == ParameterServer()
     assert graph.topology.graphs(4) == (star(4),)
     assert graph.among([1, 2, 3], 4).topology.graphs(3) == (star(3),)  # made anew
@@ -274,5 +266,40 @@ def test_a_quorum_is_at_most_of_those_that_are_left(left: list[int], quorum: int
 )
 def test_each_topology_has_its_size_of_chunks(topology: Topology, cores: int, codec: Any, kib: int) -> None:
     """Keys of 4 MiB on two ranks."""
-    plan = topology.compile({"w": 1 << 20}, 2, cores=cores, codec=codec)
+    plan = topology.compile(Request({"w": 1 << 20}, 2, cores=cores, codec=codec))
     assert set(plan.rows.column("count").tolist()) == {kib * 256}
+
+
+MEASURED = Hierarchy([[0, 1], [2]], racks=[[0, 1], [2]], bandwidths="measured")
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        ({}, 1),
+        ({"codec": {"w": "float16", "b": hpcomm.codec.TopK(0.1)}}, 1),
+        ({"topology": MEASURED}, 1),
+        ({"topology": {"w": ring, "b": MEASURED}}, 2),  # two schemes
+        ({"topology": MEASURED, "codec": "auto"}, 2),  # the choice asks a plan with the codecs that it may take
+        ({"topology": {"w": ring, "b": MEASURED}, "codec": {"b": "auto"}}, 3),
+    ],
+)
+def test_a_scheme_has_one_plan_made(options: dict[str, Any], times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although rank 0 alone is inline, so that no rank knows its cores at first."""
+    made: list[str] = []
+    real = _core.plan_of
+
+    def counted(planner: str, given: Any) -> Any:
+        made.append(planner)
+        return real(planner, given)
+
+    monkeypatch.setattr(_core, "spare_cores", lambda *_: 2)
+    monkeypatch.setattr(_core, "plan_of", counted)
+
+    def body(ctx: hpcomm.Context) -> None:
+        progress: Any = "auto" if ctx.rank else "inline"
+        with Exchange(ctx, params(), rule=hpcomm.SGD(lr=1), progress=progress, **options):
+            pass
+
+    run_threads(3, body)
+    assert len(made) == 3 * times

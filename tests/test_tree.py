@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import hpcomm
 from hpcomm import InvalidArgument, Tree
+from hpcomm.topology import Request
 
 STEPS = 5
 TREES: dict[str, Tree] = {
@@ -104,7 +105,7 @@ def test_what_is_left_is_a_tree(size: int, data: st.DataObject) -> None:
         (lambda: Tree(parents=3), "parents is 3: must be a sequence"),  # type: ignore[arg-type]
         (lambda: Tree(root=3).above(3), "root is 3: must be 0 to 2"),
         (lambda: Tree(parents=[-1, 0]).above(3), "parents has 2 ranks: this job has 3"),
-        (lambda: Tree(parents=[-1, 2, 1]).compile({"a": 5}, 3), "go in a circle"),
+        (lambda: Tree(parents=[-1, 2, 1]).compile(Request({"a": 5}, 3)), "go in a circle"),
     ],
 )
 def test_bad_trees_are_refused(make: Any, told: str) -> None:

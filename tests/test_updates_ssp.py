@@ -13,6 +13,7 @@ from conftest import on_both, run_threads
 import hpcomm
 from hpcomm import ASYNC, SGD, SSP, Adam, Exchange, Hierarchy, InvalidArgument, ParameterServer, PeerToPeer
 from hpcomm.codec import Threshold
+from hpcomm.topology import Request
 
 F32 = np.float32
 SHAPES = {"w": (40, 70), "b": (7,)}
@@ -189,7 +190,7 @@ def test_the_plan_has_a_slot_for_each_version_on_its_way() -> None:
         for s, depth, expected in ((3, 1, 5), (1, 4, 4), (30, 1, 32)):
             with exchange(context, s, depth=depth) as ex:
                 assert set(ex.plan.rows.column("depth").tolist()) == {expected}
-        plan = RECEIVERS.compile(zeros(), context.size, depth=3, reduce="sum")
+        plan = RECEIVERS.compile(Request(zeros(), context.size, depth=3, reduce="sum"))
         with pytest.raises(hpcomm.ConfigError, match=r"the plan has depth 3; SSP\(2\) where receivers apply.*needs 4"):
             Exchange(context, zeros(), consistency=SSP(2), plan=plan)
 

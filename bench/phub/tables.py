@@ -24,6 +24,7 @@ from bench.common.options import add_output, write
 from bench.phub import paper
 from bench.phub.paper import Deployment, Network
 from hpcomm.bench.rows import Row
+from hpcomm.topology import Request
 
 CHUNK = 32 << 10  # bytes, PHub's own (section 3.2.3)
 SAME = 5e-3  # of a number: chunks are dealt no more evenly
@@ -46,7 +47,7 @@ def counted(network: Network, placement: str, workers: int = paper.WORKERS) -> f
     serving = {"NCC": 1, "NCS": workers}.get(placement, 0)
     servers = range(workers, workers + serving) if serving else None
     hub = hpcomm.ParameterServer(placement, servers)
-    plan = hub.compile({"model": int(network.nbytes) // 4}, workers + serving, chunk_bytes=CHUNK)
+    plan = hub.compile(Request({"model": int(network.nbytes) // 4}, workers + serving, chunk_bytes=CHUNK))
     out, into = hpcomm.model.load_of(plan).by_host()
     return float(np.max(out.sum(0) + into.sum(0)))
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core, optim
-from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
+from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency, applies_each
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
 from ..graphs import Graph
@@ -20,10 +20,10 @@ from ..plan import Plan, c_keys
 from ..prox import OwnProx
 from ..stage import Key, whole
 from ..topology.by_key import check_names, check_workers, join
-from ..topology.protocol import Topology
+from ..topology.protocol import Request, Topology
 from ..window import as_source
 from .codecs import KeyCodecs, codecs_of
-from .pieces import Span
+from .pieces import SHARED, Kind, RuleKind, Span
 from .schemes import OWN_MODELS, Made, Scheme, applies_at_peers
 
 
@@ -39,8 +39,6 @@ class Compiled:
         graph: C's struct of these graphs; None with servers.
         own: whether ranks' parameters differ: on graphs, and among peers where not all send to all.
         peers: whether each rank applies all updates that come to it.
-        threads: whether its ranks can have more cores than NICs, so that how many depends on progress, of which a rank
-            knows its own only. The same on all ranks.
     """
 
     scheme: Scheme
@@ -50,7 +48,6 @@ class Compiled:
     graph: Any
     own: bool
     peers: bool
-    threads: bool
 
     @property
     def counts_versions(self) -> bool:
@@ -89,18 +86,47 @@ class Checked:
     c_rules: list[Any]
     codecs: KeyCodecs
 
+    def kind(self, rank: int) -> Kind:
+        """The kind of a rank's shards."""
+        kinds = tuple(
+            RuleKind(optim.c_name(own), c_rule.slots, len(optim.arguments(own)))
+            for own, c_rule in zip(self.rules.values(), self.c_rules, strict=True)
+        )
+        counts = {name: value.size for name, value in self.values.items()}
+        own = frozenset(name for one in self.schemes if one.own for name in one.scheme.names)
+        return Kind(kinds, counts, rank if own else SHARED, own)
 
-def checked(
-    ctx: Context, values: dict[str, NDArray[np.float32]], rules: dict[str, AnyRule], made: Made, isa: str
-) -> Checked:
-    """The checked keys and rules with the plan of each scheme. Raises what Exchange raises for arguments that cannot
-    be."""
+    def late(self) -> set[str]:
+        """The keys of peers that apply each update by itself."""
+        each = [one.scheme for one in self.schemes if one.peers and applies_each(one.scheme.consistency)]
+        return {name for scheme in each for name in scheme.names}
+
+
+def check_options(made: Made, names: Sequence[str]) -> None:
+    """Refuses options without a plan, as far as that needs none."""
     check_choice("progress", made.engine.progress, tuple(_core.PROGRESS))
     check_patience(made.engine.patience)
     for what, given in (("codec", made.plan.codec), ("codec_out", made.plan.codec_out)):
-        check_names(what, given if isinstance(given, Mapping) else (), tuple(values))
+        check_names(what, given if isinstance(given, Mapping) else (), names)
+
+
+def checked(
+    ctx: Context,
+    values: dict[str, NDArray[np.float32]],
+    rules: dict[str, AnyRule],
+    made: Made,
+    isa: str,
+    spare: Sequence[tuple[int, int]],
+    kept: Sequence[Compiled] = (),
+) -> Checked:
+    """The checked keys and rules with the plan of each scheme. spare: spare_cores of each. kept: schemes with a plan.
+    Raises what Exchange raises for arguments that cannot be."""
     keys = {name: _as_key(name, value, rules[name]) for name, value in values.items()}
-    schemes = tuple(_compiled(ctx, scheme, keys, made) for scheme in made.schemes)
+    have = {one.scheme.names: one for one in kept}
+    schemes = tuple(
+        have.get(scheme.names) or _compiled(ctx, scheme, keys, made, *cores)
+        for scheme, cores in zip(made.schemes, spare, strict=True)
+    )
     check_workers([one.plan.workers for one in schemes])
     names = [name for one in schemes for name in one.scheme.names]
     values, rules = {name: values[name] for name in names}, {name: rules[name] for name in names}
@@ -131,14 +157,20 @@ def _as_key(name: str, value: NDArray[np.float32], rule: AnyRule) -> NDArray[np.
     return Key(name, value.shape, unit=value.size if prox.takes_matrix else value.shape[1])
 
 
-def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float32] | Key], made: Made) -> Compiled:
+def _compiled(
+    ctx: Context,
+    scheme: Scheme,
+    keys: Mapping[str, NDArray[np.float32] | Key],
+    made: Made,
+    spare: int,
+    interfaces: int,
+) -> Compiled:
     topology, options, own = scheme.topology, made.plan, {name: keys[name] for name in scheme.names}
     phases, peers = topology.graphs(ctx.size), applies_at_peers(topology)
     weighs = topology.updates_of in OWN_MODELS and not peers
     mode = engine_mode(scheme.consistency, bool(phases))
     codec, codec_out = (_of(scheme.names, given) for given in (options.codec, options.codec_out))
-    spare, interfaces = _spare(ctx, topology)
-    plan = topology.compile(
+    request = Request(
         own,
         ctx.size,
         consistency=scheme.consistency,
@@ -152,11 +184,12 @@ def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float3
         codec_out=codec_out,
         over_sockets=_core.over_sockets(ctx._handle, _involved(topology, ctx.size)),
     )
+    plan = topology.compile(request)
     check_plan(plan, own, ctx.size)
     c_graph = _c_graph(plan, phases) if phases else None
     own_models = topology.updates_of == "neighbours"
     peers = peers or (not phases and _is_of_peers(plan))
-    return Compiled(scheme, mode, plan, phases, c_graph, own_models, peers, threads=spare > interfaces)
+    return Compiled(scheme, mode, plan, phases, c_graph, own_models, peers)
 
 
 def _of(names: Sequence[str], codecs: Any) -> Any:
@@ -184,8 +217,9 @@ def _cores(spare: int, interfaces: int, made: Made) -> int:
     return interfaces if made.inline else spare
 
 
-def _spare(ctx: Context, topology: Topology) -> tuple[int, int]:
-    """Cores that each rank that folds can have for threads, one for each of its NICs at least, and its NICs."""
+def spare_cores(ctx: Context, topology: Topology) -> tuple[int, int]:
+    """Cores that each rank that folds can have for threads, one for each of its NICs at least, and its NICs. The same
+    on all ranks."""
     workers, servers = (
         tuple(whole("roles: a rank", rank, 0, ctx.size - 1) for rank in ranks) for ranks in topology.roles(ctx.size)
     )

@@ -7,7 +7,6 @@ nothing. Pushing another array costs one copy.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,45 +21,26 @@ from .._core import exchange_call as _call
 from .._core import exchange_start as _start
 from ..codec import Products, WireFormat
 from ..codec.base import number
-from ..consistency import BSP, applies_each
+from ..consistency import BSP
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
-from ..measure import measured
 from ..model import Cluster, Layer, saved_seconds
 from ..optim import SGD, AnyRule, RuleOrRules
 from ..plan import Plan
 from ..stats import CALLS, CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
 from ..topology import ParameterServer
 from ..topology.given import Given
-from . import auto, encoders, snapshot
-from .arguments import (
-    Checked,
-    Compiled,
-    any_is_inline,
-    check_owners,
-    checked,
-    checked_params,
-    owned_rows,
-    refuse,
-)
+from . import encoders, snapshot
+from .agreed import Arguments, agreed
+from .arguments import Checked, Compiled, check_owners, owned_rows
 from .book import Book
 from .calls import Handle
 from .factors import FactorsKey, Pairs, ProductKey
 from .keys import KeyState, Params
-from .options import (
-    Consistencies,
-    EngineOptions,
-    Keywords,
-    PlanOptions,
-    check_keywords,
-    engine_options,
-    plan_options,
-)
-from .pieces import SHARED, Kind, RuleKind, Shard
+from .options import Consistencies, EngineOptions, Keywords, PlanOptions, check_keywords
+from .pieces import Shard
 from .processor import Processor
-from .schemes import Made, settled, unmeasured
 from .split import SplitCalls
-from .trial import step_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -194,64 +174,22 @@ class Exchange(SplitCalls):
         self.context = ctx  # keeps it open
         self._book: Book | None = None
         self._processor = Processor()
-        rule = optim.or_default(rule, _DEFAULT_RULE, ctx.rank)
         self._rank, self._default = ctx.rank, ctx.config.timeout
-        asked: list[Any] = []  # hierarchies with bandwidths that are measured once no rank refuses
-
-        def put_off(hierarchy: Any) -> Any:
-            asked.append(hierarchy)
-            return unmeasured(hierarchy)
-
-        try:
-            limit = seconds(timeout, self._default)
-            values = checked_params(params)
-            rules = optim.by_key(rule, values)
-            own_engine, wanted = engine_options(engine, options), plan_options(plan, options)
-            earlier = plan if isinstance(plan, Plan) else None
-            settle = partial(settled, ctx, topology, consistency, own_engine, rules, earlier)
-            schemes = settle(put_off)
-            made = Made(schemes, rule, wanted, own_engine, ctx.ranks, own_engine.progress == "inline")
-            chooses = earlier is None and auto.undecided(tuple(values), wanted.codec)
-            if chooses:
-                shapes = {name: value.shape for name, value in values.items()}
-                made = replace(made, plan=replace(wanted, codec=auto.tried(shapes, wanted.codec)))
-            given = checked(ctx, values, rules, made, self._isa)
-            asks = earlier is None and any(one.threads for one in given.schemes)
-        except Exception as wrong:  # the other ranks wait for this one
-            refuse(ctx, wrong)
-            raise
-        self._decided = None
-        if asked or chooses or asks:  # first: a measurement kept from before would tell of no refusal
-            _core.exchange_accept(ctx._handle, limit)
-        if asks and any_is_inline(ctx, made, limit) and not made.inline:
-            made = replace(made, inline=True)
-            given = checked(ctx, values, rules, made, self._isa)
-        if asked:
-            made = replace(made, schemes=settle(partial(measured, ctx, timeout=limit)))
-            given = checked(ctx, values, rules, made, self._isa)
-        if chooses:
-            step = partial(step_seconds, ctx, made, rules, Exchange, limit)
-            self._decided = auto.decided(ctx, given.plan, wanted.codec, rules, Exchange, limit, step)
-            made = replace(made, plan=replace(wanted, codec=self._decided.codecs))
-            given = checked(ctx, values, rules, made, self._isa)
-        self.codecs: Mapping[str, WireFormat] = {name: given.codecs.values[name] for name in values}
-        self._made, self._rules, self._schemes = made, given.rules, given.schemes
+        chosen = optim.or_default(rule, _DEFAULT_RULE, ctx.rank)
+        asked = Arguments(params, topology, consistency, chosen, plan, engine, options)
+        self._made, given, self._decided = agreed(ctx, asked, timeout, self._isa, Exchange)
+        names = tuple(params)
+        self.codecs: Mapping[str, WireFormat] = {name: given.codecs.values[name] for name in names}
+        self._rules, self._schemes = given.rules, given.schemes
         self.plan, self.graph = given.plan, next((one.phases for one in given.schemes if one.phases), ())
         self._rows = owned_rows(self.plan, ctx.rank)
-        of_peers = [one.scheme for one in given.schemes if one.peers and applies_each(one.scheme.consistency)]
-        late = {name for scheme in of_peers for name in scheme.names}
+        late = given.late()
         self._peers_rows = [i for i, (_, span) in enumerate(self._rows) if span.key in late]
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         self._base = [0] * len(given.values)  # by key: steps of its rows before its first fold here
-        counts = {name: value.size for name, value in given.values.items()}
-        kinds = tuple(
-            RuleKind(optim.c_name(own), c_rule.slots, len(optim.arguments(own)))
-            for own, c_rule in zip(given.rules.values(), given.c_rules, strict=True)
-        )
-        own = frozenset(name for one in given.schemes if one.own for name in one.scheme.names)
-        self._kind = Kind(kinds, counts, ctx.rank if own else SHARED, own)
-        self._handle = self._created(given, limit)
-        self._open(given, tuple(values))
+        self._kind = given.kind(ctx.rank)
+        self._handle = self._created(given, seconds(timeout, self._default))
+        self._open(given, names)
         ctx._exchanges[self._address] = self
 
     def _created(self, given: Checked, timeout: float) -> Any:

@@ -55,8 +55,7 @@ def cheapest_tree(
         best = graphs.cheapest_tree(graphs.rack_costs([[0, 1, 2], [3, 4]]), degree=2, depth=2)
         best.parents, best.cost, best.optimal    # (-1, 0, 0, 0, 3) with cost 1.32 is one of several
 
-    Ranks that pass the same arguments get the same tree if optimal is true on each, or if the problem is too large;
-    where the time limit decides, call it on one rank and send the tree to the others.
+    Ranks get the same tree unless the time limit decides: then call it on one rank and send the tree to the others.
 
     Args:
         costs: (ranks, ranks): of sending from row to column, each 0 or more: rack_costs, bandwidth_costs or your own.

@@ -43,11 +43,8 @@ class Choice:
 
 
 def bytes_per_step(graph: Graph, nbytes: int) -> NDArray[np.int64]:
-    """Bytes that each rank sends in a step, int64 (size,): its out-degree times nbytes. The busiest one is its max().
-
-    Args:
-        graph: a graph.
-        nbytes: of an update, as it is sent.
+    """Bytes that each rank sends in a step, int64 (size,): its out-degree times nbytes, the bytes of an update as it is
+    sent.
 
     Raises:
         InvalidArgument: nbytes is below 0.
@@ -61,15 +58,10 @@ def busiest_degree(graph: Graph | Sequence[Graph]) -> int:
 
 
 def steps_to_consensus(graph: Graph | Sequence[Graph], accuracy: float) -> float:
-    """Steps until the models' distance from their mean has shrunk to accuracy times the first distance, or inf.
-
-    The number is log(1/accuracy) / -log(sigma_2), rounded up. This bound of ASAP's appendix A holds if P is doubly
-    stochastic. With phases it holds only over a round, so the steps are whole rounds. If sigma_2 is 0, as in
-    all-reduce, the answer is one step, or one round.
-
-    Args:
-        graph: a graph, or phases.
-        accuracy: above 0 and below 1.
+    """Steps until the models' distance from their mean has shrunk to accuracy (above 0 and below 1) times the first
+    distance, or inf: log(1/accuracy) / -log(sigma_2), rounded up. This bound of ASAP's appendix A holds if P is doubly
+    stochastic. With phases it holds only over a round, so the steps are whole rounds; one step, or one
+    round, if sigma_2 is 0.
 
     Raises:
         InvalidArgument: graph is no graph, or accuracy is out of range.
@@ -82,13 +74,11 @@ def steps_to_consensus(graph: Graph | Sequence[Graph], accuracy: float) -> float
 def recommend(
     n: int, nbytes: int, bandwidth: float, *, latency: float = 20e-6, compute: float = 0.0, accuracy: float = 0.01
 ) -> tuple[Choice, ...]:
-    """Graphs of n ranks, by the predicted time until all models agree, the fastest first.
+    """Graphs of n ranks, by the predicted time until all models agree, the fastest first; equal ones by rising bytes.
 
     A step takes compute + latency + bytes / bandwidth seconds, where bytes is the most that any rank sends, or takes:
     links work both ways at once. steps_to_consensus gives the number of steps. Training itself may need fewer, as
-    gradients also pull models together: the time is a bound, good for ranking graphs.
-
-    All-reduce is left out where it has more than a million edges, beyond 1024 ranks.
+    gradients also pull models together. All-reduce is left out where it has more than a million edges.
 
     Args:
         n: number of ranks.
@@ -97,9 +87,6 @@ def recommend(
         latency: seconds of a step beside computing and sending.
         compute: seconds between two exchanges.
         accuracy: the models' distance from their mean at the end, relative to the first distance.
-
-    Returns:
-        choices by rising seconds; equal ones by rising bytes.
 
     Raises:
         InvalidArgument: an argument is out of range.

@@ -33,11 +33,8 @@ def check(graph: Graph | Sequence[Graph]) -> list[str]:
 
 
 def metropolis(graph: Graph) -> Graph:
-    """The same edges with weights that make P doubly stochastic, after Metropolis and Hastings.
-
-    Each end of an edge takes the other's update with weight 1/(1 + max(d_i, d_j)), where d are the degrees without
-    self-loops. Each rank takes its own update with the rest of 1. So P is symmetric, and all ranks have the same
-    influence.
+    """The same edges with weights that make P doubly stochastic, after Metropolis and Hastings: each end of an edge
+    takes the other's update with weight 1/(1 + max(d_i, d_j)), where d are the degrees, and its own with the rest of 1.
 
     Raises:
         InvalidArgument: an edge has no reverse edge.

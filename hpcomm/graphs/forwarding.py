@@ -11,17 +11,12 @@ from .paths import distances
 
 
 def shortest_path_trees(graph: Graph) -> NDArray[np.int32]:
-    """The rank from which each rank takes each source's update, if updates travel along shortest paths.
+    """The rank from which each rank takes each source's update, if updates travel along shortest paths: int32 (size,
+    size), rank r takes the update of source s from rank parents[s, r]; parents[s, s] is s.
 
     Where several in-neighbours are equally near to the source, the choice spreads the load: it gives the least possible
     maximum of updates that one rank sends, and below it the least possible second most, and so on. Ties go to the edge
     that carries fewer updates so far, then to the lower rank. So all ranks compute the same trees.
-
-    Args:
-        graph: a graph in which every rank reaches every other.
-
-    Returns:
-        parents, int32 (size, size): rank r takes the update of source s from rank parents[s, r]. parents[s, s] is s.
 
     Raises:
         InvalidArgument: an update never reaches some rank.

@@ -17,10 +17,9 @@ class Graph:
     """Edges over which ranks send updates, and the weights by which each rank averages the updates that it takes.
 
     In a step rank i takes the updates of its in-neighbours j and its own: x_i becomes the sum of P_ij x_j. P is the
-    matrix of dense(); each row sums to 1. By default the weights of a row are all the same, 1/(in-degree + 1): P is the
-    adjacency matrix with self-loops over the in-degree with self-loops (ASAP, appendix A). A graph never changes; two
-    are equal if they have the same edges and weights, whatever their names. A graph takes 12 bytes for each edge and 20
-    for each rank.
+    matrix of dense(); each row sums to 1. By default the weights of a row are all 1/(in-degree + 1) (ASAP, appendix A).
+    A graph never changes; two are equal if they have the same edges and weights, whatever their names. A graph takes 12
+    bytes for each edge and 20 for each rank.
 
     Args:
         size: number of ranks.

@@ -32,21 +32,16 @@ def ring(n: int, directed: bool = True) -> Graph:
 
 
 def chain(n: int, directed: bool = True) -> Graph:
-    """Rank i sends to i + 1; undirected also to i - 1 (ASAP, figure 2d).
-
-    In the directed chain rank 0 takes no other rank's update, so all ranks drift to its model.
-    """
+    """Rank i sends to i + 1; undirected also to i - 1 (ASAP, figure 2d). In the directed chain all ranks drift to rank
+    0's model."""
     n = whole("n", n, 1)
     source = np.arange(n - 1)
     return _graph(n, source, source + 1, _named("chain", n, directed), directed)
 
 
 def star(n: int, center: int = 0) -> Graph:
-    """The center sends to all and all send to it, as with one parameter server (ASAP, figure 2b).
-
-    The center takes n updates, and every other rank two, so P is not doubly stochastic. Average with
-    metropolis(star(n)) to treat all fairly.
-    """
+    """The center sends to all and all send to it, as with one parameter server (ASAP, figure 2b). P is not doubly
+    stochastic: average with metropolis(star(n)) to treat all fairly."""
     n = whole("n", n, 1)
     center = whole("center", center, 0, n - 1)
     others = np.delete(np.arange(n), center)
@@ -57,10 +52,8 @@ def star(n: int, center: int = 0) -> Graph:
 def root_expander(n: int, degree: int | None = None) -> Graph:
     """Rank i sends to i + 1 and to i + floor(sqrt(n)), mod n (ASAP, section 3.1 and figure 2c).
 
-    The paper has no other degrees and asks for edges that spread with n. Here rank i sends to i + floor(n^(j/degree)),
-    mod n, for j = 0 to degree - 1: strides 1 and floor(sqrt(n)) of degree 2, and 1, floor(cbrt(n)) and floor(cbrt(n^2))
-    of degree 3. A stride that is taken already becomes the next larger free one, or the next smaller if all larger ones
-    are taken.
+    The paper has no other degrees. Here rank i sends to i + floor(n^(j/degree)), mod n, for j = 0 to degree - 1. A
+    stride that is taken already becomes the next larger free one, or the next smaller if all larger ones are taken.
 
     The spectral gap of this graph is 0.333 for 6 ranks and 0.142 for 25. The 0.38 and 0.2 of the paper's figure 2c do
     not follow from its formula.
@@ -111,10 +104,8 @@ def torus(rows: int, cols: int) -> Graph:
 
 
 def random_regular(n: int, degree: int, seeds: int = 16, seed: int = 0) -> Graph:
-    """An undirected random graph in which every rank has that degree: the one with the best gap of several drawn.
-
-    Half-edges are paired at random, and pairs that are no edges exchange ends with others until all are. The same
-    arguments give the same graph on every rank.
+    """An undirected random graph in which every rank has that degree: the one with the best gap of several drawn. The
+    same arguments give the same graph on every rank.
 
     Args:
         n: number of ranks.
@@ -140,14 +131,8 @@ def random_regular(n: int, degree: int, seeds: int = 16, seed: int = 0) -> Graph
 def from_edges(
     n: int, edges: Iterable[Sequence[int]], weights: ArrayLike | None = None, name: str = "from_edges"
 ) -> Graph:
-    """A graph of n ranks with the edges (source, target): source sends to target.
-
-    Args:
-        n: number of ranks.
-        edges: pairs of ranks, each once; self-loops need not be there.
-        weights: one for each edge, by which its target takes the update; see Graph.
-        name: of the graph.
-    """
+    """A graph of n ranks with the edges (source, target), each once; self-loops need not be there. weights: as Graph
+    takes them."""
     try:
         pairs = np.array([tuple(edge) for edge in edges])
     except (TypeError, ValueError):
@@ -161,8 +146,7 @@ def from_edges(
 
 def from_adjacency(matrix: Any, weighted: bool = False, name: str = "from_adjacency") -> Graph:
     """A graph from the matrix A of the paper's appendix: entry (i, j) is not 0 if rank i takes the update of rank j.
-
-    The adjacency matrices of networkx are the other way round: there row i has the targets of i. Transpose them.
+    Adjacency matrices of networkx are the other way round: transpose them.
 
     Args:
         matrix: (n, n), an array or a SciPy sparse matrix.
@@ -184,13 +168,8 @@ def from_adjacency(matrix: Any, weighted: bool = False, name: str = "from_adjace
 
 
 def from_networkx(g: Any, weight: str | None = None, name: str | None = None) -> Graph:
-    """A graph from a networkx graph whose nodes are 0 to n - 1; an undirected one sends both ways.
-
-    Args:
-        g: networkx.Graph or DiGraph.
-        weight: the attribute of edges by which their target takes the update, for all of them; None: uniform weights.
-        name: of the graph; None: that of g.
-    """
+    """A graph from a networkx.Graph or DiGraph whose nodes are 0 to n - 1; an undirected one sends both ways. weight:
+    the attribute of all edges by which their target takes the update; None: uniform weights."""
     if not all(hasattr(g, method) for method in ("is_directed", "is_multigraph", "nodes", "edges")):
         raise InvalidArgument(f"g is a {type(g).__name__}: must be a networkx.Graph or DiGraph")
     if g.is_multigraph():
@@ -223,13 +202,8 @@ def one_peer_exponential(n: int) -> tuple[Graph, ...]:
 
 
 def random_matchings(n: int, phases: int, seed: int = 0) -> tuple[Graph, ...]:
-    """In each phase the ranks pair up at random and average in pairs; one rank sits out if n is odd.
-
-    Args:
-        n: number of ranks.
-        phases: how many graphs, which the steps take in turn.
-        seed: 0 or more; the same one gives the same graphs on every rank.
-    """
+    """In each phase the ranks pair up at random and average in pairs; one rank sits out if n is odd. The steps take the
+    phases in turn; the same seed, 0 or more, gives the same graphs on every rank."""
     n, phases, seed = whole("n", n, 1), whole("phases", phases, 1), whole("seed", seed, 0)
     random = np.random.default_rng(seed)
     name = f"random_matchings({n}, {phases})"

@@ -13,11 +13,7 @@ from .graph import Graph
 
 def distances(graph: Graph, rank: int, backward: bool = False) -> NDArray[np.int64]:
     """The number of steps that the update of a rank takes to each rank, int64 (size,); -1: it never gets there.
-
-    Args:
-        graph: a graph.
-        rank: where the update starts.
-        backward: go against the edges: the steps that the updates of other ranks take to this rank.
+    backward: the steps that the updates of other ranks take to this rank.
 
     Raises:
         InvalidArgument: there is no such rank.
@@ -47,11 +43,9 @@ def _hops(starts: NDArray[np.int64], peers: NDArray[Any], first: int) -> NDArray
 
 
 def diameter(graph: Graph) -> float:
-    """The most steps that an update takes from any rank to any other, along the edges.
-
-    It is inf where an update never gets to some rank. If all ranks have the same strides, one rank is measured. Any
-    other graph takes memory of size^2 / 2 bytes, and the time to move edges * size / 8 bytes for each step.
-    """
+    """The most steps that an update takes from any rank to any other; inf where it never gets to some rank. Unless all
+    ranks have the same strides it takes memory of size^2 / 2 bytes, and the time to move edges * size / 8 bytes for
+    each step."""
     there, back = distances(graph, 0), distances(graph, 0, backward=True)
     if there.min() < 0 or back.min() < 0:
         return inf
@@ -73,7 +67,8 @@ def diameter(graph: Graph) -> float:
 
 
 def first_wait(graph: Graph, straggler: int, depth: int = 1) -> NDArray[np.float64]:
-    """The step in which each rank first waits because of a straggler in step 1, under NOTIFY-ACK (ASAP, section 4).
+    """The step in which each rank first waits because of a straggler in step 1, under NOTIFY-ACK (ASAP, section 4):
+    float64 (size,), steps from 1: 0 for the straggler, inf for ranks that never wait for it.
 
     In step t rank i pushes, and is done when the pushes of step t of all its in-neighbours are there. It may push when
     it is done with step t - 1, and when each of its out-neighbours is done with step t - depth and so has freed a slot:
@@ -81,18 +76,10 @@ def first_wait(graph: Graph, straggler: int, depth: int = 1) -> NDArray[np.float
         push(i, t) = max(done(i, t-1), done(j, t-depth) of all out-neighbours j)
         done(i, t) = max(push(k, t) of itself and all in-neighbours k)
 
-    So a delay goes along an edge from push to done at once, from done to the same rank's next push in one step, and
-    against an edge from done to the sender's push in depth steps. The result is the length of shortest paths over these
-    three, from the straggler's push of step 1: an edge forward costs one step, or none right behind one backward, which
-    costs depth.
-
     Args:
         graph: a graph.
         straggler: the rank whose push is delayed for so long that all others come to a stop.
         depth: slots of each receive queue.
-
-    Returns:
-        float64 (size,), steps from 1: 0 for the straggler, inf for ranks that never wait for it.
 
     Raises:
         InvalidArgument: there is no such rank, or depth is below 1.

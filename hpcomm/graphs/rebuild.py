@@ -14,17 +14,13 @@ def among(graph: Graph, ranks: Sequence[int]) -> Graph: ...
 @overload
 def among(graph: Sequence[Graph], ranks: Sequence[int]) -> tuple[Graph, ...]: ...
 def among(graph: Graph | Sequence[Graph], ranks: Sequence[int]) -> Graph | tuple[Graph, ...]:
-    """The graph over some of its ranks. A rank that took the update of a missing rank takes the updates that the
-    missing rank took, in the same proportions, so that its weights still sum to 1.
+    """The graph over some of its ranks, in their new order. A rank that took the update of a missing rank takes the
+    updates that the missing rank took, in the same proportions, so that its weights still sum to 1.
 
-    So a ring stays a ring, all-reduce stays all-reduce, and a rank whose partner is gone sits out; given weights are
-    kept. If P is doubly stochastic it stays so, and a strongly connected graph stays connected: the new P is the
-    stochastic complement of the old one (C. D. Meyer, 1989). Each phase is rebuilt by itself, and keeps its kind; if
-    phases led from every rank to every other one and no longer do, a directed ring is added as one more phase.
-
-    Args:
-        graph: of all ranks; or phases.
-        ranks: the remaining ranks, in their new order.
+    So a ring stays a ring, all-reduce stays all-reduce, and a rank whose partner is gone sits out. If P is doubly
+    stochastic it stays so, and a strongly connected graph stays connected: the new P is the stochastic complement of
+    the old one (C. D. Meyer, 1989). Each phase is rebuilt by itself; if phases led from every rank to every other one
+    and no longer do, a directed ring is added as one more phase.
 
     Raises:
         InvalidArgument: a rank is not of the graph, or named twice.

@@ -24,16 +24,12 @@ _POWERS = 2000  # steps of power iteration, likewise
 
 
 def spectral_gap(graph: Graph | Sequence[Graph]) -> float:
-    """1 - sigma_2(P), where sigma_2 is the second largest singular value (ASAP, appendix A): 1 - second_singular.
+    """1 - sigma_2(P), where sigma_2 is the second largest singular value (ASAP, appendix A): 1 - second_singular. With
+    several graphs, which the steps take in turn, the gap of a step: 1 - sigma_2(P_k ... P_2 P_1)^(1/k).
 
-    It is 1 for all-reduce, and 0 for a regular graph that falls apart. The appendix also writes sigma_1 - sigma_2,
-    which is the same if P is doubly stochastic, as the appendix asks: then sigma_1 is 1. Otherwise (star, chains)
-    sigma_1 is above 1, and 1 - sigma_2 gives the paper's 0.002 for the directed chain of 25 ranks, with each row of P
-    over its own in-degree with self-loop. There the gap bounds nothing and may be below 0: see check and metropolis.
-
-    Args:
-        graph: a graph; or several, which the steps take in turn: then the gap of a step,
-            1 - sigma_2(P_k ... P_2 P_1)^(1/k).
+    It is 1 for all-reduce, and 0 for a regular graph that falls apart. The appendix's sigma_1 - sigma_2 is the same if
+    P is doubly stochastic; otherwise (star, chains) only 1 - sigma_2 gives the paper's 0.002 for the directed chain of
+    25 ranks. There the gap bounds nothing and may be below 0: see check and metropolis.
 
     Raises:
         InvalidArgument: graph is neither.
@@ -43,13 +39,7 @@ def spectral_gap(graph: Graph | Sequence[Graph]) -> float:
 
 
 def second_singular(graph: Graph | Sequence[Graph]) -> float:
-    """sigma_2(P), for one step of a round if there are several graphs; 0 for a single rank.
-
-    Up to 512 ranks it comes from a dense matrix. Beyond, it comes from the largest eigenvalue of P^T P without
-    sigma_1's vector, by Lanczos iteration, which is quick where updates spread well. Where it is not, as on a ring, few
-    edges join large parts: then the matrix, shifted, has sparse factors, and inverse iteration is quick. Args and
-    errors: see spectral_gap.
-    """
+    """sigma_2(P), for one step of a round if there are several graphs; 0 for a single rank. Raises: as spectral_gap."""
     phases = as_phases(graph)
     size = phases[0].size
     if size == 1:
@@ -64,10 +54,8 @@ def second_singular(graph: Graph | Sequence[Graph]) -> float:
 
 
 def influence(graph: Graph) -> NDArray[np.float64]:
-    """How much the update of each rank counts in the end, float64 (size,), summing to 1: 1/size each is fair.
-
-    It is the stationary distribution pi of P: pi P = pi (ASAP, appendix A). Ranks whose updates do not get to all
-    others have 0: only rank 0 counts in a directed chain.
+    """How much the update of each rank counts in the end, float64 (size,), summing to 1: the stationary distribution pi
+    of P, pi P = pi (ASAP, appendix A). Ranks whose updates do not get to all others have 0.
 
     Raises:
         InvalidArgument: no rank's update reaches all others, so there are groups with different limits.
@@ -114,7 +102,11 @@ def _second_sparse(factors: list[Any], doubly: bool) -> float:
 
 
 def _largest(factors: list[Any], known: NDArray[np.float64] | None) -> Eigen:
-    """The largest eigenvalue of M^T M, M the product, and its vector; known is an eigenvector that does not count."""
+    """The largest eigenvalue of M^T M, M the product, and its vector; known is an eigenvector that does not count.
+
+    Lanczos iteration is quick where updates spread well. Where it is not, as on a ring, few edges join large parts:
+    then the matrix, shifted, has sparse factors, and inverse iteration is quick.
+    """
     _, linalg = _scipy()
     turned = [factor.T.tocsr() for factor in factors]
 

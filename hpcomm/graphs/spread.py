@@ -17,26 +17,20 @@ MOST_RANKS = 24  # no proof of more ranks has ever come to an end
 
 
 def spread(P: int, Q: int, *, nodes: int | None = None) -> Graph:
-    """The graph of P ranks, each with Q out-neighbours, with the least sum of all shortest paths (SFB, problem (3)).
+    """The graph of P ranks, each with Q out-neighbours, with the least sum of all shortest paths (SFB, problem (3)),
+    and with uniform weights: updates reach all ranks soonest, on average. Among equal sums it takes a graph in which
+    each rank also has Q in-neighbours.
 
-    An update takes as many steps to a rank as its shortest path has edges. So in this graph updates reach all ranks
-    soonest, on average. Among the graphs of equal sums that it finds it takes one in which each rank also has Q
-    in-neighbours. A rank reaches at most Q ranks in one step, Q^2 more in two, and so on: this is the Moore bound, and
-    a graph that meets it is optimal. Up to 12 ranks all graphs meet it, except with Q = 2 and 7 or 8 ranks, where the
-    search proves that its graph is optimal.
-
-    The search builds symmetric graphs, improves them by exchanging the ends of edges, and then goes through all graphs
-    by branch and bound. A search that runs out of nodes returns the best graph that it found, and the name of the graph
-    states its gap to the Moore bound: "spread(13, 3, gap=11)". The same arguments give the same graph on every rank and
-    in every run, because nodes limit the search, and not seconds.
+    A rank reaches at most Q ranks in one step, Q^2 more in two, and so on: this is the Moore bound, and a graph that
+    meets it is optimal. Up to 12 ranks all graphs meet it, except with Q = 2 and 7 or 8 ranks, where the search proves
+    that its graph is optimal. A search that runs out of nodes returns the best graph that it found, whose name states
+    its gap to the bound: "spread(13, 3, gap=11)". The same arguments give the same graph on every rank, because nodes
+    limit the search, and not seconds.
 
     Args:
         P: number of ranks, 2 or more.
         Q: how many ranks each rank sends to, 1 to P - 1. P - 1 gives the complete graph.
         nodes: how many graphs, and parts of graphs, the search may look at. None: as many as take about two seconds.
-
-    Returns:
-        The graph, with uniform weights.
 
     Raises:
         InvalidArgument: no graph of P ranks has this Q, or nodes is below 1.
@@ -60,11 +54,9 @@ def spread(P: int, Q: int, *, nodes: int | None = None) -> Graph:
 
 
 def spread_gap(graph: Graph) -> float:
-    """The sum of all shortest paths of a graph, less the Moore bound of its largest out-degree.
-
-    It is 0 for a graph that meets the bound, and inf where an update never reaches some rank. Divided by P (P - 1) it
-    is the mean delay in steps, over all pairs of ranks.
-    """
+    """The sum of all shortest paths of a graph, less the Moore bound of its largest out-degree: 0 where it meets the
+    bound, inf where an update never reaches some rank. Divided by P (P - 1) it is the mean delay in steps, over all
+    pairs."""
     if graph.size == 1:
         return 0
     total = 0

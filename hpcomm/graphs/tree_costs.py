@@ -21,22 +21,18 @@ def rack_costs(
     racks: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]],
     pods: Sequence[str] | Sequence[Sequence[int]] | None = None,
 ) -> Costs:
-    """The paper's costs of sending from rank to rank, by where ranks are (Parameter Flow, section 3.4.1).
+    """The paper's costs of sending from rank to rank (Parameter Flow, section 3.4.1), float64 (ranks, ranks) from row
+    to column: 0.1 within a rack (one edge switch), 0.5 between the racks of a pod (one aggregation switch), 1.0
+    elsewhere, 0 on the diagonal.
 
-    0.1 within a rack (one edge switch), 0.5 between the racks of a pod (one aggregation switch), 1.0 elsewhere.
-
-        graphs.rack_costs([[0, 1, 2], [3, 4]])                            # two racks
         graphs.rack_costs([[0, 1], [2, 3], [4, 5]], [[0, 1, 2, 3], [4, 5]])    # the first two are a pod
-        graphs.rack_costs(ctx.racks)                                      # as SLURM tells them
+        graphs.rack_costs(ctx.racks)                                           # as SLURM tells them
 
     Args:
         racks: of each rack its ranks, or its hosts, each as a list of ranks, as Hierarchy takes them; or by rank the
             name of its rack, as Context.racks has them.
         pods: of each pod its ranks; or by rank the name of its pod. None: the part of the rack's name before its last
             dot, such as core of SLURM's "core.rack3"; a rack without one is alone in its pod.
-
-    Returns:
-        costs: float64 (ranks, ranks), from row to column. The diagonal is 0.
 
     Raises:
         InvalidArgument: a rank is in no rack or pod, or in two, or its name is empty, or a pod splits a rack.
@@ -79,17 +75,12 @@ def _places(what: str, given: Iterable[object], size: int | None = None) -> list
 
 
 def bandwidth_costs(bandwidths: ArrayLike) -> Costs:
-    """Costs of sending from rank to rank by measured bandwidths: their inverse, 1 for a link of median bandwidth.
-
-    So a leaf penalty of 0.01 is a hundredth of a typical link, whatever the unit of the bandwidths is. A link of half
-    the median costs 2.
+    """Costs of sending from rank to rank, float64 (ranks, ranks): the inverse of measured bandwidths, 1 for a link of
+    median bandwidth, 0 on the diagonal. So a leaf penalty of 0.01 is a hundredth of a typical link, whatever the unit.
 
     Args:
         bandwidths: (ranks, ranks), from row to column, above 0, in bytes a second. The diagonal does not count. inf
             where ranks share a host: sending costs nothing there.
-
-    Returns:
-        costs: float64 (ranks, ranks). The diagonal is 0.
 
     Raises:
         InvalidArgument: bandwidths are no square matrix of numbers above 0.
@@ -111,13 +102,13 @@ class _Tree(Protocol):
 
 
 def tree_cost(tree: _Tree | Sequence[int], costs: ArrayLike, leaf: float = 0.0) -> float:
-    """The cost of a tree in P3: the sum of its edges' costs, plus leaf for each rank without children (Parameter Flow,
-    equation 12).
+    """The cost of a tree in P3: the sum of its edges' costs, plus leaf (alpha) for each rank without children
+    (Parameter Flow, equation 12).
 
     Args:
         tree: an hpcomm.Tree of as many ranks as costs has, or its parents.
         costs: (ranks, ranks), from row to column. The diagonal does not count.
-        leaf: alpha.
+        leaf: as in cheapest_tree.
 
     Raises:
         InvalidArgument: tree, costs or leaf is of another kind.

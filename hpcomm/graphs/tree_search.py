@@ -34,14 +34,8 @@ def search(costs: Costs, degree: int, depth: int, leaf: float, root: int, all_mo
     """A tree of small cost. Neither time nor rounding of exp decides, so all ranks find the same one.
 
     It grows a tree by the cheapest edges first, then changes it in small steps. A step that costs more is taken too if
-    it costs less than a random part of a limit, which falls to 0: threshold accepting, a kin of annealing.
-
-    Args:
-        costs: as checked_costs has them.
-        degree, depth: at most so many children of a rank, and so many hops. A tree of that kind exists.
-        leaf: the cost of each rank without children.
-        root: the rank at the root.
-        all_moves: of all turns; there is one turn at least.
+    it costs less than a random part of a limit, which falls to 0: threshold accepting, a kin of annealing. all_moves:
+    of all turns; there is one turn at least. A tree of this degree and depth exists.
     """
     size = len(costs)
     grown = [_grown(costs, degree, depth, leaf, root), _grown(costs, degree, depth, 0.0, root)]

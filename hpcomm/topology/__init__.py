@@ -11,7 +11,7 @@ from .parameter_server import ParameterServer
 from .peer_to_peer import PeerToPeer
 from .phases import Phases
 from .planned_trees import trees_for
-from .protocol import Job, Topology
+from .protocol import Job, Request, Topology
 from .tree import Tree
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "ParameterServer",
     "PeerToPeer",
     "Phases",
+    "Request",
     "Topology",
     "Tree",
     "trees_for",

@@ -1,21 +1,15 @@
 """topology="auto": hosts first where that pays, else flat."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from ..consistency import BSP, Consistency
+from ..consistency import BSP
 from ..errors import InvalidArgument
-from ..plan import Cut, Plan
-from ..stage import Key, whole
+from ..plan import Plan
 from .hierarchy import Hierarchy
 from .parameter_server import ParameterServer
 from .peer_to_peer import PeerToPeer
-from .protocol import Job, Roles, Topology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
+from .protocol import Job, Request, Topology
 
 _FLAT = ParameterServer()
 
@@ -42,21 +36,7 @@ class Automatic(Topology):
     def _flat(self) -> ParameterServer:
         return _FLAT if self.apply_at == "owners" else ParameterServer(apply_at=self.apply_at, tree="auto")
 
-    def roles(self, size: int) -> Roles:
-        ranks = tuple(range(whole("size", size, 1)))
-        return ranks, ranks
-
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
+    def compile(self, request: Request) -> Plan:
         """Refused: the hosts are not known.
 
         Raises:

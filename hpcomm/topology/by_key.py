@@ -2,19 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from ..codec import by_key, by_key_out
-from ..consistency import BSP, Consistency, applies_each
+from ..consistency import applies_each
 from ..errors import ConfigError, InvalidArgument
-from ..plan import Cut, Plan, with_units
+from ..plan import Plan, with_units
 from ..stage import Edge, Key, Row, as_keys, nearest
 from .parameter_server import ParameterServer
-from .protocol import Job, Roles, Topology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .protocol import Job, Request, Roles, Topology
 
 _FLAT = ParameterServer()
 
@@ -101,65 +97,38 @@ class ByKey(Topology):
         found = {name: changed[name] for name in self.topologies}
         return ByKey(found, changed.get(None))
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
-        """One plan, joined from the plans that topologies make of their keys. Args: see Topology.compile.
+    def compile(self, request: Request) -> Plan:
+        """One plan, joined from the plans that topologies make of their keys.
 
         Raises:
             InvalidArgument: a name is no key, or compile of a topology raises it.
             ConfigError: keys have different workers, or topologies use NICs in different ways.
         """
-        own_keys = as_keys(keys)
-        names = [key.name for key in own_keys]
+        names = [key.name for key in as_keys(request.keys)]
         check_names("topology", self.topologies, names)
-        self.roles(size)
+        self.roles(request.size)
         own = {name: self.of(name) for name in names}
         check_affinity(own.values())
-        options: dict[str, Any] = {
-            "consistency": consistency,
-            "in_place": in_place,
-            "reduce": reduce,
-            "interfaces": interfaces,
-        }
-        parts = [(partial(one.compile, size=size, **options), group) for one, group in grouped(own.items())]
-        return compiled(own_keys, size, cut, parts)
+        return compiled(request, [(one.compile, group) for one, group in grouped(own.items())])
 
 
-def compiled(
-    keys: Sequence[Key], size: int, cut: Cut, parts: Iterable[tuple[Callable[..., Plan], Sequence[str]]]
-) -> Plan:
-    """One plan, joined from the plans that functions make of some keys each.
-
-    Args:
-        keys, size: of the joined plan.
-        cut: of all keys; a function gets it with the codecs of its keys.
-        parts: the functions, each with the names of its keys.
-    """
+def compiled(request: Request, parts: Iterable[tuple[Callable[[Request], Plan], Sequence[str]]]) -> Plan:
+    """One plan, joined from the plans that functions make of some keys each. parts: the functions, each with the names
+    of its keys."""
+    keys = as_keys(request.keys)
     names = [key.name for key in keys]
     number = {name: i for i, name in enumerate(names)}
     codecs, codecs_out = (
         dict(zip(names, found, strict=True))
-        for found in (by_key(names, cut.get("codec")), by_key_out(names, cut.get("codec_out")))
+        for found in (by_key(names, request.codec), by_key_out(names, request.codec_out))
     )
     made = []
     for make, group in parts:
-        of_group: Cut = {
-            **cut,
-            "codec": {name: codecs[name] for name in group},
-            "codec_out": {name: codecs_out[name] for name in group},
-        }
         numbers = [number[name] for name in group]
-        made.append((make([keys[i] for i in numbers], **of_group), numbers))
-    return join(with_units(keys, [codecs[name] for name in names]), size, made)
+        own = {name: codecs[name] for name in group}
+        own_out = {name: codecs_out[name] for name in group}
+        made.append((make(replace(request, keys=[keys[i] for i in numbers], codec=own, codec_out=own_out)), numbers))
+    return join(with_units(keys, [codecs[name] for name in names]), request.size, made)
 
 
 Named = TypeVar("Named")

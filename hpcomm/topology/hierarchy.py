@@ -2,23 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import _core
-from ..codec import Codecs, by_key, by_key_out
-from ..consistency import ASYNC, BSP, Consistency, applies_each, goes_apart
+from ..codec import by_key, by_key_out
+from ..consistency import ASYNC, BSP, applies_each, goes_apart
 from ..errors import InvalidArgument
 from ..graphs.places import Groups, as_list, by_name, checked_group, checked_racks, flat
 from ..model import Bandwidths, racks_pay
-from ..plan import Cut, Plan, group_numbers
-from ..stage import Key, as_keys, choice, whole
+from ..plan import Plan, group_numbers
+from ..stage import as_keys, choice, whole
 from .by_key import compiled
 from .parameter_server import depth_at_receivers, refused_at_receivers
-from .protocol import Job, Topology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .protocol import Job, Request, Topology
 
 MEASURED = "measured"
 
@@ -32,36 +28,33 @@ class Hierarchy(Topology):
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy())                                   # this job's hosts
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy(racks=[[0, 1, 2, 3], [4, 5, 6, 7]]))
 
-    Updates sent as pairs of vectors (codec.Factors) cannot be added on their way. So each rank sends its pairs once to
-    each host, to a rank that adds the products of all ranks and passes the parameters to its host;
-    racks make no difference to it. Under ASYNC, SSP(s) and a quorum the owner of a chunk applies one update of each
-    outermost group: pairs go to the rank that folds for the group, which sends the sum on as an array.
-
     Each sum adds ranks in order, then groups in order, so the same placement gives the same bits.
 
+    Pairs of vectors (codec.Factors) cannot be added on their way: each rank sends them once to each host, to a rank
+    that adds the products of all ranks; racks make no difference. Under ASYNC, SSP(s) and a quorum they go to the rank
+    that folds for the group, which sends the sum on as an array.
+
     Under ASYNC and SSP(s) the ranks of an outermost group (a host; with racks, a rack) are in step, and their fold is
-    one update: groups go on by themselves, under SSP(s) at most s steps apart. Parameters come with the answer to a
-    push. Under SSP(s) each rank's gradient counts 1 / size, under ASYNC as its part of the group's mean. With a quorum
-    an owner goes on when so many of these groups have brought their folds; a group that comes late is left out.
+    one update: groups go on by themselves, under SSP(s) at most s steps apart. Under SSP(s) each rank's gradient counts
+    1 / size, under ASYNC as its part of the group's mean. A quorum counts these groups; a group that comes late is left
+    out.
 
     Attributes:
         hosts: the ranks of each host; None: as the context knows them (Context.hosts).
         racks: of each rack its ranks, or its hosts, each as a list of ranks, which are then the hosts too. None:
             SLURM's racks if every rank knows its rack (Context.racks), else no racks. (): no racks in any case.
-        leaders: ranks that may own chunks and fold for others, one at least of each host. None: all, so that all cores
-            and NICs of a host work.
-        top: how the outermost groups are joined: "sharded" (each sends to the owner of a chunk) or "ring" (the fold
-            goes around the groups to the owner, and the answer likewise).
+        leaders: ranks that may own chunks and fold for others, one at least of each host. None: all.
+        top: "sharded" (each outermost group sends to the owner of a chunk) or "ring" (the fold goes around the groups
+            to the owner, and the answer likewise).
         bandwidths: if given, racks count only where they pay, as hpcomm.model.racks_pay says. All ranks give the same.
             "measured": an Exchange measures them when it is made, and two runs may decide differently.
         apply_at: who applies the rule: "owners", whose parameters go to all hosts; or "receivers": the folded update
             goes there, and one rank of each host applies it for the host's ranks, with a private state; under SSP(s)
-            each rank applies it, as ranks may have parameters of several steps. "both" is the same here, where owners
-            are receivers.
+            each rank applies it. "both" is the same here, where owners are receivers.
 
     Raises:
-        InvalidArgument: hosts or racks hold anything but ranks, or top or apply_at is unknown. levels checks the
-            number of ranks.
+        InvalidArgument: hosts or racks hold anything but ranks, or top or apply_at is unknown. levels checks the number
+            of ranks.
     """
 
     hosts: Sequence[Sequence[int]] | None = None
@@ -92,12 +85,8 @@ class Hierarchy(Topology):
             put(self, "leaders", checked_group("leaders", self.leaders))
 
     def settled(self, hosts: Sequence[int], racks: Sequence[str]) -> "Hierarchy":
-        """With the hosts and racks of a context where none are given.
-
-        Args:
-            hosts: by rank: the lowest rank on its host.
-            racks: by rank: the name of its rack, "" where it is not known.
-        """
+        """With the hosts and racks of a context where none are given: by rank the lowest rank on its host, and the name
+        of its rack, "" where it is not known."""
         found = self
         if found.hosts is None:
             found = replace(found, hosts=by_name(hosts))
@@ -175,55 +164,64 @@ class Hierarchy(Topology):
     def inputs(self, size: int) -> int:
         return len(self.levels(size)[-1])
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.hosts of these levels, and for keys with codec.Factors
-        Plan.peer_to_peer of these hosts. interfaces and in_place have no meaning. Where receivers apply the rule
-        and consistency is SSP(s), depth is s + 2 at least.
+    def compile(self, request: Request) -> Plan:
+        """Plan.hosts of these levels, and for keys with codec.Factors Plan.peer_to_peer of these hosts. interfaces and
+        in_place have no meaning. Where receivers apply the rule and consistency is SSP(s), depth is s + 2 at least.
 
-        Args and errors: see Plan.hosts, levels, roles and Topology.compile.
+        Raises:
+            InvalidArgument: as Plan.hosts, levels and roles.
         """
-        leaders, levels = self.roles(size)[1], self.levels(size)
-        if self.apply_at != "owners":
-            cut["depth"] = depth_at_receivers(consistency, cut.get("depth", 1))
-        hosts = partial(
-            Plan.hosts,
-            levels=levels,
-            size=size,
-            leaders=leaders,
-            top=self.top,
-            reduce=reduce,
-            apart=goes_apart(consistency),
-            each=consistency == ASYNC,
-            apply_at=self.apply_at,
-        )
-        own_keys = as_keys(keys)
-        names = [key.name for key in own_keys]
-        codecs = dict(zip(names, by_key(names, cut.get("codec")), strict=True))
+        names = [key.name for key in as_keys(request.keys)]
+        codecs = dict(zip(names, by_key(names, request.codec), strict=True))
         pairs = [name for name in names if not codecs[name].sums]
-        if not pairs or consistency != BSP:
-            return hosts(own_keys, **cut)
-        peers = partial(_peers, size=size, hosts=levels[0], leaders=leaders, reduce=reduce)
+        if not pairs or request.consistency != BSP:
+            return self._hosts(request)
         rest = [name for name in names if codecs[name].sums]
-        return compiled(own_keys, size, cut, [(peers, pairs), *([(hosts, rest)] if rest else [])])
+        return compiled(request, [(self._peers, pairs), *([(self._hosts, rest)] if rest else [])])
+
+    def _hosts(self, request: Request) -> Plan:
+        cut, size = request.cut, request.size
+        if self.apply_at != "owners":
+            cut["depth"] = depth_at_receivers(request)
+        return Plan.hosts(
+            request.keys,
+            self.levels(size),
+            size,
+            leaders=self.roles(size)[1],
+            top=self.top,
+            reduce=request.reduce,
+            apart=goes_apart(request.consistency),
+            each=request.consistency == ASYNC,
+            apply_at=self.apply_at,
+            **cut,
+        )
+
+    def _peers(self, request: Request) -> Plan:
+        """The plan of keys whose updates go once to each host."""
+        names = [key.name for key in as_keys(request.keys)]
+        for name, out in zip(names, by_key_out(names, request.codec_out), strict=True):
+            if out.name != "float32":
+                raise InvalidArgument(
+                    f"codec_out of {name!r} is {out.name}: parameters of keys with codec.Factors stay on each host: "
+                    "leave it out"
+                )
+        hosts, leaders = self.levels(request.size)[0], self.roles(request.size)[1]
+        least = 1 if any(len(host) > 1 for host in hosts) else 2  # as peers need it
+        return Plan.peer_to_peer(
+            request.keys,
+            request.size,
+            hosts=hosts,
+            leaders=leaders,
+            cores=request.cores,
+            chunk_bytes=request.chunk_bytes,
+            depth=max(whole("depth", request.depth, 0), least),
+            codec=request.codec,
+            reduce=request.reduce,
+        )
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":
         """The hierarchy of the remaining ranks. Groups without a rank are dropped; a host that has lost its leaders is
-        led by all its remaining ranks.
-
-        Args:
-            ranks: the remaining ranks, in their new order.
-            size: the number of ranks before.
-        """
+        led by all its remaining ranks."""
         new = {rank: i for i, rank in enumerate(ranks)}
         hosts, racks, leaders = self.hosts, self.racks, self.leaders
         if leaders is not None:
@@ -238,27 +236,6 @@ class Hierarchy(Topology):
             racks=None if racks is None else _left([flat(rack) for rack in racks], new),
             leaders=leaders,
         )
-
-
-def _peers(
-    keys: Sequence[Key],
-    *,
-    hosts: Groups,
-    codec_out: Codecs | None = None,
-    over_sockets: bool = False,
-    depth: int = 1,
-    **options: Any,
-) -> Plan:
-    """The plan of keys whose updates go once to each host."""
-    names = [key.name for key in keys]
-    for name, out in zip(names, by_key_out(names, codec_out), strict=True):
-        if out.name != "float32":
-            raise InvalidArgument(
-                f"codec_out of {name!r} is {out.name}: parameters of keys with codec.Factors stay on each host: leave "
-                "it out"
-            )
-    least = 1 if any(len(host) > 1 for host in hosts) else 2  # as peers need it
-    return Plan.peer_to_peer(keys, hosts=hosts, depth=max(whole("depth", depth, 0), least), **options)
 
 
 def _left(groups: Iterable[Sequence[int]], new: Mapping[int, int]) -> Groups:

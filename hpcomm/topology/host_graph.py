@@ -1,32 +1,29 @@
 """Graphs whose nodes are hosts: the models of a host are averaged in it, and one goes over each edge between hosts."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-from ..codec import Codecs, by_key_out
-from ..consistency import BSP, Consistency
+from ..codec import by_key_out
+from ..consistency import BSP
 from ..errors import InvalidArgument, NotSupported
 from ..graphs.graph import Graph
 from ..graphs.makers import root_expander
 from ..graphs.places import Groups, by_name, checked_group
 from ..plan import Plan, chunk_size, coded
-from ..stage import Edge, Key, Row, as_keys, whole
-from .protocol import Job, Topology
+from ..stage import Edge, Row, as_keys, whole
+from .protocol import Job, Request, Topology
 
 
 @dataclass(frozen=True)
 class HostGraph(Topology):
     """Averages over the ranks of each host first, and over hosts by a graph (ASAP, sections 3 and 4, with hosts as its
-    nodes). After each step all ranks of a host have the same model: the graph weighs hosts, and ranks of a host count
-    alike.
-
-    One rank of a host averages the host's models of a chunk, and sends the average to the ranks that do so on the
-    out-neighbours, once these have pushed too: so a host waits only for its neighbours.
+    nodes). All ranks of a host have the same model after each step: the graph weighs hosts, and ranks of a host count
+    alike. One rank of a host averages the host's models of a chunk, and sends the average to the ranks that do so on
+    the out-neighbours, once these have pushed too: so a host waits only for its neighbours.
 
     Attributes:
-        graph: of as many nodes as there are hosts, in the order of their lowest ranks; or a function that makes it for
-            a number of hosts.
+        graph: of the hosts, in the order of their lowest ranks; or a function that makes it for a number of hosts.
         hosts: the ranks of each host; None: as the context knows them.
 
     Raises:
@@ -81,11 +78,6 @@ class HostGraph(Topology):
             )
         return graph
 
-    def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The workers and the owners of a job of size ranks: all."""
-        ranks = tuple(range(whole("size", size, 1)))
-        return ranks, ranks
-
     def among(self, ranks: Sequence[int], size: int) -> "HostGraph":
         """Refused: each host has its own model, and some models may be gone.
 
@@ -97,48 +89,33 @@ class HostGraph(Topology):
             "on Context.shrink's context, from the params of this one"
         )
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        cores: int = 1,
-        chunk_bytes: int | None = None,
-        depth: int = 1,
-        codec: Codecs | None = None,
-        codec_out: Codecs | None = None,
-        over_sockets: bool = False,
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks; consistency, in_place, interfaces and over_sockets have no
-        meaning. Args are as in Plan.hub, with 256 KiB for its 32 KiB.
+    def compile(self, request: Request) -> Plan:
+        """A row for each host and chunk, of 256 KiB unless the request says more. consistency, in_place, interfaces and
+        over_sockets have no meaning.
 
         Raises:
             InvalidArgument: an argument is out of range, reduce is not "mean", codec_out is given, a rank is on no host
                 or on two; and as among_hosts.
         """
-        graph, hosts = self.among_hosts(), self.hosts or ()
+        graph, hosts, size = self.among_hosts(), self.hosts or (), request.size
         if sorted(rank for host in hosts for rank in host) != list(range(whole("size", size, 1))):
             raise InvalidArgument(f"hosts are {hosts}: each of the {size} ranks must be on one of them")
-        own_keys, whole_cores = as_keys(keys), whole("cores", cores, 1)
+        own_keys, whole_cores = as_keys(request.keys), whole("cores", request.cores, 1)
         names = [key.name for key in own_keys]
-        if reduce != "mean" or any(out.name != "float32" for out in by_key_out(names, codec_out)):
+        if request.reduce != "mean" or any(out.name != "float32" for out in by_key_out(names, request.codec_out)):
             raise InvalidArgument(
-                f"reduce is {reduce!r} and codec_out {codec_out!r}: with hosts_first the weights are the graph's, and "
-                "averages stay float32 in their host; leave both out"
+                f"reduce is {request.reduce!r} and codec_out {request.codec_out!r}: with hosts_first the weights are "
+                "the graph's, and averages stay float32 in their host; leave both out"
             )
-        own_keys, codecs = coded(own_keys, codec)
-        chunk = chunk_size(chunk_bytes, 262144, own_keys, codecs, size * whole_cores)
+        own_keys, codecs = coded(own_keys, request.codec)
+        chunk = chunk_size(request.chunk_bytes, 262144, own_keys, codecs, size * whole_cores)
         step = whole("chunk_bytes", chunk, 64, 1 << 40) // 64 * 16  # elements
         rows: list[Row] = []
         chunks = 0
         for k, key in enumerate(own_keys):
             for offset in range(0, key.count, step):
                 leaders = [host[chunks // whole_cores % len(host)] for host in hosts]
-                place = (k, chunks % whole_cores, offset, min(step, key.count - offset), depth, codecs[k].name)
+                place = (k, chunks % whole_cores, offset, min(step, key.count - offset), request.depth, codecs[k].name)
                 rows += _chunk(graph, hosts, leaders, place, len(rows))
                 chunks += 1
         return Plan(own_keys, rows, size)

@@ -1,20 +1,16 @@
 """Parameter servers in the four placements of PHub (sections 2.1, 3.3 and 4.5)."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..consistency import ASYNC, BSP, Consistency, steps_ahead
+from ..consistency import ASYNC, steps_ahead
 from ..errors import ConfigError, InvalidArgument
-from ..plan import Cut, Plan
-from ..stage import Key, choice, whole
+from ..plan import Plan
+from ..stage import choice, whole
 from .owner_trees import Trees, as_trees, trees_among, trees_of
-from .protocol import Job, Topology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from .protocol import Job, Request, Topology
 
 PLACEMENTS = {
     "CC": "colocated, centralized: one worker serves as well",
@@ -36,23 +32,20 @@ class ParameterServer(Topology):
         | "NCS"     | the ranks in servers, which must be given         | the others           |
 
     Attributes:
-        placement: one of these names, in capitals or not.
+        placement: one of these names (section 2.2), in capitals or not.
         servers: how many ranks serve (the first so many), or which ones; None as the table says.
-        affinity: which of several NICs carries a chunk between a worker and its owner, there and back (section 4.5):
-            "key" (key by interface/core), the NIC of the chunk's core, so that every worker uses all; "worker"
-            (worker by interface), one for each pair of ranks. It changes no chunk's core, and nothing between ranks
-            that share memory or use TCP.
-        interfaces: NICs of each server that its chunks are balanced over (sections 3.2.4 and 3.3), before they are
-            dealt to the cores of each; None: as many as the servers can use, 1 where they have none or share memory
-            with all others. It balances, whatever the transport.
-        apply_at: who applies the rule: "owners" (the servers, which send parameters back), "receivers" (servers send
-            the folded update, and each worker applies it by itself, with a private state), or "both" (servers that are
-            no workers as well). Others than "owners" are for BSP and SSP(s).
-        tree: the way of the folded updates to the workers, where these apply the rule (Parameter Flow, section 3.4): a
-            Tree, turned so that each server is its root; a mapping from the rank of a server to its Tree, and servers
-            that it does not name send to all workers themselves; "auto": the trees that cost the least by
-            hpcomm.model, which may be none. None: servers send to all workers. Workers pass a fold on as it comes,
-            unopened.
+        affinity: which of several NICs carries a chunk between a worker and its owner (section 4.5): "key", the NIC of
+            the chunk's core, so that every worker uses all; "worker", one for each pair of ranks. It changes no chunk's
+            core, and nothing between ranks that share memory or use TCP.
+        interfaces: NICs of each server that its chunks are balanced over (sections 3.2.4 and 3.3), whatever the
+            transport; None: as many as the servers can use, 1 where they have none or share memory with all others.
+        apply_at: who applies the rule: "owners", which send parameters back; "receivers": servers send the folded
+            update, and each worker applies it, with a private state; "both": so do servers that are no workers. The
+            latter two are for BSP and SSP(s); docs/topology.md gives the costs.
+        tree: the way of the folded updates to workers that apply the rule (Parameter Flow, section 3.4), which pass a
+            fold on as it comes, unopened: a Tree, turned so that each server is its root; a mapping from the rank of a
+            server to its Tree, where others send to all; "auto": the trees that cost the least by hpcomm.model, which
+            may be none. None: servers send to all workers.
 
     Raises:
         InvalidArgument: the placement, the affinity or apply_at is unknown, servers is neither a number nor ranks,
@@ -123,12 +116,7 @@ class ParameterServer(Topology):
         return workers, servers
 
     def among(self, ranks: Sequence[int], size: int) -> "ParameterServer":
-        """The same placement with the remaining servers; if no server remains, the lowest rank serves.
-
-        Args:
-            ranks: the remaining ranks, in their new order.
-            size: the number of ranks before.
-        """
+        """The same placement with the remaining servers; if no server remains, the lowest rank serves."""
         living = [ranks.index(rank) for rank in self.roles(size)[1] if rank in ranks]
         rest = self.affinity, self.interfaces, self.apply_at, trees_among(self.tree, ranks, size)
         if not living:  # one that was a worker serves as well
@@ -141,48 +129,36 @@ class ParameterServer(Topology):
     def refuses(self, job: Job) -> str | None:
         return None if self.apply_at == "owners" else refused_at_receivers(self.apply_at, job)
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.hub of this placement's workers and servers. Where the
-        rule is applied at receivers, depth is s + 2 at least under SSP(s), and 6 under ASYNC.
-
-        Args and errors: see Plan.hub, roles and Topology.compile. A tree "auto" counts as None unless resolved has
-        replaced it. The topology's own interfaces come before the argument, which is cut to the number of cores.
-        """
-        workers, servers = self.roles(size)
-        cores, interfaces = whole("cores", cut.get("cores", 1), 1), whole("interfaces", interfaces, 1)
+    def compile(self, request: Request) -> Plan:
+        """Plan.hub of this placement's workers and servers. Where the rule is applied at receivers, depth is s + 2 at
+        least under SSP(s), and 6 under ASYNC. A tree "auto" counts as None unless resolved has replaced it. The
+        topology's own interfaces come before the request's, which are cut to the number of cores."""
+        size, (workers, servers) = request.size, self.roles(request.size)
+        cores, interfaces = whole("cores", request.cores, 1), whole("interfaces", request.interfaces, 1)
+        cut = request.cut
         if self.apply_at != "owners":
-            cut["depth"] = depth_at_receivers(consistency, cut.get("depth", 1))
+            cut["depth"] = depth_at_receivers(request)
         return Plan.hub(
-            keys,
+            request.keys,
             workers,
             servers,
             size,
             interfaces=min(interfaces, cores) if self.interfaces is None else self.interfaces,
             affinity=self.affinity,
-            reduce=reduce,
-            each=consistency == ASYNC,
+            reduce=request.reduce,
+            each=request.consistency == ASYNC,
             apply_at=self.apply_at,
             parents=trees_of(self.tree, workers, servers, size),
             **cut,
         )
 
 
-def depth_at_receivers(consistency: Consistency, depth: int) -> int:
+def depth_at_receivers(request: Request) -> int:
     """The depth of a plan by which receivers apply: under SSP(s) and ASYNC it has a slot for each version on its
     way."""
-    ahead = steps_ahead(consistency)
+    ahead = steps_ahead(request.consistency)
     least = min(ahead + 2, _core.PLAN_DEPTH) if ahead else 0
-    return max(whole("depth", depth, 0), least)
+    return max(whole("depth", request.depth, 0), least)
 
 
 def refused_at_receivers(apply_at: str, job: Job) -> str | None:

@@ -1,20 +1,20 @@
 """Peers: each rank applies the updates of all ranks by itself (SFB, section 3)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from .. import _core
-from ..codec import Codecs, by_key_out
-from ..consistency import ASYNC, BSP, SSP, Consistency, steps_ahead, with_servers
+from ..codec import by_key_out
+from ..consistency import ASYNC, BSP, SSP, steps_ahead, with_servers
 from ..errors import InvalidArgument
 from ..graphs.forwarding import shortest_path_trees
 from ..graphs.graph import Graph
 from ..graphs.makers import from_edges
 from ..graphs.spread import spread
 from ..plan import Plan
-from ..stage import Key, as_keys, whole
-from .protocol import Job, Roles, Topology
+from ..stage import as_keys, whole
+from .protocol import Job, Request, Roles, Topology
 
 _MOST_STALE = _core.PLAN_DEPTH - 2
 
@@ -25,23 +25,18 @@ class PeerToPeer(Topology):
     parameters are sent (SFB, section 3). With codec.Factors a matrix costs P (P - 1) K (J + D) values a step, where P
     ranks send K pairs of vectors, of J and D values.
 
-        ex = hpcomm.Exchange(ctx, params, {"fc": hpcomm.PeerToPeer()}, codec={"fc": hpcomm.codec.Factors(128)})
-
-    Under BSP all updates of a step are applied in the order of ranks, so all copies have the same bits. Under SSP(s) a
+    Under BSP all updates of a step are applied in the order of ranks, so all copies have the same bits; so they have
+    with a quorum, where one rank decides for all, of each share of a key, whose updates are in a fold. Under SSP(s) a
     rank applies its own update at once, and others' updates up to its own step, none of them more than s steps late
-    (equation 4). The copies differ then, and close in on each other. With a quorum one rank decides for all, of each
-    share of a key, whose updates are in a fold: copies have the same bits. Under ASYNC it applies all that has come,
-    each update in full, and slots alone bound how far it may be ahead of others: depth - 2 steps.
-
-    On a graph a rank applies only the updates of its in-neighbours and its own, so copies differ (section 3, partial
-    broadcast).
+    (equation 4); the copies differ then, and close in on each other. Under ASYNC it applies all that has come, each
+    update in full, and may be depth - 2 steps ahead of others.
 
     Attributes:
-        graph: its edges say which rank sends to which. Their weights have no meaning: each update weighs 1 / P with
-            reduce="mean", and 1 with "sum". None: every rank sends to all others.
+        graph: its edges say which rank sends to which, so that copies differ (section 3, partial broadcast). Their
+            weights have no meaning: each update weighs 1 / P with reduce="mean", and 1 with "sum". None: every rank
+            sends to all others.
         relay: whether ranks pass updates on, unopened, each down a tree of shortest paths, to ranks that no edge leads
-            to. Then every rank applies the updates of all ranks once, as if all sent to all, and so all copies are
-            equal under BSP. It needs a graph in which every rank reaches every other one.
+            to: then every rank applies the updates of all ranks once.
 
     Raises:
         InvalidArgument: graph is no Graph, relay no bool, or relay is True and the graph does not lead from every rank
@@ -87,10 +82,9 @@ class PeerToPeer(Topology):
         Raises:
             InvalidArgument: the graph has another number of ranks.
         """
-        ranks = tuple(range(whole("size", size, 1)))
         if self.graph is not None and self.graph.size != size:
             raise InvalidArgument(f"PeerToPeer: graph is {self.graph!r}: must have {size} ranks, as the job has")
-        return ranks, ranks
+        return super().roles(size)
 
     def refuses(self, job: Job) -> str | None:
         consistency = with_servers(job.consistency)
@@ -117,48 +111,33 @@ class PeerToPeer(Topology):
             )
         return None
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        cores: int = 1,
-        chunk_bytes: int | None = None,
-        depth: int = 1,
-        codec: Codecs | None = None,
-        codec_out: Codecs | None = None,
-        over_sockets: bool = False,
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.peer_to_peer. depth is 2 at least, under SSP(s) s + 2,
-        and under ASYNC 6; there every update counts in full. interfaces and over_sockets have no meaning.
+    def compile(self, request: Request) -> Plan:
+        """Plan.peer_to_peer. depth is 2 at least, under SSP(s) s + 2, and under ASYNC 6; there every update counts in
+        full. interfaces and over_sockets have no meaning.
 
         Raises:
             InvalidArgument: models are to be trained in place, codec_out is given, or roles or Plan.peer_to_peer raise
                 it.
         """
-        if in_place:
+        if request.in_place:
             raise InvalidArgument(
                 "in_place is True: peers apply updates, and training in place pushes models: leave it out"
             )
-        self.roles(size)
-        own_keys = as_keys(keys)
-        if any(out.name != "float32" for out in by_key_out([key.name for key in own_keys], codec_out)):
-            raise InvalidArgument(f"codec_out is {codec_out!r}: peers send no parameters, leave it out")
-        least = min(steps_ahead(consistency) + 2, _core.PLAN_DEPTH)
+        self.roles(request.size)
+        own_keys = as_keys(request.keys)
+        if any(out.name != "float32" for out in by_key_out([key.name for key in own_keys], request.codec_out)):
+            raise InvalidArgument(f"codec_out is {request.codec_out!r}: peers send no parameters, leave it out")
+        least = min(steps_ahead(request.consistency) + 2, _core.PLAN_DEPTH)
         return Plan.peer_to_peer(
             own_keys,
-            size,
+            request.size,
             sends=None if self.graph is None or self.all_to_all else self.graph.dense().T != 0,
             parents=None if self.graph is None or self._direct or not self.relay else shortest_path_trees(self.graph),
-            cores=cores,
-            chunk_bytes=chunk_bytes,
-            depth=max(whole("depth", depth, 0), least),
-            codec=codec,
-            reduce="sum" if consistency == ASYNC else reduce,
+            cores=request.cores,
+            chunk_bytes=request.chunk_bytes,
+            depth=max(whole("depth", request.depth, 0), least),
+            codec=request.codec,
+            reduce="sum" if request.consistency == ASYNC else request.reduce,
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "PeerToPeer":

@@ -1,20 +1,19 @@
 """Node communication graphs as a topology: one, several that the steps take in turn, or a function that makes them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from .. import _core
-from ..codec import Codecs, by_key, by_key_out
-from ..consistency import BSP, Consistency
+from ..codec import by_key, by_key_out
 from ..errors import InvalidArgument
 from ..graphs.graph import Graph
 from ..graphs.rebuild import among
 from ..plan import Plan, chunk_of_part
 from ..stage import MOST_INT, Key, as_keys, whole
-from .protocol import Job, Roles, Topology
+from .protocol import Job, Request, Topology
 
 Graphs = Graph | Sequence[Graph]
 
@@ -26,8 +25,7 @@ class Phases(Topology):
 
     Attributes:
         given: the graphs, one or more; () where a function makes them.
-        make: makes a graph, or several, for a number of ranks; recover calls it for the remaining number. None: the
-            graphs are given.
+        make: makes a graph, or several, for a number of ranks; recover calls it for the remaining number.
 
     Raises:
         InvalidArgument: neither graphs nor a function are given. graphs checks the number of ranks.
@@ -74,53 +72,34 @@ class Phases(Topology):
             raise InvalidArgument(f"{what} is {made!r}: must be a Graph, or several")
         return found
 
-    def roles(self, size: int) -> Roles:
-        """All ranks work, and all fold."""
-        ranks = tuple(range(whole("size", size, 1)))
-        return ranks, ranks
-
     def resolved(self, job: Job) -> "Phases":
         return replace(self, given=self.graphs(job.size))
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        cores: int = 1,
-        chunk_bytes: int | None = None,
-        depth: int = 1,
-        codec: Codecs | None = None,
-        codec_out: Codecs | None = None,
-        over_sockets: bool = False,
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.graph of all phases. Under SSP(s) depth is s + 2 at
-        least; models trained in place take one slot more. chunk_bytes None: 256 KiB, at which the cost of a row hardly
-        counts, or less with several cores, so that each gets about four chunks. over_sockets has no meaning.
+    def compile(self, request: Request) -> Plan:
+        """Plan.graph of all phases. Under SSP(s) depth is s + 2 at least; models trained in place take one slot more.
+        chunk_bytes None: 256 KiB, at which the cost of a row hardly counts, or less with several cores, so that each
+        gets about four chunks. over_sockets has no meaning.
 
         Raises:
             InvalidArgument: reduce is not "mean", as the weights say how updates are folded; codec_out is given; or
                 graphs or Plan.graph raise it.
         """
-        if reduce != "mean":
-            raise InvalidArgument(f"reduce is {reduce!r}: on a graph the weights say how updates are folded")
-        own_keys = as_keys(keys)
+        if request.reduce != "mean":
+            raise InvalidArgument(f"reduce is {request.reduce!r}: on a graph the weights say how updates are folded")
+        own_keys, cores, chunk_bytes = as_keys(request.keys), request.cores, request.chunk_bytes
         names = [key.name for key in own_keys]
-        if any(out.name != "float32" for out in by_key_out(names, codec_out)):
-            raise InvalidArgument(f"codec_out is {codec_out!r}: on a graph parameters stay at their rank, leave it out")
-        codecs = by_key(names, codec)
-        rotates = in_place and all(one.name == "float32" for one in codecs)
+        if any(out.name != "float32" for out in by_key_out(names, request.codec_out)):
+            raise InvalidArgument(
+                f"codec_out is {request.codec_out!r}: on a graph parameters stay at their rank, leave it out"
+            )
+        rotates = request.in_place and all(one.name == "float32" for one in by_key(names, request.codec))
         return Plan.graph(
             own_keys,
-            np.stack([graph.dense() for graph in self.graphs(size)]),
+            np.stack([graph.dense() for graph in self.graphs(request.size)]),
             cores=cores,
             chunk_bytes=_chunk(own_keys, cores) if chunk_bytes is None else chunk_bytes,
-            depth=_depth(depth, consistency.staleness or 0, rotates=rotates),
-            codec=codec,
+            depth=_depth(request.depth, request.consistency.staleness or 0, rotates=rotates),
+            codec=request.codec,
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "Phases":

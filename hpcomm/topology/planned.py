@@ -1,17 +1,11 @@
 """A plan that was made earlier, as a topology."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from ..consistency import BSP, Consistency
 from ..errors import InvalidArgument, NotSupported
-from ..plan import Cut, Plan
-from ..stage import Key
-from .protocol import Roles, Topology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from ..plan import Plan
+from .protocol import Request, Roles, Topology
 
 
 @dataclass(frozen=True)
@@ -29,18 +23,8 @@ class Planned(Topology):
             raise InvalidArgument(f"plan is for {self.plan.size} ranks: the job has {size}")
         return self.plan.workers, self.plan.servers
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
-        """The plan, whatever the arguments. An exchange checks its keys and its number of ranks."""
+    def compile(self, request: Request) -> Plan:
+        """The plan, whatever the request. An exchange checks its keys and its number of ranks."""
         return self.plan
 
     def among(self, ranks: Sequence[int], size: int) -> Topology:

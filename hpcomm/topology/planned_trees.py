@@ -36,14 +36,9 @@ def trees_for(
 ) -> dict[int, Tree] | None:
     """A tree for each owner, over which its updates go to all ranks; None where flat sends are about as fast.
 
-    A rank that sends on in one tree sends less in the others, so that the busiest link carries as little as possible:
-    two owners of eight, with degree 2, get trees in which each rank sends on in one at most. Each host gets an update
-    once, and its other ranks take it from the rank that got it. A pure function, without a clock: the same arguments
-    give the same trees on all ranks.
-
-        topology.trees_for([0, 1], 8)              # trees for both
-        topology.trees_for(range(8), 8)            # None: all links are as busy as with any trees
-        topology.trees_for([0], 8, degree=1)[0]    # a chain
+    A rank that sends on in one tree sends less in the others, so that the busiest link carries as little as possible.
+    Each host gets an update once, and its other ranks take it from the rank that got it. The same arguments give the
+    same trees on all ranks.
 
     Args:
         owners: ranks that own parts of the parameters.
@@ -52,15 +47,12 @@ def trees_for(
             no trees if they save less than a tenth of a step (pushes, then broadcasts).
         weights: by owner: its share of the parameters, in any unit; None: all the same.
         hosts: by rank: a hashable name of its host, such as Context.hosts; None: each rank is a host.
-        costs: (ranks, ranks): of sending from row to column, as bandwidth_costs or rack_costs give them. A byte at
-            rates.between costs 1. None: all links are alike.
+        costs: (ranks, ranks): of sending from row to column, as graphs.bandwidth_costs or rack_costs give them. A byte
+            at rates.between costs 1. None: all links are alike.
         nbytes: of the update of all parameters, as owners send it.
         chunk_bytes: that a rank has before it sends them on: each hop takes a chunk's time.
-        pushed: bytes of a rank's update, divided by nbytes; the ratio tells how much of a step the broadcast is.
+        pushed: bytes of a rank's update, divided by nbytes.
         rates: between of the links, and latency of a hop. None: latency does not count.
-
-    Returns:
-        by owner its tree, with parents; or None.
 
     Raises:
         InvalidArgument: an argument is out of range.

@@ -1,16 +1,14 @@
 """The questions of an exchange to a topology: one interface for all topologies, a user's own included."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from ..codec import Codecs
 from ..consistency import BSP, Consistency
 from ..graphs.graph import Graph
-from ..plan import Cut, Plan
-from ..stage import Key
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from ..plan import Plan
+from ..stage import Key, as_keys, whole
 
 Roles = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -41,10 +39,55 @@ class Job:
     trees: Callable[[Sequence[int]], Mapping[int, Any] | None] = lambda owners: None
 
 
+_CUT = ("cores", "chunk_bytes", "depth", "codec", "codec_out", "over_sockets")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request for a plan: its keys, and the options of the exchange that matter to it.
+
+        hpcomm.Hierarchy([[0, 1], [2, 3]]).compile(Request({"w": (512, 64)}, 4, cores=2))
+
+    Attributes:
+        keys: Key values; or a mapping from names to float32 arrays or shapes, of which the values are made.
+        size: ranks of the job.
+        consistency: of these keys.
+        in_place: whether models are trained where they lie.
+        reduce: "mean" or "sum" of the workers' updates.
+        interfaces: NICs of each server that chunks are balanced over, unless the topology has its own number.
+        cores, chunk_bytes, depth, codec, codec_out, over_sockets: as Plan.hub takes them.
+
+    Raises:
+        InvalidArgument: keys hold something else.
+    """
+
+    keys: Mapping[str, Any] | Iterable[Key]
+    size: int
+    _: KW_ONLY
+    consistency: Consistency = BSP
+    in_place: bool = False
+    reduce: str = "mean"
+    interfaces: int = 1
+    cores: int = 1
+    chunk_bytes: int | None = None
+    depth: int = 1
+    codec: Codecs | None = None
+    codec_out: Codecs | None = None
+    over_sockets: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", as_keys(self.keys))
+
+    @property
+    def cut(self) -> dict[str, Any]:
+        """The last six, by which the planners of Plan cut keys."""
+        return {name: getattr(self, name) for name in _CUT}
+
+
 @runtime_checkable
 class Topology(Protocol):
-    """A value that says which ranks send to which, for one key or all. A class that inherits from it writes roles and
-    compile, and members that differ from the defaults below; a class that does not inherit writes all members.
+    """A value that says which ranks send to which, for one key or all. A class that inherits from it writes compile,
+    and members that differ from the defaults below; a class that does not inherit writes all members.
 
     An exchange asks in this order, on every rank and with the same answers: refuses, resolved, and of the resolved
     topology roles, then compile. It never asks for the class of a topology. All values are immutable; equal topologies
@@ -63,12 +106,13 @@ class Topology(Protocol):
         return None
 
     def roles(self, size: int) -> Roles:
-        """The ranks that work and the ranks whose cores fold, each in rising order, for a job of size ranks.
+        """The ranks that work and the ranks whose cores fold, each in rising order, for a job of size ranks: all.
 
         Raises:
             InvalidArgument, ConfigError: the topology is not for so many ranks.
         """
-        ...
+        ranks = tuple(range(whole("size", size, 1)))
+        return ranks, ranks
 
     def refuses(self, job: Job) -> str | None:
         """One sentence that says why this topology is not for the job, with the value and the fix; None: it is. An
@@ -89,27 +133,9 @@ class Topology(Protocol):
         """The updates that a fold of a job of size ranks has at most, as a quorum counts them."""
         return len(self.roles(size)[0])
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks. A topology ignores arguments that have no meaning for it.
-
-        Args:
-            keys: Key values, or a mapping from names to float32 arrays or shapes.
-            size: ranks of the job.
-            consistency: of these keys.
-            in_place: whether models are trained where they lie.
-            reduce: "mean" or "sum" of the workers' updates.
-            interfaces: NICs of each server that chunks are balanced over, unless the topology has its own number.
-            cut: cores, chunk_bytes, depth, codec, codec_out and over_sockets, as Plan.hub takes them.
+    def compile(self, request: Request) -> Plan:
+        """The plan of the request's keys, for its number of ranks. Options that have no meaning for a topology are
+        ignored.
 
         Raises:
             InvalidArgument: a value is out of range, or the topology has no use for it.

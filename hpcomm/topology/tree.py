@@ -1,18 +1,15 @@
 """Trees, down which the updates of one rank pass from rank to rank (Parameter Flow, section 3.4)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-from ..consistency import BSP, Consistency, applies_each
+from ..consistency import applies_each
 from ..errors import InvalidArgument
 from ..graphs.tree_costs import checked_parents
-from ..plan import Cut, Plan
-from ..stage import Key, whole
-from .protocol import Job, Topology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from ..plan import Plan
+from ..stage import whole
+from .protocol import Job, Request, Topology
 
 
 @dataclass(frozen=True)
@@ -21,16 +18,14 @@ class Tree(Topology):
     its children as it comes, so a broadcast takes the time of the busiest rank to send to all its children, and of one
     chunk a hop.
 
-        ex = hpcomm.broadcast(ctx, params, hpcomm.Tree())                          # a binary tree from rank 0
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(arity=1, root=3))           # a chain
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(parents=[-1, 0, 0, 1]))
 
     Attributes:
         arity: most children of a rank. In the order of ranks from the root on, mod size, the first arity ranks are the
-            root's children, the next ones theirs. 1 is a chain; size - 1, a star.
+            root's children, the next ones theirs.
         root: the rank whose updates count.
-        parents: by rank: the rank that sends to it, -1 for the root; arity and root then have no meaning. None: by
-            arity and root.
+        parents: by rank: the rank that sends to it, -1 for the root; arity and root then have no meaning.
 
     Raises:
         InvalidArgument: arity is below 1, root below 0, or parents holds anything but ranks and -1. above checks the
@@ -101,29 +96,13 @@ class Tree(Topology):
             )
         return None
 
-    def compile(
-        self,
-        keys: Mapping[str, Any] | Iterable[Key],
-        size: int,
-        *,
-        consistency: Consistency = BSP,
-        in_place: bool = False,
-        reduce: str = "mean",
-        interfaces: int = 1,
-        **cut: "Unpack[Cut]",
-    ) -> Plan:
-        """The plan of these keys for a job of size ranks: Plan.tree. As there is one update, cut alone has a meaning.
-        Args and errors: see Plan.tree, above and Topology.compile."""
-        return Plan.tree(keys, self.above(size), **cut)
+    def compile(self, request: Request) -> Plan:
+        """Plan.tree of above. As there is one update, the request's cut alone has a meaning."""
+        return Plan.tree(request.keys, self.above(request.size), **request.cut)
 
     def among(self, ranks: Sequence[int], size: int) -> "Tree":
         """The tree of the remaining ranks. Children of a rank that is gone come to its parent; without the root, the
-        lowest of its children takes its place.
-
-        Args:
-            ranks: the remaining ranks, in their new order.
-            size: the number of ranks before.
-        """
+        lowest of its children takes its place."""
         above, new = list(self.above(size)), {rank: i for i, rank in enumerate(ranks)}
         root = above.index(-1)
         while root not in new:

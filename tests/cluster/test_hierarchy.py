@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from hpcomm import Hierarchy, Plan
+from hpcomm.topology import Request
 
 from .bodies import N, flat_shared_params, hosts_first, recovers_shared_params, shared_params
 from .hosts import Cluster
@@ -36,7 +37,7 @@ def test_auto_folds_inside_hosts_of_several_ranks(cluster: Cluster, ranks_per_ho
     plan, flat_plan = (Plan.from_json(found[name][0]["plan"]) for name in ("auto", "flat"))
     cores = max(core for _, core in plan.places) + 1
     keys = {key.name: key.shape for key in plan.keys}
-    assert plan == Hierarchy(hosts, ()).compile(keys, size, cores=cores, over_sockets=True, reduce="sum")
+    assert plan == Hierarchy(hosts, ()).compile(Request(keys, size, cores=cores, over_sockets=True, reduce="sum"))
     assert (plan == flat_plan) == (ranks_per_host == 1)
     less = (
         (ranks_per_host - 1) * 3 * NBYTES * 4 / 3
