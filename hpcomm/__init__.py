@@ -55,7 +55,7 @@ if _typing.TYPE_CHECKING:
     from .exchange import EngineOptions, Exchange, PlanOptions
     from .factors import sufficient_factors
     from .local import local_steps
-    from .measure import measure_bandwidths, measure_rates
+    from .measure import measure_rates
     from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD
     from .plan import Plan
     from .presets import broadcast, parameter_flow, parameter_hub, stochastic_reduce
@@ -80,7 +80,7 @@ _FROM = {
     "exchange": "EngineOptions Exchange PlanOptions",
     "factors": "sufficient_factors",
     "local": "local_steps",
-    "measure": "measure_bandwidths measure_rates",
+    "measure": "measure_rates",
     "optim": "SGD Adam AdamW Average Dual Momentum Nesterov ProxSGD",
     "plan": "Plan",
     "presets": "broadcast parameter_flow parameter_hub stochastic_reduce",
@@ -155,7 +155,6 @@ __all__ = [
     "init",
     "latest",
     "local_steps",
-    "measure_bandwidths",
     "measure_rates",
     "parameter_flow",
     "parameter_hub",

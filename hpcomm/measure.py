@@ -19,16 +19,12 @@ import numpy as np
 from . import _core
 from .codec import Codec, Factors, WireFormat
 from .context import Context
-from .errors import InvalidArgument
 from .model import Bandwidths, CodecRates, Rates
 from .optim import SGD
-from .stage import whole
 from .topology import Hierarchy, ParameterServer, PeerToPeer
 
-_DEFAULT = Hierarchy()
 _ROUNDS = 3
 _TIME = struct.Struct("<d")
-_COUNT = struct.Struct("<q")
 _CODEC = struct.Struct("<3d")
 _CARRIED = 4 << 20  # bytes that a rank writes to another
 _WORKED = 1 << 20  # elements that a rank copies, and folds
@@ -52,13 +48,18 @@ def once(ctx: Context, what: Hashable, measure: Callable[[], T], timeout: float 
     return found
 
 
-def measure_rates(ctx: Context, timeout: float | None = None) -> Rates:
+def measure_rates(ctx: Context, timeout: float | None = None, *, topology: Hierarchy | None = None) -> Rates:
     """The rates of this context's machine, by which hpcomm.model predicts. Collective; all ranks get the same numbers,
-    of the slowest rank and link. They are measured once for a context.
+    of the slowest rank and link. They are measured once for a context, each as the best of three rounds.
 
     Args:
         ctx: the ranks.
         timeout: seconds for each part; None means the context's default.
+        topology: the same on all ranks: if it has several racks, one of them with several hosts, Rates.racks has their
+            bandwidths, for Hierarchy(bandwidths=...). The context gives hosts and racks that it leaves out.
+
+    Raises:
+        InvalidArgument: as Hierarchy.levels.
     """
     hosts = hosts_of(ctx, timeout)
     return Rates(
@@ -66,6 +67,7 @@ def measure_rates(ctx: Context, timeout: float | None = None) -> Rates:
         inside=once(ctx, "inside", lambda: _inside(ctx, hosts, timeout), timeout),
         memory=once(ctx, "memory", lambda: 4 * _WORKED / _slowest(ctx, _copier(), timeout), timeout),
         fold=once(ctx, "fold", lambda: _slowest(ctx, _folder(), timeout) / (2 * _WORKED), timeout),
+        racks=None if topology is None else _of_racks(ctx, topology, timeout),
     )
 
 
@@ -214,62 +216,28 @@ def _tried(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: f
     return CodecRates(*(max(column) for column in zip(*every, strict=True)))
 
 
-def measure_bandwidths(
-    ctx: Context, topology: Hierarchy = _DEFAULT, nbytes: int = 16 << 20, timeout: float | None = None
-) -> Bandwidths:
-    """Bytes a second of a host's link and of the links between racks, for Hierarchy(bandwidths=...). Collective; all
-    ranks get the same numbers.
+def measured(ctx: Context, topology: Hierarchy, timeout: float | None = None) -> Hierarchy:
+    """A hierarchy that asks for measured bandwidths, with them; without, where it has no racks for which they count.
+    Collective; measured once for a context. Args and errors: as measure_rates."""
+    return replace(topology, bandwidths=_of_racks(ctx, topology, timeout))
 
-    For the host a rank writes to another host of its rack; for the core all hosts of the first rack write to hosts of
-    the second one at once. Each is the best of three rounds.
 
-    Args:
-        ctx: the ranks.
-        topology: its hosts and racks; the context gives those left out.
-        nbytes: that each of these ranks writes in a round.
-        timeout: seconds for each part.
-
-    Raises:
-        InvalidArgument: nbytes is below 1, or not the same on all ranks; there are no two racks, or none of them has
-            two hosts; as Hierarchy.levels.
-    """
-    given = [_COUNT.unpack(each)[0] for each in ctx.allgather(_COUNT.pack(_checked(nbytes)), timeout)]
-    if min(given) < 1 or min(given) < max(given):
-        whole("nbytes", nbytes, 1)
-        raise InvalidArgument(f"nbytes is {given} by rank: must be the same on all, 1 or more")
+def _of_racks(ctx: Context, topology: Hierarchy, timeout: float | None) -> Bandwidths | None:
     found = replace(topology, bandwidths=None).settled(ctx.hosts, ctx.racks)
     racks = [[host[0] for host in found.hosts or () if host[0] in rack] for rack in found.racks or ()]
     found.levels(ctx.size)
-    full = [rack for rack in racks if len(rack) > 1]
-    if len(racks) < 2 or not full:
-        raise InvalidArgument(
-            f"there are {len(racks)} racks, {len(full)} of them with several hosts: bandwidths are for two racks or "
-            "more, one of them with several hosts"
-        )
-    with_link = [(full[0][0], full[0][1])]
+    if len(racks) < 2 or all(len(rack) < 2 for rack in racks):
+        return None
+    return once(ctx, ("bandwidths", found.hosts, found.racks), lambda: _linked(ctx, racks, timeout), timeout)
+
+
+def _linked(ctx: Context, racks: Sequence[Sequence[int]], timeout: float | None) -> Bandwidths:
+    """racks: of each rack a rank of each host. For the host, one of them writes to another one of its rack; for the
+    core, all of the first rack write to the second one at once."""
+    full = next(rack for rack in racks if len(rack) > 1)
     crossing = [(rank, racks[1][i % len(racks[1])]) for i, rank in enumerate(racks[0])]
-    host, core = (carried(ctx, flows, nbytes, timeout) for flows in (with_link, crossing))
+    host, core = (carried(ctx, flows, _CARRIED, timeout) for flows in ([(full[0], full[1])], crossing))
     return Bandwidths(host=host, core=core)
-
-
-def _checked(nbytes: int) -> int:
-    """The number of bytes, 0 for an invalid one: every rank hears of it."""
-    try:
-        return whole("nbytes", nbytes, 1, 1 << 62)
-    except InvalidArgument:
-        return 0
-
-
-def measured(ctx: Context, topology: Hierarchy, timeout: float | None = None) -> Hierarchy:
-    """A hierarchy that asks for measured bandwidths, with them; without, where it has no racks for which they count.
-    Collective; measured once for a context. Args and errors: see measure_bandwidths; topology knows its hosts and
-    racks."""
-    several = any(sum(host[0] in rack for host in topology.hosts or ()) > 1 for rack in topology.racks or ())
-    if len(topology.racks or ()) < 2 or not several:
-        return replace(topology, bandwidths=None)
-    place = ("bandwidths", topology.hosts, topology.racks)
-    found = once(ctx, place, lambda: measure_bandwidths(ctx, topology, _CARRIED, timeout), timeout)
-    return replace(topology, bandwidths=found)
 
 
 def carried(ctx: Context, flows: Flows, nbytes: int, timeout: float | None) -> float:

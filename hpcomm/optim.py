@@ -123,7 +123,8 @@ class AdamW(BuiltIn):
 
 @dataclass(frozen=True)
 class Average(BuiltIn):
-    """The folded update becomes the parameters: workers push their models and pull the mean."""
+    """The folded update becomes the parameters. On a graph ranks push models, and pull the average of their neighbours'
+    models and their own. With servers it is a mean of arrays, as by MPI_Allreduce."""
 
 
 @dataclass(frozen=True)

@@ -178,10 +178,9 @@ def stochastic_reduce(
     ctx: Context,
     params: Mapping[str, Any],
     *,
-    topology: Graphs | Callable[[int], Graphs] | None = None,
+    topology: Graphs | Callable[[int], Graphs] | HostGraph | None = None,
     consistency: Consistencies = NOTIFY_ACK,
     rule: RuleOrRules = _AVERAGE,
-    hosts_first: bool = False,
     in_place: bool = False,
     **options: "Unpack[More]",
 ) -> Exchange:
@@ -198,19 +197,19 @@ def stochastic_reduce(
 
     Args:
         topology: a Graph of hpcomm.graphs, or several that the steps take in turn, or a function that gives them for a
-            number of ranks, by which recover rebuilds them; None: root_expander, two out-neighbours each.
+            number of ranks, by which recover rebuilds them; None: root_expander, two out-neighbours each. Or a
+            topology.HostGraph, whose nodes are the hosts: the ranks of a host average their models first, and have the
+            same model then. Under NOTIFY_ACK or BSP, without in_place.
         consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC. Consistency(quorum=q) goes on without
             stragglers (docs/stochastic_reduce.md).
         rule: Average: ranks push models. Any other rule takes gradients, which are folded by the graph's weights and
             applied to this rank's own parameters.
-        hosts_first: the nodes of topology are the hosts (topology.HostGraph): all ranks of a host have the same model.
-            Under NOTIFY_ACK or BSP, without in_place.
         in_place: of EngineOptions: the trainer trains params where they lie. Without it the trainer writes its update
             into gradient(name).
         options: Exchange's other ones.
     """
-    nodes: Any = root_expander if topology is None else topology
+    given: Any = root_expander if topology is None else topology
     engine = options.get("engine", EngineOptions())
     if in_place and isinstance(engine, EngineOptions):  # Exchange refuses another one
         options["engine"] = replace(engine, in_place=in_place)
-    return Exchange(ctx, params, HostGraph(nodes) if hosts_first else nodes, consistency, rule, **options)
+    return Exchange(ctx, params, given, consistency, rule, **options)

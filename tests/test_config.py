@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hpcomm
-from hpcomm import ConfigError, _ffi
+from hpcomm import ConfigError, _core, _ffi
 from hpcomm.config import TCP_STREAMS, Config, read_secret, resolve, settings, unknown_variables
 
 
@@ -22,6 +22,11 @@ def test_argument_overrides_variable_overrides_default() -> None:
     environ = {"HPCOMM_TIMEOUT": "2.5", "HPCOMM_DEBUG": "info", "HPCOMM_YIELD": "1e-4"}
     config = resolve(environ, {"timeout": 4, "spin": None})
     assert (config.timeout, config.debug, config.yield_, config.spin) == (4.0, "INFO", 1e-4, -1.0)
+
+
+def test_transports_are_asked_by_their_properties() -> None:
+    kinds = ("", "default", "mapped", "socket")
+    assert [",".join(_core.transports(of)) for of in kinds] == ["shm,verbs,tcp,loop", "shm,verbs,tcp", "shm", "tcp"]
 
 
 def test_empty_variable_counts_as_unset() -> None:

@@ -106,7 +106,9 @@ def test_bandwidths_are_measured_alike_on_all_ranks() -> None:
     hierarchy = Hierarchy([[0], [1], [2, 3], [4]], [[0, 1], [2, 3, 4]])
 
     def body(ctx: hpcomm.Context) -> Bandwidths:
-        return hpcomm.measure_bandwidths(ctx, hierarchy, nbytes=1 << 16)
+        found = hpcomm.measure_rates(ctx, topology=hierarchy).racks
+        assert found is not None
+        return found
 
     found = run_threads(5, body)
     assert found == [found[0]] * 5
@@ -139,6 +141,7 @@ def test_an_exchange_measures_bandwidths_itself() -> None:
     def body(ctx: hpcomm.Context) -> None:
         found = hpcomm.measure.measured(ctx, hierarchy)
         assert isinstance(found.bandwidths, Bandwidths)
+        assert hpcomm.measure_rates(ctx, topology=hierarchy).racks == found.bandwidths
         assert hpcomm.measure.measured(ctx, hierarchy) == found  # once for a context
         params = {"w": np.zeros(1000, np.float32)}
         with hpcomm.Exchange(ctx, params, hierarchy, rule=hpcomm.SGD(lr=1), reduce="sum") as ex:
@@ -150,22 +153,10 @@ def test_an_exchange_measures_bandwidths_itself() -> None:
     run_threads(4, body)
 
 
-def test_all_hear_of_a_number_of_bytes_that_cannot_be() -> None:
-    hierarchy = Hierarchy([[0], [1], [2], [3]], [[0, 1], [2, 3]])
-
-    def body(ctx: hpcomm.Context) -> None:
-        with pytest.raises(InvalidArgument, match="nbytes is 0: must be" if ctx.rank == 1 else "nbytes is .* by rank"):
-            hpcomm.measure_bandwidths(ctx, hierarchy, nbytes=0 if ctx.rank == 1 else 4096)
-
-    run_threads(4, body)
-
-
 def test_without_racks_there_is_nothing_to_measure() -> None:
     def body(ctx: hpcomm.Context) -> None:
-        with pytest.raises(InvalidArgument, match="there are 0 racks"):
-            hpcomm.measure_bandwidths(ctx)
-        with pytest.raises(InvalidArgument, match="there are 2 racks, 0 of them with several hosts"):
-            hpcomm.measure_bandwidths(ctx, Hierarchy([[0], [1]], [[0], [1]]))
+        for hierarchy in (Hierarchy(), Hierarchy([[0], [1]], [[0], [1]])):  # no racks, and racks of one host
+            assert hpcomm.measure_rates(ctx, topology=hierarchy).racks is None
 
     run_threads(2, body)
 

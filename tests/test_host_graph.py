@@ -105,20 +105,20 @@ def test_what_cannot_be_is_refused() -> None:
     start = {"a": np.zeros(64, np.float32)}
     with hpcomm.init() as ctx:
         for topology, options, told in (
-            (complete(2), {}, "it must be one Graph of 1 nodes"),
-            (None, {"consistency": hpcomm.ASYNC}, "with hosts_first it must be NOTIFY_ACK or BSP"),
+            (HostGraph(complete(2)), {}, "it must be one Graph of 1 nodes"),
+            (HostGraph(), {"consistency": hpcomm.ASYNC}, "on a HostGraph it must be NOTIFY_ACK or BSP"),
             (
-                None,
+                HostGraph(),
                 {"plan": hpcomm.Plan.hub(start, [0], [0], ctx.size)},
                 "plan is a Plan, and topology HostGraph.* makes one of its own",
             ),
-            (None, {"in_place": True}, "in_place needs a graph"),
-            (None, {"rule": hpcomm.SGD(0.1)}, "every rule must be Average"),
-            (None, {"codec_out": "float16"}, "leave both out"),
+            (HostGraph(), {"in_place": True}, "in_place needs a graph"),
+            (HostGraph(), {"rule": hpcomm.SGD(0.1)}, "every rule must be Average"),
+            (HostGraph(), {"codec_out": "float16"}, "leave both out"),
         ):
             with pytest.raises((InvalidArgument, hpcomm.ConfigError), match=told):
-                hpcomm.stochastic_reduce(ctx, start, topology=topology, hosts_first=True, **grouped(options))
-        with hpcomm.stochastic_reduce(ctx, start, hosts_first=True) as ex:
+                hpcomm.stochastic_reduce(ctx, start, topology=topology, **grouped(options))
+        with hpcomm.stochastic_reduce(ctx, start, topology=HostGraph()) as ex:
             assert np.array_equal(ex.push_pull("a", np.ones(64, np.float32)), np.ones(64, np.float32))
         for other in (HostGraph(), hpcomm.Tree(), {"a": hpcomm.Tree()}):
             with pytest.raises(InvalidArgument, match="must be 'auto', 'flat', a Hierarchy"):

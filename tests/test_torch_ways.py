@@ -78,6 +78,14 @@ def a_plain_server_gets_gradients_after_the_backward_pass(ctx: hpcomm.Context) -
         ht.DistributedOptimizer(made, ctx, model, apply="after", consistency=hpcomm.SSP(1))
 
 
+def test_a_compiled_model_names_its_layers_as_before() -> None:
+    with hpcomm.init() as ctx:
+        model = nn.Module()
+        model.add_module("_orig_mod", wide())  # as torch.compile does
+        made = cases.momentum(model.parameters())
+        ht.DistributedOptimizer(made, ctx, model, way={"_orig_mod.second.weight": "ps"}).close()
+
+
 @case
 def batches_of_all_sizes_take_the_steps_of_one_process(ctx: hpcomm.Context) -> None:
     """eps is as large as rounding, which Adam else makes as large as a step where a gradient is almost 0."""

@@ -30,6 +30,7 @@ from bench.ops.hosts_bench import MIB, SMALL, carried, rate_of
 from bench.ops.remote import unasked
 from hpcomm.bench.rows import Row, ratio
 from hpcomm.graphs import Graph, from_adjacency, from_edges, root_expander, spectral_gap
+from hpcomm.topology import HostGraph
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import Cluster, Unavailable
@@ -163,9 +164,8 @@ class Models:
 def contender(models: Models, way: Way, in_place: bool) -> Contender:
     bench, clock, steps, spoil = models.bench, time.perf_counter, 0, models.bench.options.plant
     zeros = {"w": np.zeros(models.count, np.float32)}
-    exchange = hpcomm.stochastic_reduce(
-        bench.context, zeros, topology=way.graph, hosts_first=way.hosts_first, in_place=in_place
-    )
+    topology = HostGraph(way.graph) if way.hosts_first else way.graph
+    exchange = hpcomm.stochastic_reduce(bench.context, zeros, topology=topology, in_place=in_place)
 
     def measure(n: int) -> tuple[list[float], int]:
         nonlocal steps, spoil

@@ -14,8 +14,14 @@ static const hpc_transport *const transports[] = {
 };
 enum { TRANSPORTS = sizeof transports / sizeof transports[0] };
 
-const char *hpc_transport_name(int i) {
-    return i >= 0 && i < TRANSPORTS ? transports[i]->name : NULL;
+static int has_caps(const hpc_transport *t, unsigned with, unsigned without) {
+    return (t->caps & with) == with && !(t->caps & without);
+}
+
+const char *hpc_transport_name(int i, unsigned with, unsigned without) {
+    for (int k = 0; i >= 0 && k < TRANSPORTS; k++)
+        if (has_caps(transports[k], with, without) && i-- == 0) return transports[k]->name;
+    return NULL;
 }
 
 static const hpc_transport *by_name(const char *name, size_t length) {
@@ -78,10 +84,8 @@ const hpc_transport *hpc_transport_choose(const char *names, const struct hpc_ad
 }
 
 const hpc_transport *hpc_transport_find(const char *names, unsigned with, unsigned without) {
-    for (int i = 0; i < TRANSPORTS; i++) {
-        unsigned caps = transports[i]->caps;
-        if ((caps & with) == with && !(caps & without) && is_in(names, transports[i])) return transports[i];
-    }
+    for (int i = 0; i < TRANSPORTS; i++)
+        if (has_caps(transports[i], with, without) && is_in(names, transports[i])) return transports[i];
     return NULL;
 }
 

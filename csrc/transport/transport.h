@@ -116,7 +116,8 @@ const hpc_transport *hpc_transport_across_hosts(const char *names, const struct 
                                                 const struct hpc_address *peer);
 /* How a rank reaches itself: by the chosen transport, or by shared memory where that one connects hosts. */
 const hpc_transport *hpc_transport_to_self(const hpc_transport *chosen);
-const char *hpc_transport_name(int i); /* of transport i, from 0, best first; NULL past the end */
+/* The name of transport i, from 0, best first, among those with and without these caps; NULL past the end. */
+const char *hpc_transport_name(int i, unsigned with, unsigned without);
 /* HPC_ERR_CONFIG when names holds one that this build lacks. */
 int hpc_transport_check(const char *names);
 

@@ -25,8 +25,10 @@ def build_info() -> str:
     return text(lib.hpc_build_info())
 
 
-def transports() -> tuple[str, ...]:
-    return names(lib.HPC_TRANSPORTS)
+def transports(of: str = "") -> tuple[str, ...]:
+    """The transports of this build, best first: all, or those that are "default" (taken where none is named), "mapped"
+    (share memory between ranks of a host) or "socket" (reach other hosts without devices)."""
+    return names(getattr(lib, f"HPC_{of.upper()}_TRANSPORTS" if of else "HPC_TRANSPORTS"))
 
 
 def instruction_sets() -> tuple[str, ...]:

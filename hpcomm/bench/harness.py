@@ -21,12 +21,13 @@ import numpy as np
 
 import hpcomm
 
+from .. import _core
 from . import peers, plots
 from .options import add_output, write
 from .ranks import is_mpi, mpi_library
 from .rows import HEADER, SUBHEADER, Row, line, table, where
 
-TRANSPORTS = ("shm", "verbs", "tcp")
+TRANSPORTS = _core.transports("default")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 

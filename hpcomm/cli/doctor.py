@@ -116,10 +116,11 @@ def files_needed(ranks: int, cores: int, streams: int) -> int:
 
 def open_files(ranks: int) -> Check:
     config = _configuration()
-    names = config.transport.split(",") if config.transport else ("shm", "tcp")
+    names = config.transport.split(",") if config.transport else _core.transports("default")
     each = min(_MOST_CORES, max(1, _core.core_count() // ranks - 1))
-    streams = config.tcp_streams if "tcp" in names else 0
-    least, most = (files_needed(ranks, each, n) for n in (0 if "shm" in names else streams, streams))
+    mapped, sockets = ({*names} & {*_core.transports(of)} for of in ("mapped", "socket"))
+    streams = config.tcp_streams if sockets else 0
+    least, most = (files_needed(ranks, each, n) for n in (0 if mapped else streams, streams))
     soft, hard = (math.inf if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
     over_tcp = f", {most} where they meet by TCP" if most > least else ""
     who = f"each of {ranks} ranks with an exchange of {each} core{'s' if each > 1 else ''}"

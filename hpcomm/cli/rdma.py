@@ -54,7 +54,7 @@ class Here:
     def insists(self) -> bool:
         """Whether a job cannot fall back to tcp."""
         named = self.transport.split(",")
-        return "verbs" in named and "tcp" not in named
+        return "verbs" in named and not {*named} & {*_core.transports("socket")}
 
 
 def here(config: Config) -> Here:

@@ -24,7 +24,7 @@ class PlanOptions:
             the servers' cores and the hosts of the ranks say, which all ranks know. With servers 32 KiB and in a
             Hierarchy 64 KiB by shared memory and RDMA; where ranks use TCP each core of the servers gets an equal part
             of every key, in chunks of at most 256 KiB (down to 64 KiB where it would get fewer than four of all keys),
-            and no key is cut into parts below 16 KiB. In a Tree 128 KiB, with hosts_first 256 KiB; with codecs of
+            and no key is cut into parts below 16 KiB. In a Tree 128 KiB, in a HostGraph 256 KiB; with codecs of
             pieces as many as leave each core of the servers eight chunks, from 32 KiB to 1 MiB; on a graph 256 KiB, or
             where several cores would get fewer than four of all keys half of it, and so on down to 32 KiB.
         depth: slots for gradients of a key, 1 to 32. Under ASYNC this many pushes of it may be pending; under BSP

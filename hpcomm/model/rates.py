@@ -33,6 +33,7 @@ class Rates:
     fold: float = 0.0  #: that a rank takes to add an element of an input
     latency: float = 0.0  #: that a step takes beside all that
     multiply: float = inf  #: by which a rank adds up products u v^T
+    racks: "Bandwidths | None" = None  #: of links within racks and between them; None: not asked, or no racks count
 
     def __post_init__(self) -> None:
         for name in ("between", "inside", "memory", "multiply"):

@@ -118,7 +118,7 @@ def recover(
             False.
         ConfigError: no worker is left, only ranks that serve; or ranks give different survivors.
         NotSupported: the plan was given by its rows, so that it cannot be remade without a rank; or each host has its
-            own model (hosts_first); or keys have separate schemes, and one of them is on a graph, or they are neither
+            own model (HostGraph); or keys have separate schemes, and one of them is on a graph, or they are neither
             all under BSP nor all under one quorum.
         InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
             rank: make another exchange, of Context.shrink's context.

@@ -47,7 +47,8 @@ class Hierarchy(Topology):
         top: "sharded" (each outermost group sends to the owner of a chunk) or "ring" (the fold goes around the groups
             to the owner, and the answer likewise).
         bandwidths: if given, racks count only where they pay, as hpcomm.model.racks_pay says. All ranks give the same.
-            "measured": an Exchange measures them when it is made, and two runs may decide differently.
+            "measured": an Exchange measures them when it is made, and two runs may decide differently; Rates.racks of
+            hpcomm.measure_rates has the same numbers.
         apply_at: who applies the rule: "owners", whose parameters go to all hosts; or "receivers": the folded update
             goes there, and one rank of each host applies it for the host's ranks, with a private state; under SSP(s)
             each rank applies it. "both" is the same here, where owners are receivers.
@@ -120,8 +121,8 @@ class Hierarchy(Topology):
             racks = len(found[1])
             if isinstance(self.bandwidths, str):
                 raise InvalidArgument(
-                    f"bandwidths is {self.bandwidths!r}: an Exchange measures them; without one give what "
-                    "hpcomm.measure_bandwidths has found"
+                    f"bandwidths is {self.bandwidths!r}: an Exchange measures them; without one give the "
+                    "racks of hpcomm.measure_rates(ctx, topology=...)"
                 )
             if self.bandwidths is not None and not racks_pay(self.bandwidths, len(self.hosts) / racks, racks):
                 found.pop()

@@ -52,11 +52,11 @@ class HostGraph(Topology):
     def refuses(self, job: Job) -> str | None:
         if job.consistency != BSP:
             return (
-                f"consistency is {job.consistency}: with hosts_first it must be NOTIFY_ACK or BSP, which are the same "
+                f"consistency is {job.consistency}: on a HostGraph it must be NOTIFY_ACK or BSP, which are the same "
                 "there: a rank waits for its host and the neighbours of that"
             )
         if not job.averages:
-            return "with hosts_first every rule must be Average: ranks push models"
+            return "on a HostGraph every rule must be Average: ranks push models"
         return None
 
     def resolved(self, job: Job) -> "HostGraph":
@@ -73,8 +73,8 @@ class HostGraph(Topology):
         graph = self.graph(len(self.hosts)) if callable(self.graph) else self.graph
         if not isinstance(graph, Graph) or graph.size != len(self.hosts):
             raise InvalidArgument(
-                f"topology is {graph!r}: with hosts_first it must be one Graph of {len(self.hosts)} nodes, as there "
-                "are hosts, or a function that makes one for a number of hosts"
+                f"graph is {graph!r}: it must be one Graph of {len(self.hosts)} nodes, as there are hosts, or a "
+                "function that makes one for a number of hosts"
             )
         return graph
 
@@ -85,7 +85,7 @@ class HostGraph(Topology):
             NotSupported: always.
         """
         raise NotSupported(
-            "with hosts_first each host has its own model, which recover does not rebuild: make another exchange "
+            "on a HostGraph each host has its own model, which recover does not rebuild: make another exchange "
             "on Context.shrink's context, from the params of this one"
         )
 
@@ -104,7 +104,7 @@ class HostGraph(Topology):
         names = [key.name for key in own_keys]
         if request.reduce != "mean" or any(out.name != "float32" for out in by_key_out(names, request.codec_out)):
             raise InvalidArgument(
-                f"reduce is {request.reduce!r} and codec_out {request.codec_out!r}: with hosts_first the weights are "
+                f"reduce is {request.reduce!r} and codec_out {request.codec_out!r}: on a HostGraph the weights are "
                 "the graph's, and averages stay float32 in their host; leave both out"
             )
         own_keys, codecs = coded(own_keys, request.codec)

@@ -1,7 +1,7 @@
 """DiLoCo: a torch optimizer that steps on each rank alone, and exchanges the ranks' progress once in H steps."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from ..local.fragments import Fragments, fragments_of
 from ..local.roll_call import MATES, RollCall
 from ..local.schedule import Schedule
 from ..optim import Nesterov, RuleOrRules
-from ..presets import parameter_hub
 from ..recovery import Recovered
 from ..stats import LocalStats
 from ..topology.given import as_topology
@@ -34,7 +33,7 @@ from .key import ParamKey
 from .model_values import ModelValues
 from .names import parameters, plain_keys, plain_name
 from .optimizer import DistributedOptimizer
-from .start import Offer, agree, check_options, exchange_options, given_of, keys_of, model_digest, placed
+from .start import Offer, agree, check_options, exchange_options, given_of, keys_of, made, model_digest, placed
 from .tensors import broadcast
 from .uneven import LocalBlock, Uneven
 from .wrapper import Wrapper, check_free, check_kinds, claim, release
@@ -152,7 +151,7 @@ class DiLoCo(Wrapper):
         if delay and not {"progress", "engine"} & options.keys():  # no wait works for it while the trainer computes
             asked["engine"] = replace(asked["engine"], progress="thread")
         values = {key.name: key.value() for key in keys}
-        exchange = _made(ctx, values, topology, consistency, outer, asked)
+        exchange = made(ctx, values, topology, consistency, outer, asked)
         try:
             check_exchange(exchange, schedule, found)
         except InvalidArgument:  # by arguments that all ranks share
@@ -475,16 +474,3 @@ def _names_of(fragments: Any, keys: list[ParamKey], plain: Callable[[str], str])
         return [plain(one) if isinstance(one, str) else one]
 
     return [inside(one) for one in fragments]
-
-
-def _made(
-    ctx: Context,
-    values: Mapping[str, Any],
-    topology: Any,
-    consistency: Consistency,
-    outer: RuleOrRules,
-    options: Mapping[str, Any],
-) -> Exchange:
-    if topology is None:
-        return parameter_hub(ctx, values, rule=outer, consistency=consistency, **options)
-    return Exchange(ctx, values, topology, consistency, outer, **options)

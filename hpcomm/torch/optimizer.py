@@ -16,48 +16,31 @@ from torch.utils.hooks import RemovableHandle
 
 from .._core import named
 from ..codec import Codecs, WireFormat
-from ..consistency import BSP, Consistency, with_servers
+from ..consistency import BSP, Consistency
 from ..context import Context
 from ..errors import ConfigError, InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange, inside
-from ..exchange.arguments import check_choice, refuse
 from ..log import logger
 from ..recovery import Recovered
 from ..stage import whole
 from ..stats import OptimizerStats
 from . import beside, saved, state
-from .buffers import KINDS, make_buffers
-from .counts import Counts
+from .asked import Arguments, Asked, asked_of
+from .buffers import make_buffers
 from .key import ParamKey
-from .linear import layers_of
-from .local import Neighbours, check_local
-from .mode import Scaling, check_clip
-from .modes import Asked, maker, serving, training
-from .names import plain_keys
+from .local import Neighbours
+from .mode import Scaling
+from .modes import serving, training
 from .owned import Held, OwnedState
-from .rules import Rules, rules_of
+from .rules import Rules
 from .split import Split
-from .start import (
-    agree,
-    check_hooks,
-    check_no_max_norm,
-    check_options,
-    exchange_options,
-    given_of,
-    keys_of,
-    offer_of,
-    overlaps,
-    placed,
-    take_state,
-    tell_refusal,
-)
 from .syncer import Layers, weakly
 from .tensors import broadcast
 from .ties import Ties, dropped
 from .uneven import JoinBlock, Uneven
 from .ways import Ways
 from .workers import CollectiveCall, Workers, joined
-from .wrapper import Wrapper, check_free, check_kinds, claim, steps_as_torch
+from .wrapper import Wrapper, claim, steps_as_torch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -163,118 +146,56 @@ class DistributedOptimizer(Wrapper):
     ) -> None:
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
-        counts = Counts()
-        try:
-            check_kinds(optimizer, model, DistributedOptimizer)
-            check_hooks(model)
-            check_choice("apply", apply, ("step", "backward", "after"))
-            check_choice("buffers", buffers, KINDS)
-            check_choice("sparse", sparse, ("dense", "refuse"))
-            check_choice("skip_weight_grad", skip_weight_grad, bool)
-            asked = ctx.config.way if way is None else way
-            self._overlap = overlaps(ctx, overlap)
-            check_options(options, DistributedOptimizer)
-            passes = whole("backward_passes_per_step", backward_passes_per_step, 1)
-            if not isinstance(consistency, Consistency):
-                raise InvalidArgument(f"consistency is {consistency!r}: must be a Consistency, one for all parameters")
-            clip = check_clip(clip_norm)
-            own = placed(topology, options)
-            servers = own.updates_of == "all"
-            topology, codec, way = (plain_keys(model, given) for given in (topology, codec, way))
-            asked_of = exchange_options(options, codec)
-            if not servers and not own.graphs(ctx.size):
-                raise InvalidArgument(
-                    f"topology is {topology!r}: must be one in which the gradients of all ranks count alike, or a graph"
-                )
-            if servers:
-                consistency = with_servers(consistency)
-            workers = own.roles(ctx.size)[0]
-            keys = keys_of(optimizer, model, counts, sparse, layers_of(model) if asked and ctx.size > 1 else {})
-            given = given_of(model, keys)
-            inside.sweep(ctx)
-            check_free(keys, optimizer)
-            if servers:
-                check_no_max_norm(model, keys)
-            offer = offer_of(ctx, optimizer, buffers, given)
-        except Exception as wrong:  # the other ranks wait for this one
-            tell_refusal(ctx, wrong)
-            raise
-        size = agree(ctx, offer)
-        try:
-            if size:
-                take_state(ctx, optimizer, offer.packed, size)
-            names = [[key.name for key in keys if key.group == i] for i in range(len(optimizer.param_groups))]
-            rules = rules_of(optimizer, names) if servers else None
-            if rules is None:
-                check_local(optimizer)
-                if servers and consistency != BSP:
-                    raise NotSupported(
-                        f"{type(optimizer).__name__} steps on each rank, by the mean gradient of all: give BSP"
-                    )
-            loaded = state.parse(keys, rules.forms, optimizer.state) if rules and size else None
-            splits = servers and rules is not None and apply != "backward" and consistency == BSP
-            if apply == "after" and not splits:
-                raise NotSupported(
-                    'apply is "after": it needs BSP with servers, and an optimizer that has a rule in the exchange '
-                    "(SGD, Adam, AdamW): leave it out"
-                )
-            if asked and (idle := sorted({*range(ctx.size)} - {*workers})):
-                if way is not None:
-                    raise NotSupported(
-                        f"way is {way!r}, and ranks {idle} only serve: pairs of vectors go from each rank to "
-                        "all: leave way or placement out"
-                    )
-                asked = ""
-            if asked and not splits:
-                if way is not None:
-                    raise NotSupported(
-                        f'way is {way!r}: it needs apply="step" or "after", BSP with servers, and an optimizer '
-                        "that has a rule in the exchange (SGD, Adam, AdamW): leave it out"
-                    )
-                asked = ""
-            slots = {key.name: len(rules.forms[key.group].state) for key in keys} if rules else {}
-            rest = (batch, revisit, skip_weight_grad, topology, codec, asked_of["plan"].codec_out, lossy)
-            ways = self._ways = Ways(ctx, model, keys, slots, asked or "ps", *rest)
-        except Exception as wrong:
-            refuse(ctx, wrong)
-            raise
+        given = Arguments(
+            apply=apply, clip_norm=clip_norm, backward_passes_per_step=backward_passes_per_step, buffers=buffers,
+            sparse=sparse, topology=topology, consistency=consistency, codec=codec, overlap=overlap, way=way,
+            batch=batch, revisit=revisit, skip_weight_grad=skip_weight_grad, lossy=lossy, options=options,
+        )  # fmt: skip
+        asked = asked_of(DistributedOptimizer, optimizer, ctx, model, given)
         super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._wrapped, self.context, self._model = optimizer, ctx, model
+        self._wrapped, self._model = optimizer, model
         self.param_groups = optimizer.param_groups
-        self._counts, self._rules = counts, rules
-        counts.state_bytes = sum(4 * k.param.numel() * (slots[k.name] + k.has_master) for k in keys if rules)
         self._join: JoinBlock | None = None
         self._uneven = Uneven()
         self._held: Held | None = None
-        make = maker(topology, consistency, asked_of, ways)
-        ways.begin()
-        if servers and rules is None:
+        self._hooked: dict[int, Any] = {}
+        self._take_up(asked)
+        self._tie(asked)
+        self._ready = True
+
+    def _take_up(self, asked: Asked) -> None:
+        """Makes the exchange, and gives all ranks rank 0's other parameters and its buffers."""
+        ctx, rules, optimizer = asked.context, asked.rules, asked.optimizer
+        self.context, self._counts, self._rules, self._ways = ctx, asked.counts, rules, asked.ways
+        self._overlap = asked.args.overlap
+        asked.ways.begin()
+        if not asked.on_graph and rules is None:
             why = "has no rule in the exchange" if steps_as_torch(optimizer) else "has a step() that is not torch's"
             _note(ctx, f"{type(optimizer).__name__} {why}: it steps on every rank by mean gradients")
-        mode = self._mode = (training if ctx.rank in workers else serving)(
-            Asked(ctx, keys, counts, passes, clip, optimizer, rules, make, apply, consistency, ways, not servers)
-        )
-        mode.in_step = servers and consistency == BSP
-        mode.workers = Workers(ctx, workers)
-        there = {id(key.param) for key in keys if rules is not None or not servers}
-        broadcast(ctx, [p.data for p in model.parameters() if id(p) not in there])
-        self._progress = {"progress": asked_of["engine"].progress}
-        self._buffers = make_buffers(ctx, model, buffers, mode.workers, self._progress)
-        self._buffers_kind = buffers
+        mode = self._mode = (training if ctx.rank in asked.workers else serving)(asked)
+        mode.in_step = not asked.on_graph and asked.args.consistency == BSP
+        mode.workers = Workers(ctx, asked.workers)
+        there = {id(key.param) for key in asked.keys if rules is not None or asked.on_graph}
+        broadcast(ctx, [p.data for p in self._model.parameters() if id(p) not in there])
+        self._progress = {"progress": asked.args.options["engine"].progress}
+        self._buffers = make_buffers(ctx, self._model, asked.args.buffers, mode.workers, self._progress)
+        self._buffers_kind = asked.args.buffers
         mode.extra.append(self._buffers)
-        self._layers = Layers(ctx, model, keys)
+
+    def _tie(self, asked: Asked) -> None:
+        """Puts hooks on the model and the wrapped optimizer; the exchange has the state from here on."""
+        keys, mode = asked.keys, self._mode
+        self._layers = Layers(self.context, self._model, keys)
         self._layers.begin(mode)
         self._layers.on_load = weakly(self._loaded)
-        self._hooked: dict[int, Any] = {}
         self._hook()
-        if rules is not None:
-            self._own_state(loaded, rules)
+        if asked.rules is not None:
+            self._own_state(asked.loaded, asked.rules)
         self._watched = self._watch()
         self._guard_steps()
         more = (*self._watched, self._guard)
-        self._ties = Ties(claim(self, keys), keys, optimizer, self._layers, self._hooked, more)
+        self._ties = Ties(claim(self, keys), keys, self._wrapped, self._layers, self._hooked, more)
         finalize(self, dropped, mode, self._ties).atexit = False
-        self._ready = True
 
     @torch.no_grad()
     def _own_state(self, loaded: Mapping[str, state.Loaded] | None, rules: Rules) -> None:

@@ -14,9 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..codec import Codecs
+from ..consistency import Consistency
 from ..context import Context
 from ..errors import ConfigError, HpcommError, InvalidArgument
+from ..exchange import Exchange
 from ..exchange.options import EngineOptions, PlanOptions, Progress, Reduce, apart, engine_options, plan_options
+from ..optim import RuleOrRules
+from ..presets import parameter_hub
 from ..topology import ParameterServer
 from ..topology.given import as_topology
 from ..topology.protocol import Topology
@@ -81,6 +85,20 @@ def exchange_options(options: Mapping[str, Any], codec: Codecs | None) -> dict[s
     given = {name: one for name, one in {**options, "codec": codec}.items() if one is not None}
     engine = engine_options(options.get("engine", EngineOptions()), given)
     return {**rest, "plan": plan_options(options.get("plan"), given), "engine": engine}
+
+
+def made(
+    ctx: Context,
+    values: Mapping[str, Any],
+    topology: Any,
+    consistency: Consistency,
+    rule: RuleOrRules,
+    options: Mapping[str, Any],
+) -> Exchange:
+    """The exchange of these values. topology None: the one that parameter_hub takes by the options."""
+    if topology is None:
+        return parameter_hub(ctx, values, rule=rule, consistency=consistency, **options)
+    return Exchange(ctx, values, topology, consistency, rule, **options)
 
 
 def server_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,9 +57,12 @@ extern "C" {
 HPC_API const char *hpc_version(void);    /* "MAJOR.MINOR.PATCHPRE" of the loaded library */
 HPC_API const char *hpc_build_info(void); /* "compiler=...; build=...; isa=...; verbs=yes|no" */
 typedef enum hpc_names {
-    HPC_TRANSPORTS = 0, /* of this build, best first */
-    HPC_RULES = 1,      /* built in; hpc_rule_find */
-    HPC_PROXES = 2      /* the same; hpc_prox_find */
+    HPC_TRANSPORTS = 0,         /* of this build, best first */
+    HPC_RULES = 1,              /* built in; hpc_rule_find */
+    HPC_PROXES = 2,             /* the same; hpc_prox_find */
+    HPC_DEFAULT_TRANSPORTS = 3, /* taken where none is named */
+    HPC_MAPPED_TRANSPORTS = 4,  /* share memory between ranks of a host */
+    HPC_SOCKET_TRANSPORTS = 5   /* reach ranks of other hosts without devices */
 } hpc_names;
 HPC_API const char *hpc_name(int names, int i); /* name i, from 0, of hpc_names; NULL past the end */
 HPC_API int hpc_core_count(void);               /* the affinity mask cut by the cgroup's quota, at least 1 */

@@ -312,7 +312,7 @@ static void test_context(void) {
     check_create("tcp", NULL, HPC_OK, HPC_VERBS_NOT_ALLOWED, 1);
     check_create("verbs", NULL, HPC_OK, -1, 1);
     check_create(NULL, "none_like_this", HPC_OK, -1, 1);
-    CHECK(strcmp(hpc_transport_name(0), "shm") == 0 && strcmp(hpc_transport_name(1), "verbs") == 0);
+    CHECK(strcmp(hpc_transport_name(0, 0, 0), "shm") == 0 && strcmp(hpc_transport_name(1, 0, 0), "verbs") == 0);
 }
 
 /* ---- without a device, or without the library ---- */
