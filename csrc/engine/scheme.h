@@ -227,6 +227,8 @@ struct hpc_scheme {
     size_t encoders_bytes;
     const struct hpc_fold_kernels *kernels;
     hpc_asked asked;
+    /* Of all keys; the facts that need a look at one are 0 here. */
+    hpc_key_facts facts;
     int puts;      /* updates are put, even where the owner could read them in the worker's memory */
     int passes_on; /* pushes come by way of other ranks, and cores put them on */
     int *own_rows; /* where updates pass on: by row, this rank's row of the same elements, or -1; else NULL */

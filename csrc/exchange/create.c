@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "discipline/config.h"
 #include "discipline/discipline.h"
 #include "engine/args.h"
 #include "engine/bytes.h"
@@ -317,6 +318,7 @@ hpc_scheme *hpc_scheme_new(hpc_context *c, const hpc_exchange_config *f, const c
                             .quorum = d->traits & HPC_BY_QUORUM ? f->quorum : 0,
                             .grace = f->grace < 0 ? -1 : f->grace,
                             .patience = f->patience};
+    sc->facts = hpc_config_facts(f);
     sc->rotates = hpc_models_rotate(f);
     sc->own_args = f->graph != NULL || d->traits & HPC_KEEPS_INPUTS;
     sc->gate = d->gate, sc->pace = d->pace, sc->use = d->use;

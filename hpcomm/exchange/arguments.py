@@ -37,8 +37,6 @@ class Compiled:
         plan: of these keys.
         phases: the graphs that the steps take in turn; () with servers.
         graph: C's struct of these graphs; None with servers.
-        own: whether ranks' parameters differ: on graphs, and among peers where not all send to all.
-        peers: whether each rank applies all updates that come to it.
         threads: whether its ranks can have more cores than NICs, so that how many depends on progress, of which a rank
             knows its own only. The same on all ranks.
     """
@@ -48,25 +46,7 @@ class Compiled:
     plan: Plan
     phases: tuple[Graph, ...]
     graph: Any
-    own: bool
-    peers: bool
     threads: bool
-
-    @property
-    def counts_versions(self) -> bool:
-        """Whether all its keys have their versions together: with servers and among peers, under a quorum."""
-        return self.scheme.consistency.quorum is not None and self.mode == "BSP"
-
-    @property
-    def counts_updates(self) -> bool:
-        """Whether its rows count updates and not the steps of a worker: under ASYNC and SSP(s), but on graphs."""
-        return not self.phases and self.scheme.consistency.staleness != 0
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether every rank has a copy of its keys, with equal bits at equal steps: among peers under BSP, and under a
-        quorum of them."""
-        return self.peers and not self.own and self.mode == "BSP"
 
 
 @dataclass(frozen=True)
@@ -133,8 +113,8 @@ def _as_key(name: str, value: NDArray[np.float32], rule: AnyRule) -> NDArray[np.
 
 def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float32] | Key], made: Made) -> Compiled:
     topology, options, own = scheme.topology, made.plan, {name: keys[name] for name in scheme.names}
-    phases, peers = topology.graphs(ctx.size), applies_at_peers(topology)
-    weighs = topology.updates_of in OWN_MODELS and not peers
+    phases = topology.graphs(ctx.size)
+    weighs = topology.updates_of in OWN_MODELS and not applies_at_peers(topology)
     mode = engine_mode(scheme.consistency, bool(phases))
     codec, codec_out = (_of(scheme.names, given) for given in (options.codec, options.codec_out))
     spare, interfaces = _spare(ctx, topology)
@@ -154,9 +134,7 @@ def _compiled(ctx: Context, scheme: Scheme, keys: Mapping[str, NDArray[np.float3
     )
     check_plan(plan, own, ctx.size)
     c_graph = _c_graph(plan, phases) if phases else None
-    own_models = topology.updates_of == "neighbours"
-    peers = peers or (not phases and _is_of_peers(plan))
-    return Compiled(scheme, mode, plan, phases, c_graph, own_models, peers, threads=spare > interfaces)
+    return Compiled(scheme, mode, plan, phases, c_graph, threads=spare > interfaces)
 
 
 def _of(names: Sequence[str], codecs: Any) -> Any:
@@ -285,19 +263,6 @@ def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:
     key, offset, count = (plan.rows.column(name).tolist() for name in ("key", "offset", "count"))
     own = (plan.rows.column("owner") == rank) & (plan.rows.column("action") == _core.ACTIONS["apply"])
     return [(i, Span(plan.keys[key[i]].name, offset[i], count[i])) for i in np.flatnonzero(own).tolist()]
-
-
-def has_copies(plan: Plan) -> bool:
-    """Whether several rows apply the same elements."""
-    _, _, first = _applied(plan)
-    return not first.all()
-
-
-def _is_of_peers(plan: Plan) -> bool:
-    """Whether rows of the same elements apply pushes for their owner alone, as C looks for peers. A hub's rows have
-    several outputs, so its inputs, which are many, are not looked at."""
-    for_one = bool((plan.rows.column("n_out") == 1).all())
-    return for_one and has_copies(plan) and bool((plan.rows.inputs()[2] < 0).all())
 
 
 def check_owners(plan: Plan, op: str) -> None:

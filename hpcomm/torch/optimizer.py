@@ -19,7 +19,7 @@ from ..codec import Codecs, WireFormat
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import ConfigError, InvalidArgument, NotSupported, PeerFailed
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from ..exchange.arguments import check_choice, refuse
 from ..log import logger
 from ..recovery import Recovered
@@ -191,7 +191,7 @@ class DistributedOptimizer(Wrapper):
             workers = own.roles(ctx.size)[0]
             keys = keys_of(optimizer, model, counts, sparse, layers_of(model) if asked and ctx.size > 1 else {})
             given = given_of(model, keys)
-            inside.sweep(ctx)
+            ctx._sweep()
             check_free(keys, optimizer)
             if servers:
                 check_no_max_norm(model, keys)
@@ -720,7 +720,7 @@ class DistributedOptimizer(Wrapper):
             self._rules.are_of(self._mode.exchange)
             assert self._held is not None
             exchange = self._mode.exchange
-            self._held.loaded({key.param for key in self._mode.keys if inside.folds(exchange, key.name) > 0})
+            self._held.loaded({key.param for key in self._mode.keys if exchange._state.folds(key.name) > 0})
         beside.load(self._parts(), beside.of_older(self._model, found))
         self._move()
 
