@@ -107,7 +107,7 @@ class Context:
 
     __slots__ = (
         "__weakref__",
-        "_dropped",  # exchanges whose owner is gone, and others may need them: see exchange/inside.py
+        "_dropped",  # exchanges whose owner is gone, and others may need them
         "_exchanges",
         "_handle",
         "_lane",
@@ -140,7 +140,7 @@ class Context:
         self.size = len(self.ranks)
         self.racks: tuple[str, ...] = ("",) * self.size
         self._exchanges: weakref.WeakValueDictionary[int, Closes] = weakref.WeakValueDictionary()
-        self._dropped: list[Closes] = []
+        self._dropped: list[Any] = []
         self._lane = Lane(None, NULL, sources)
         self._noted: int | None = None
         self._shrunk = False
@@ -419,6 +419,16 @@ class Context:
             if first:
                 self._tell_news()
 
+    def _drop(self, exchange: Any) -> None:
+        """Closes an exchange that its user left open: now if nothing is pending and no other rank needs it, otherwise
+        in a later sweep, or with this context."""
+        self._dropped.append(exchange)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Closes exchanges that were dropped, as far as that needs no wait."""
+        self._dropped[:] = [one for one in self._dropped if not _closes(one)]
+
     def abort(self, why: str) -> None:
         """close, but the peers are told that this rank failed, and why."""
         first = self._leave()
@@ -547,3 +557,13 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+
+
+def _closes(exchange: Any) -> bool:
+    try:
+        exchange.close(0)
+    except Timeout:
+        return False
+    except HpcommError:  # the exchange is closed; no caller is there to be told of the failure
+        pass
+    return True

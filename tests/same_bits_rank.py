@@ -172,7 +172,7 @@ def members(ex: hpcomm.Exchange) -> list[str]:
     """The disciplines of an exchange's schemes, as suits in csrc/discipline finds them."""
     found = []
     for one in ex._schemes:
-        rows, consistency, split = list(one.plan.rows), one.scheme.consistency, bool(ex._made.engine.split)
+        rows, consistency, split = list(one.plan.rows), one.scheme.consistency, bool(ex._state.made.engine.split)
         stages = any(edge.row >= 0 for row in rows for edge in row.out_edges)
         applied = [(row.key, row.offset) for row in rows if row.action == "apply"]
         copies = any(a == b for a, b in itertools.pairwise(applied))

@@ -63,7 +63,7 @@ def codecs_of(plan: Plan) -> dict[str, tuple[str, str]]:
 
 
 def push_pull(ex: Exchange, name: str, value: Any) -> None:
-    if ex._made.engine.in_place:
+    if ex._state.made.engine.in_place:
         ex.params[name][...] = value
         ex.push_pull(name)
     else:
@@ -72,7 +72,7 @@ def push_pull(ex: Exchange, name: str, value: Any) -> None:
 
 def step(ex: Exchange, seed: int) -> None:
     for name, value in values(seed).items():
-        push_pull(ex, name, value + ex.params[name] if ex._made.engine.in_place else value)
+        push_pull(ex, name, value + ex.params[name] if ex._state.made.engine.in_place else value)
 
 
 def trained(transport: dict[str, Any], **options: Any) -> list[dict[str, bytes]]:

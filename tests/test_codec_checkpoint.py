@@ -15,7 +15,7 @@ from told import logs
 import hpcomm
 from hpcomm import SGD, Adam, Checkpointer, Exchange, Hierarchy, InvalidArgument, ParameterServer, graphs
 from hpcomm.codec import ErrorFeedback, Float4, OneBit, Threshold, TopK
-from hpcomm.exchange import encoders, inside
+from hpcomm.exchange import encoders
 
 F32 = np.float32
 Floats = NDArray[np.float32]
@@ -246,7 +246,7 @@ def _recovers(consistency: str) -> dict[str, Any]:
             ex.push_pull("w", np.random.default_rng([first.rank, step]).standard_normal(2000).astype(F32))
             step += 1
         except hpcomm.PeerFailed:
-            before = inside.kept(ex).shard["encoders"]
+            before = ex._state.saved()["encoders"]
             recovered = hpcomm.recover(ex)
             ex, step = recovered.exchange, recovered.clock
             after = ex.state_dict()["encoders"]

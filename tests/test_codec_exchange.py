@@ -34,7 +34,6 @@ from hpcomm import (
     graphs,
 )
 from hpcomm.codec import FLOAT32, Auto, ErrorFeedback, OneBit, Threshold, TopK, name_of
-from hpcomm.exchange import inside
 from hpcomm.topology import Request
 
 F32 = np.float32
@@ -462,7 +461,7 @@ def test_auto_takes_the_codec_where_it_is_faster(ranks_by: str) -> None:
             assert told["b"].why
             assert ("MB/s" in told["w"].why) == (ranks_by != "shm")
             assert (told["w"].gain is None) == (ex.codecs["w"] == FLOAT32)
-            kept = inside.made(ex).plan.codec  # of which recover makes the next exchange
+            kept = ex._state.made.plan.codec  # of which recover makes the next exchange
             assert kept == {name: name_of(one) for name, one in ex.codecs.items()}
             return dict(ex.codecs), ex.plan
 

@@ -35,7 +35,7 @@ ENGINE: dict[str, Any] = {
 
 def made(ctx: hpcomm.Context, **given: Any) -> tuple[Plan, PlanOptions, EngineOptions]:
     with Exchange(ctx, PARAMS, **given) as ex:
-        return ex.plan, ex._made.plan, ex._made.engine
+        return ex.plan, ex._state.made.plan, ex._state.made.engine
 
 
 def test_keywords_are_fields() -> None:
@@ -111,7 +111,7 @@ def test_a_plan_made_earlier_says_what_options_would(alone: hpcomm.Context) -> N
 
 def test_presets_take_values_too(alone: hpcomm.Context) -> None:
     with hpcomm.parameter_hub(alone, PARAMS, plan=PlanOptions(chunk_bytes=64), progress="inline") as ex:
-        assert (ex._made.plan.chunk_bytes, ex._made.engine.progress) == (64, "inline")
+        assert (ex._state.made.plan.chunk_bytes, ex._state.made.engine.progress) == (64, "inline")
 
 
 def test_codec_by_name_and_by_value(alone: hpcomm.Context) -> None:

@@ -9,7 +9,6 @@ from conftest import on_both, run_threads
 import hpcomm
 from hpcomm import ConfigError, Hierarchy, InvalidArgument, ParameterServer, launch
 from hpcomm.consistency import with_servers
-from hpcomm.exchange import inside
 from hpcomm.exchange.options import EngineOptions
 from hpcomm.exchange.schemes import settled
 from hpcomm.model import Bandwidths, racks_pay
@@ -284,7 +283,7 @@ def test_ranks_of_one_host_are_flat_by_default() -> None:
         for topology in ("auto", "flat", Hierarchy()):
             with hpcomm.parameter_hub(ctx, params, topology=topology) as ex:
                 found.append(ex.plan)
-                own = inside.made(ex).schemes[0].topology
+                own = ex._state.made.schemes[0].topology
                 assert isinstance(own, Hierarchy if topology == Hierarchy() else ParameterServer)
         assert found[0] == found[1] == found[2]
 

@@ -162,7 +162,7 @@ def test_without_a_quorum_groups_change_nothing(alone: Context) -> None:
     for consistency in (hpcomm.BSP, hpcomm.SSP(2), hpcomm.ASYNC):
         with Exchange(alone, zeros(), consistency=consistency, engine=EngineOptions(groups=GROUPS)) as ex:
             assert len(ex._schemes) == 1
-            assert ex._made.engine.groups == GROUPS
+            assert ex._state.made.engine.groups == GROUPS
             ex.push_pull("a", update("a", 0, 0))
             ex.push_pull("a", update("a", 0, 1))  # each key is counted by itself
             ex.push_pull("c", update("c", 0, 0))

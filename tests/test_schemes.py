@@ -1,7 +1,7 @@
 """Topologies as an exchange asks them: a stranger's class, and which keys form a scheme."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import hypothesis.strategies as st
@@ -303,3 +303,30 @@ def test_a_scheme_has_one_plan_made(options: dict[str, Any], times: int, monkeyp
 
     run_threads(3, body)
     assert len(made) == 3 * times
+
+
+def test_the_engine_tells_the_facts_of_each_key() -> None:
+    def rank(ctx: hpcomm.Context) -> dict[str, set[str]]:
+        params = {name: np.zeros(8, np.float32) for name in ("flat", "stale", "peers", "some", "graph", "few")}
+        topology: dict[str, Any] = {
+            "peers": PeerToPeer(),
+            "some": PeerToPeer(hpcomm.graphs.from_edges(3, [(0, 1), (1, 2), (2, 0)])),
+            "graph": hpcomm.graphs.root_expander,
+        }
+        consistency = {"stale": SSP(2), "few": hpcomm.Consistency(quorum=2, late="drop")}
+        rules = {name: hpcomm.Average() if name == "graph" else hpcomm.SGD(lr=1) for name in params}
+        with hpcomm.Exchange(ctx, params, topology, consistency, rules) as ex:
+            every = {name: asdict(its) for name, its in ex._state.facts.items()}
+            assert len({its["scheme"] for its in every.values()}) == len(params)
+            rank_facts = {"one_slot", "takes_writes", "keeps_back", "scheme"}
+            return {name: {fact for fact in its.keys() - rank_facts if its[fact]} for name, its in every.items()}
+
+    for found in run_threads(3, rank):
+        assert found == {
+            "flat": {"counts_folds", "in_step"},
+            "stale": {"counts_updates", "settles"},
+            "peers": {"peers", "copied", "counts_folds", "in_step"},
+            "some": {"peers", "own", "counts_folds", "in_step"},
+            "graph": {"graph", "own", "counts_folds", "in_step"},
+            "few": {"counts_folds", "counts_versions", "jumps"},
+        }

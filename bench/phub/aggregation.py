@@ -33,10 +33,10 @@ from bench.common import models
 from bench.common.launch import cores
 from bench.common.native import BUILD, with_objects
 from bench.common.options import add_output, add_quick, write
+from hpcomm._core import memory_available
 from hpcomm.bench import plots
 from hpcomm.bench.arrays import LINE, address, aligned, zeros
 from hpcomm.bench.rows import Row, ratio
-from hpcomm.exchange.inside import memory_available
 from hpcomm.plan import Plan
 
 RATE, MOMENTUM = 0.01, 0.9

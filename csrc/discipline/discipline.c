@@ -1,32 +1,6 @@
 #include "discipline/discipline.h"
 
-#include "discipline/grouping.h"
-
-/* ---- facts of a configuration ---- */
-
-/* A quorum of all inputs is the same as no quorum. On a graph a rank's own update is not counted among the inputs. */
-int hpc_config_misses_some(const hpc_exchange_config *f) {
-    for (int i = 0; i < f->plan->n_rows && f->quorum != 0; i++)
-        if (f->plan->rows[i].action != HPC_FORWARD && f->quorum < f->plan->rows[i].n_in - (f->graph != NULL)) return 1;
-    return 0;
-}
-
-static int serves_others(const hpc_plan *plan) {
-    for (int i = 0; i < plan->n_rows; i++)
-        if (plan->rows[i].n_out > 1) return 1;
-    return 0;
-}
-
-hpc_edges hpc_edges_of(const hpc_exchange_config *f) {
-    int other;
-    if (f->graph != NULL) return f->graph->n_phases > 1 ? HPC_PHASES : HPC_GRAPH;
-    const int stages = hpc_plan_has_stages(f->plan), copies = hpc_plan_find_copy(f->plan, &other) >= 0;
-    if (!copies) return stages ? HPC_STAGES : HPC_SERVERS;
-    if (stages) return HPC_RECEIVERS;
-    return serves_others(f->plan) ? HPC_ALIKE : HPC_PEERS;
-}
-
-/* ---- the table of disciplines ---- */
+#include "discipline/config.h"
 
 enum { ANY = -1 };             /* consistency */
 enum { ALL = 1, QUORUM = 2 };  /* inputs of a fold */

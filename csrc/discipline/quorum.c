@@ -93,6 +93,7 @@
  * to another, so they push this key too; they are not less far, so they have pushed it. */
 #include "discipline/quorum_state.h"
 
+#include "discipline/config.h"
 #include "discipline/discipline.h"
 #include "discipline/grouping.h"
 #include "discipline/peers.h"

@@ -238,6 +238,7 @@ struct hpc_scheme {
     hpc_exchange_config asked; /* the settings that a user gave; what is not for this scheme is 0 */
     int puts;                  /* updates are put, even where the owner could read them in the worker's memory */
     int passes_on;             /* pushes come by way of other ranks, and cores put them on */
+    hpc_key_facts facts;       /* of all keys; the facts that need a look at one are 0 here */
     int *own_rows; /* where updates pass on: by row, this rank's row of the same elements, or -1; else NULL */
     int stream;    /* parameters are written past the caches */
     int rotates;   /* a model is trained in the slot that the next push sends, and its fold writes the slot after */

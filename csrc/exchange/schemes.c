@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "discipline/config.h"
 #include "discipline/discipline.h"
 #include "engine/open.h"
 
@@ -48,6 +49,7 @@ static hpc_exchange *new_exchange(hpc_context *c, const hpc_exchange_config *f) 
     for (const hpc_exchange_config *g = f; g != NULL; g = g->next) {
         hpc_scheme *sc = hpc_scheme_new(c, g, hpc_discipline_of(g), op_create);
         if (sc == NULL) return no_memory(ex);
+        sc->facts = hpc_config_facts(g);
         sc->first_key = ex->n_keys;
         ex->n_keys += sc->plan->n_keys;
         ex->n_rows += sc->plan->n_rows;

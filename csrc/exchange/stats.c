@@ -154,11 +154,6 @@ hpc_memory *hpc_exchange_memory(const hpc_exchange *ex, int key, const void *at)
     return hpc_window_memory(sc->window, sc->context->group.rank);
 }
 
-int hpc_exchange_takes_writes(const hpc_exchange *ex, int key) {
-    const hpc_scheme *sc = hpc_scheme_at(ex, &key);
-    return sc != NULL && !sc->keys[key].encoded.apart;
-}
-
 /* ---- versions ---- */
 
 static hpc_outcome outcome_of(hpc_scheme *sc, int key) {

@@ -165,8 +165,11 @@ def _array(
     return mapped([memory_of(lib.hpc_exchange_memory(exchange, key, at))], address_of(at), shape, dtype, writable)
 
 
-def exchange_takes_writes(exchange: Any, key: int) -> bool:
-    return bool(lib.hpc_exchange_takes_writes(exchange, key))
+def exchange_key_facts(exchange: Any, key: int) -> tuple[int, ...]:
+    """hpc_key_facts, in the order of its members."""
+    facts = ffi.new("hpc_key_facts *")
+    check(lib.hpc_exchange_get_key_facts(exchange, key, facts))
+    return tuple(getattr(facts, name) for name, _ in ffi.typeof("hpc_key_facts").fields)
 
 
 def exchange_params_address(exchange: Any, key: int) -> int:

@@ -37,7 +37,7 @@ from typing import Any
 
 from .._core import seconds
 from ..errors import CheckpointError, ConfigError, HpcommError, InvalidArgument, NotSupported, PeerFailed, Timeout
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from ..exchange.pieces import own_keys
 from ..flow import feeders
 from ..log import logger
@@ -133,7 +133,7 @@ class Checkpointer:
         self._mixed: set[int] = set()  # of which other ranks have files of another step of the job
         self._begun: set[int] = set()  # copied here
         self._missed = [0] * self._size  # the last step of each rank that was said to be missing there
-        self._skips = inside.has_quorum(ex)  # steps, after this rank's update was late
+        self._skips = ex._state.any.jumps  # steps, after this rank's update was late
         self._ctx._exchanges[id(self)] = self  # its close closes this one, after the exchange
 
     def _agree(self, wrong: Exception | None, told: list[Any]) -> None:
@@ -188,7 +188,7 @@ class Checkpointer:
         self._last = step
         due = passed if skipped else step
         try:
-            inside.check_idle(self._ex, "after")  # before a rank that only serves has copied
+            self._ex._check_idle("after")  # before a rank that only serves has copied
             values = files.frozen((extra() if callable(extra) else extra) or {}, "extra")
             start = time.perf_counter()
             self._let_servers_copy(due)
@@ -271,7 +271,7 @@ class Checkpointer:
         self._finish()  # the copy is being written
         self._ex, self._shard = ex, ex.state_dict()
         _check_steps(ex.plan, self._workers, own_keys(self._shard))
-        self._plan, self._skips = resume.digest(ex.plan), inside.has_quorum(ex)
+        self._plan, self._skips = resume.digest(ex.plan), ex._state.any.jumps
 
     # ---- the copy ---------------------------------------------------------------------------------------------------
 
@@ -324,10 +324,15 @@ class Checkpointer:
         self._waited += copying - start
         self._pause += copied - copying
         self._longest = max(self._longest, copied - copying)
-        made = inside.steps_of_all(self._ex)
+        made = self._steps_of_all()
         self._writing = self._writer.submit(self._write, step, files.UNCOUNTED if made is None else made, extra)
         self._begun.add(step)
         return lost
+
+    def _steps_of_all(self) -> int | None:
+        """How many steps the exchange has made, where all workers are at the same one when they stand between two
+        steps; None: they are not, or this rank only serves."""
+        return self._ex.version if self._ex.params and self._ex._state.all.in_step else None
 
     def _look(self) -> None:
         """Raises the thread's error, if any."""

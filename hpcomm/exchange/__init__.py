@@ -2,8 +2,8 @@
 
 exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. schemes:
 which keys have which topology and consistency. codecs, auto: the codec of each key, given or chosen. keys: gradients
-and parameters by name. factors: gradients as pairs of vectors. snapshot, pieces, encoders: the state of owners and
-encoders, as checkpoints. inside: functions that only checkpoint and recovery need.
+and parameters by name. factors: gradients as pairs of vectors. facts: of keys, as C has decided them. state: the
+knowledge that hpcomm's other packages use. pieces, encoders: the state of owners and encoders, as checkpoints.
 """
 
 from .calls import Handle

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core, optim
-from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency, applies_each
+from ..consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
 from ..graphs import Graph
@@ -23,7 +23,7 @@ from ..topology.by_key import check_names, check_workers, join
 from ..topology.protocol import Request, Topology
 from ..window import as_source
 from .codecs import KeyCodecs, codecs_of
-from .pieces import SHARED, Kind, RuleKind, Span
+from .pieces import Span
 from .schemes import OWN_MODELS, Made, Scheme, applies_at_peers
 
 
@@ -37,8 +37,6 @@ class Compiled:
         plan: of these keys.
         phases: the graphs that the steps take in turn; () with servers.
         graph: C's struct of these graphs; None with servers.
-        own: whether ranks' parameters differ: on graphs, and among peers where not all send to all.
-        peers: whether each rank applies all updates that come to it.
     """
 
     scheme: Scheme
@@ -46,24 +44,6 @@ class Compiled:
     plan: Plan
     phases: tuple[Graph, ...]
     graph: Any
-    own: bool
-    peers: bool
-
-    @property
-    def counts_versions(self) -> bool:
-        """Whether all its keys have their versions together: with servers and among peers, under a quorum."""
-        return self.scheme.consistency.quorum is not None and self.mode == "BSP"
-
-    @property
-    def counts_updates(self) -> bool:
-        """Whether its rows count updates and not the steps of a worker: under ASYNC and SSP(s), but on graphs."""
-        return not self.phases and self.scheme.consistency.staleness != 0
-
-    @property
-    def is_copied(self) -> bool:
-        """Whether every rank has a copy of its keys, with equal bits at equal steps: among peers under BSP, and under a
-        quorum of them."""
-        return self.peers and not self.own and self.mode == "BSP"
 
 
 @dataclass(frozen=True)
@@ -85,21 +65,6 @@ class Checked:
     rules: dict[str, AnyRule]
     c_rules: list[Any]
     codecs: KeyCodecs
-
-    def kind(self, rank: int) -> Kind:
-        """The kind of a rank's shards."""
-        kinds = tuple(
-            RuleKind(optim.c_name(own), c_rule.slots, len(optim.arguments(own)))
-            for own, c_rule in zip(self.rules.values(), self.c_rules, strict=True)
-        )
-        counts = {name: value.size for name, value in self.values.items()}
-        own = frozenset(name for one in self.schemes if one.own for name in one.scheme.names)
-        return Kind(kinds, counts, rank if own else SHARED, own)
-
-    def late(self) -> set[str]:
-        """The keys of peers that apply each update by itself."""
-        each = [one.scheme for one in self.schemes if one.peers and applies_each(one.scheme.consistency)]
-        return {name for scheme in each for name in scheme.names}
 
 
 def check_options(made: Made, names: Sequence[str]) -> None:
@@ -166,8 +131,8 @@ def _compiled(
     interfaces: int,
 ) -> Compiled:
     topology, options, own = scheme.topology, made.plan, {name: keys[name] for name in scheme.names}
-    phases, peers = topology.graphs(ctx.size), applies_at_peers(topology)
-    weighs = topology.updates_of in OWN_MODELS and not peers
+    phases = topology.graphs(ctx.size)
+    weighs = topology.updates_of in OWN_MODELS and not applies_at_peers(topology)
     mode = engine_mode(scheme.consistency, bool(phases))
     codec, codec_out = (_of(scheme.names, given) for given in (options.codec, options.codec_out))
     request = Request(
@@ -187,9 +152,7 @@ def _compiled(
     plan = topology.compile(request)
     check_plan(plan, own, ctx.size)
     c_graph = _c_graph(plan, phases) if phases else None
-    own_models = topology.updates_of == "neighbours"
-    peers = peers or (not phases and _is_of_peers(plan))
-    return Compiled(scheme, mode, plan, phases, c_graph, own_models, peers)
+    return Compiled(scheme, mode, plan, phases, c_graph)
 
 
 def _of(names: Sequence[str], codecs: Any) -> Any:
@@ -319,19 +282,6 @@ def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:
     key, offset, count = (plan.rows.column(name).tolist() for name in ("key", "offset", "count"))
     own = (plan.rows.column("owner") == rank) & (plan.rows.column("action") == _core.ACTIONS["apply"])
     return [(i, Span(plan.keys[key[i]].name, offset[i], count[i])) for i in np.flatnonzero(own).tolist()]
-
-
-def has_copies(plan: Plan) -> bool:
-    """Whether several rows apply the same elements."""
-    _, _, first = _applied(plan)
-    return not first.all()
-
-
-def _is_of_peers(plan: Plan) -> bool:
-    """Whether rows of the same elements apply pushes for their owner alone, as C looks for peers. A hub's rows have
-    several outputs, so its inputs, which are many, are not looked at."""
-    for_one = bool((plan.rows.column("n_out") == 1).all())
-    return for_one and has_copies(plan) and bool((plan.rows.inputs()[2] < 0).all())
 
 
 def check_owners(plan: Plan, op: str) -> None:

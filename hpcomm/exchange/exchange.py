@@ -6,7 +6,7 @@ nothing. Pushing another array costs one copy.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,13 @@ from ..consistency import BSP
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..model import Cluster, Layer, saved_seconds
-from ..optim import SGD, AnyRule, RuleOrRules
+from ..optim import SGD, RuleOrRules
 from ..plan import Plan
 from ..stats import CALLS, CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
 from ..topology import ParameterServer
 from ..topology.given import Given
-from . import encoders, snapshot
 from .agreed import Arguments, agreed
-from .arguments import Checked, Compiled, check_owners, owned_rows
+from .arguments import Checked, Compiled
 from .book import Book
 from .calls import Handle
 from .factors import FactorsKey, Pairs, ProductKey
@@ -41,6 +40,7 @@ from .options import Consistencies, EngineOptions, Keywords, PlanOptions, check_
 from .pieces import Shard
 from .processor import Processor
 from .split import SplitCalls
+from .state import State
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -133,19 +133,12 @@ class Exchange(SplitCalls):
 
     __slots__ = (
         "__weakref__",
-        "_ahead",
-        "_base",
         "_book",
         "_decided",
-        "_encoders",
-        "_kind",
-        "_made",
         "_nbytes",
-        "_peers_rows",
         "_processor",
-        "_rows",
-        "_rules",
         "_schemes",
+        "_state",
         "codecs",
         "context",
         "graph",
@@ -177,33 +170,28 @@ class Exchange(SplitCalls):
         self._rank, self._default = ctx.rank, ctx.config.timeout
         chosen = optim.or_default(rule, _DEFAULT_RULE, ctx.rank)
         asked = Arguments(params, topology, consistency, chosen, plan, engine, options)
-        self._made, given, self._decided = agreed(ctx, asked, timeout, self._isa, Exchange)
+        made, given, self._decided = agreed(ctx, asked, timeout, self._isa, Exchange)
         names = tuple(params)
         self.codecs: Mapping[str, WireFormat] = {name: given.codecs.values[name] for name in names}
-        self._rules, self._schemes = given.rules, given.schemes
-        self.plan, self.graph = given.plan, next((one.phases for one in given.schemes if one.phases), ())
-        self._rows = owned_rows(self.plan, ctx.rank)
-        late = given.late()
-        self._peers_rows = [i for i, (_, span) in enumerate(self._rows) if span.key in late]
-        self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
-        self._base = [0] * len(given.values)  # by key: steps of its rows before its first fold here
-        self._kind = given.kind(ctx.rank)
-        self._handle = self._created(given, seconds(timeout, self._default))
+        self.plan, self._schemes = given.plan, given.schemes
+        self.graph = next((one.phases for one in given.schemes if one.phases), ())
+        self._handle = self._created(given, made.engine, seconds(timeout, self._default))
+        self._state = State(ctx, self._handle, made, given)
         self._open(given, names)
         ctx._exchanges[self._address] = self
 
-    def _created(self, given: Checked, timeout: float) -> Any:
+    def _created(self, given: Checked, engine: EngineOptions, timeout: float) -> Any:
         """The exchange in C, with a configuration for each scheme."""
         # their machine code must stay as long as the engine
-        keep = (tuple(self._rules.values()), given.codecs.keep, given.codecs.configs)
+        keep = (tuple(given.rules.values()), given.codecs.keep, given.codecs.configs)
         configs, end = [], 0
         for one in given.schemes:
             start, end = end, end + len(one.scheme.names)
-            configs.append(self._configuration(given, one, slice(start, end)))
+            configs.append(self._configuration(given, one, slice(start, end), engine))
         return _core.exchange_create(self.context._handle, timeout, keep, configs)
 
-    def _configuration(self, given: Checked, one: Compiled, keys: slice) -> tuple[Any, object]:
-        consistency, engine = one.scheme.consistency, self._made.engine
+    def _configuration(self, given: Checked, one: Compiled, keys: slice, engine: EngineOptions) -> tuple[Any, object]:
+        consistency = one.scheme.consistency
         return _core.exchange_config(
             plan=one.plan.handle,
             rules=given.c_rules[keys],
@@ -226,13 +214,12 @@ class Exchange(SplitCalls):
 
     def _open(self, given: Checked, names: tuple[str, ...]) -> None:
         """The keys and the parameters, as they lie in C. names: of the keys, as the user has them."""
-        engine, codecs = self._made.engine, given.codecs.values
+        engine, facts, codecs = self._state.made.engine, self._state.facts, given.codecs.values
         shapes = {name: value.shape for name, value in given.values.items()}
         numbers = {name: i for i, name in enumerate(shapes)}
-        depths = {name: int(one.plan.rows.column("depth").max()) for one in given.schemes for name in one.scheme.names}
         keys: dict[str, KeyState] = {}
         for name in names:
-            place, codec = (name, numbers[name], shapes[name], depths[name] > 1), codecs[name]
+            place, codec = (name, numbers[name], shapes[name], not facts[name].one_slot), codecs[name]
             if codec.name == "factors":
                 keys[name] = FactorsKey(*place, codec, self._rank)
             elif isinstance(codec, Products):
@@ -240,14 +227,12 @@ class Exchange(SplitCalls):
                 product.into(partial(_gradient_of, ref(self), product))
             else:
                 keys[name] = KeyState(*place[:3], codec.dtype, rotates=place[3])
-        self._encoders = encoders.encoders_of(self._handle, self.plan, codecs, self._rank)
         self._nbytes = sum(4 * math.prod(shape) for shape in shapes.values())
         self._begin(
             keys,
             finite=bool(engine.check_finite),
             learns=engine.patience is not None,
-            settles=any(one.mode == "SSP" and not one.phases for one in given.schemes)
-            or bool(_core.exchange_staleness(self._handle)),  # under ASYNC too where slots bound it
+            settles=self._state.any.settles,
             products=any(isinstance(key, ProductKey) for key in keys.values()),
         )
         found = _core.exchange_params(self._handle, list(shapes.values()), not engine.shared_params)
@@ -262,7 +247,7 @@ class Exchange(SplitCalls):
     def __repr__(self) -> str:
         return (
             f"<hpcomm.Exchange rank {self._rank}, {len(self._every)} keys of {self._nbytes} bytes, {self.rule}, "
-            f"{len(self._rows)} rows owned{', closed' if self._closed else ''}>"
+            f"{len(self._state.rows)} rows owned{', closed' if self._closed else ''}>"
         )
 
     # ---- gradients -------------------------------------------------------------------------------------------------
@@ -413,7 +398,7 @@ class Exchange(SplitCalls):
         key is best exchanged by. hpcomm.torch keeps its choices and the rates of the machine there."""
         if self._book is None:
             layers = {}
-            for key, kind in zip(self.plan.keys, self._kind.rules, strict=True):
+            for key, kind in zip(self.plan.keys, self._state.kind.rules, strict=True):
                 pairs = int(getattr(self.codecs[key.name], "K", 0))
                 layers[key.name] = Layer(key.name, key.shape, pairs, kind.slots)
             ctx = self.context
@@ -426,17 +411,7 @@ class Exchange(SplitCalls):
     def rule(self) -> RuleOrRules:
         """The rule with the hyper-parameters of this rank's next pushes; on a rank that only serves, of the last ones
         that came. Where keys differ, a dict by key."""
-        return optim.gathered(self._rules_now())
-
-    def _rules_now(self) -> dict[str, AnyRule]:
-        if self.params:
-            return self._rules
-        return {  # only the workers set them
-            name: optim.with_arguments(
-                rule, _core.exchange_get_args(self._handle, self._every[name].index, len(optim.arguments(rule)))
-            )
-            for name, rule in self._rules.items()
-        }
+        return optim.gathered(self._state.rules_now())
 
     def set(self, *, keys: Iterable[str] | str | None = None, timeout: float | None = None, **changes: Any) -> None:
         """Changes hyper-parameters of the rule, e.g. set(lr=0.01), from this rank's next push of a key on.
@@ -456,15 +431,16 @@ class Exchange(SplitCalls):
                 a key's; nothing has changed then.
         """
         self._check_open("set")
-        names = list(self._rules) if keys is None else [keys] if isinstance(keys, str) else list(keys)
-        before = {self._key(name).name: self._rules[name] for name in names}
+        rules = self._state.rules
+        names = list(rules) if keys is None else [keys] if isinstance(keys, str) else list(keys)
+        before = {self._key(name).name: rules[name] for name in names}
         made = {id(rule): optim.changed(rule, changes) for rule in before.values()}  # keys share their rules
-        if len(made) == 1 and len(before) == len(self._rules):
+        if len(made) == 1 and len(before) == len(rules):
             _core.exchange_set_args(self._handle, _core.EVERY_KEY, optim.arguments(*made.values()))
         else:
             for name, rule in before.items():
                 _core.exchange_set_args(self._handle, self._every[name].index, optim.arguments(made[id(rule)]))
-        self._rules = {**self._rules, **{name: made[id(rule)] for name, rule in before.items()}}
+        self._state.rules = {**rules, **{name: made[id(rule)] for name, rule in before.items()}}
 
     def set_codec(self, *, delta: float, keys: Iterable[str] | str | None = None, of: str | None = None) -> None:
         """Changes the delta of Threshold on this rank, from its next encodings on. Ranks may have different ones, as
@@ -507,7 +483,7 @@ class Exchange(SplitCalls):
             InvalidArgument: a push or a pull of this rank is pending.
         """
         self._check_rows("state_dict")
-        return self._saved(out)
+        return self._state.saved(out)
 
     def load_state_dict(self, shards: Shard | Iterable[Shard], timeout: float | None = None) -> None:
         """Restores a checkpoint bit for bit: parameters, state, steps and the rule's hyper-parameters. Collective.
@@ -529,40 +505,11 @@ class Exchange(SplitCalls):
             self._check_rows("load_state_dict")
         except Exception as refused:  # the other ranks wait for this one
             wrong = refused
-        self._rules, self._ahead, steps = snapshot.restored(
-            self.context,
-            self._handle,
-            self._rows,
-            self._kind,
-            self._rules_now(),
-            shards,
-            wrong,
-            encoders=self._encoders,
-            pushes=_core.exchange_version(self._handle),
-            timeout=limit,
-        )
-        self._base = [step - _core.exchange_version_of(self._handle, key) for key, step in enumerate(steps.tolist())]
+        self._state.restore(shards, wrong, limit)
 
     def _check_rows(self, op: str) -> None:
         self._check_idle(op)
-        for one in self._schemes:
-            if not one.own:
-                check_owners(one.plan, op)
-
-    def _saved(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The rows of this rank as they are; also after a rank has died, for an exchange of the remaining ranks."""
-        shard = snapshot.saved(self._handle, self._rows, self._kind, self._rules_now(), out)
-        encoders.save(self._handle, self._encoders, shard)
-        if self._counts_updates:
-            shard["clock"] = self.clock
-        for i in self._peers_rows:  # which count the folds of a rank, and ranks make them of other updates
-            shard["row_step"][i] = self.clock
-        return shard
-
-    @property
-    def _counts_updates(self) -> bool:
-        """Whether some rows count updates and not the steps of a worker: ASYNC and SSP(s) with servers."""
-        return any(one.counts_updates for one in self._schemes)
+        self._state.check_rows(op)
 
     @property
     def clock(self) -> int:
@@ -571,27 +518,13 @@ class Exchange(SplitCalls):
         servers, where rows count updates: the pushes of a key that this worker has begun since then. Read it while
         nothing is pending here, or after a rank has died. 0 on a rank that owns no rows, or that only serves under
         ASYNC or SSP."""
-        if self._counts_updates:
-            return self._begun() if self.params else 0
-        return max((_core.exchange_row_step(self._handle, row) for row, _ in self._rows), default=0)
-
-    def _begun(self) -> int:
-        """With servers: the steps that this worker has begun since the start of the training."""
-        return self._ahead[self._rank] + _core.exchange_version(self._handle)
-
-    def _folded(self) -> list[int]:
-        """The number of steps of each rank that the rows here have folded, in full or in part, after a rank has
-        died."""
-        if not self._counts_updates:
-            return [self.clock] * self.context.size
-        return [ahead + _core.exchange_folded(self._handle, rank) for rank, ahead in enumerate(self._ahead)]
+        return self._state.clock()
 
     # ---- serving, and the end --------------------------------------------------------------------------------------
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """In this with block starts of many small keys take few messages: they may be kept back, in their order, until
-        the block ends, or until one waits or some 64 KiB are kept. step() does so by itself.
+    def together(self) -> AbstractContextManager[None]:
+        """From here on starts of many small keys take few messages: they may be kept back, in their order, until the
+        with block ends, or until one waits or some 64 KiB are kept. step() does so by itself.
 
             with ex.together():
                 handles = [ex.push_pull_nb(name) for name in names]
@@ -600,6 +533,10 @@ class Exchange(SplitCalls):
         """
         self._check_open("together")
         _core.exchange_together(self._handle, True)
+        return self._apart()
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
         try:
             yield
         finally:
@@ -685,6 +622,11 @@ class Exchange(SplitCalls):
             self._end()
             raise
         self._end()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether it is closed, or its context is, or another context has taken the place of that."""
+        return self._closed or self.context._is_over
 
     def __enter__(self) -> "Exchange":
         return self

@@ -153,6 +153,10 @@ class SplitCalls(Calls):
         """squares_nb, and waits for its end; returns the sum."""
         return self.squares_nb(name, timeout).wait(timeout)
 
+    def _gathered(self, name: str) -> NDArray[np.float32]:
+        """The array that gathers of a key write."""
+        return gathered(self, self._every[name])
+
     def _use(self, key: KeyState, call: Any, timeout: float | None) -> int:
         """The ticket of call(handle, key, seconds), which is made again until it has sent all."""
         key.ready = -1  # its slot may be read or written now

@@ -4,9 +4,12 @@ import hashlib
 
 import numpy as np
 
+from .. import optim
+from ..codec import Products
 from ..context import Context
 from ..errors import ConfigError, InvalidArgument, PeerFailed
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
+from ..optim import Average
 from .fragments import Fragments, fragments_of
 from .schedule import Schedule
 
@@ -27,21 +30,43 @@ def settings(ex: Exchange, every: int, fragments: object, delay: int, mix: float
 
 def check_exchange(ex: Exchange, schedule: Schedule, fragments: Fragments) -> None:
     """Raises InvalidArgument where an exchange cannot carry updates of local steps."""
-    refused = inside.refuses_updates(ex)
+    refused = _refuses_updates(ex)
     if refused is not None:
         raise InvalidArgument(f"local steps: {refused}")
-    held = next((name for name in ex.codecs if inside.keeps_back(ex, name)), None)
+    facts = ex._state.facts
+    held = next((name for name in ex.codecs if facts[name].keeps_back), None)
     if schedule.mix < 1 and held is not None:
         raise InvalidArgument(
             f"local steps: mix is {schedule.mix}, and the codec of {held!r}, {ex.codecs[held]!r}, keeps a residual: "
             "values held back would count twice, in the residual and in this rank's parameters: give mix=1, or a "
             'codec without a residual such as Float4() or "bfloat16"'
         )
-    if len(fragments) > 1 and inside.has_quorum(ex) and not inside.counts_apart(ex, fragments):
+    schemes = [{facts[name].scheme for name in names} for names in fragments]
+    together = sum(map(len, schemes)) > len(set().union(*schemes))
+    if len(fragments) > 1 and ex._state.any.jumps and together:
         raise InvalidArgument(
             f"local steps: the exchange has a quorum, and counts the steps of all {len(fragments)} fragments as one: "
             "make it with groups=, the names of each fragment's keys"
         )
+
+
+def _refuses_updates(ex: Exchange) -> str | None:
+    """A sentence where the exchange cannot take updates that a trainer writes whenever it likes, key by key."""
+    made = ex._state.made
+    if not all(one.topology.updates_of == "all" for one in made.schemes):
+        return (
+            "the exchange is on a graph, or its hosts have models of their own: give a topology in which the updates "
+            "of all ranks count alike, such as ParameterServer, Hierarchy or PeerToPeer"
+        )
+    if made.engine.split:
+        return "the exchange folds and applies in two calls: leave out split=True"
+    for name, rule in optim.by_key(made.rule, ex.codecs).items():
+        if isinstance(rule, Average):
+            return f"key {name!r} has the rule Average, by which an update would become the parameters: give SGD(lr=1)"
+    for name, codec in ex.codecs.items():
+        if isinstance(codec, Products) or codec.name == "factors":
+            return f"key {name!r} goes as {codec!r}, and an update of many steps is no product of few vectors"
+    return None
 
 
 def digest_of(schedule: Schedule, fragments: Fragments) -> bytes:

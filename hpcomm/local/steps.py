@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from .._core import named, within
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, PeerFailed
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from ..recovery import Recovered, equal_copies, recover
 from ..stats import FragmentStats, LocalStats
 from .agree import check_exchange, digest_of, ended_early, settings, tell
@@ -88,7 +88,7 @@ def local_steps(
     try:
         if not isinstance(ex, Exchange):
             raise InvalidArgument(f"ex is {ex!r}: must be an Exchange")
-        inside.check_idle(ex, "local_steps")
+        ex._check_idle("local_steps")
         schedule, found = settings(ex, every, fragments, delay, mix)
         check_exchange(ex, schedule, found)
         arrays = checked_arrays(params, ex.params)
@@ -255,7 +255,7 @@ class LocalSteps:
             self._align(SYNC)
             self._phase = _ALIGNED
         self._work()
-        if not inside.is_whole(self.exchange):
+        if not self.exchange._state.all.in_step:
             self._meet()
         for one in self._fragments:
             for name in one.names:
@@ -294,7 +294,9 @@ class LocalSteps:
 
     def _level(self) -> None:
         ex = self.exchange
-        shard = equal_copies(self.context, ex.state_dict(), inside.differing(ex), math.inf)
+        facts = ex._state.facts  # under SSP(s) ranks have added the same updates in different orders
+        differ = {name for name, its in facts.items() if its.peers and not its.own and not its.copied}
+        shard = equal_copies(self.context, ex.state_dict(), differ, math.inf)
         ex.load_state_dict(shard, math.inf)
 
     def _begin(self, number: int) -> None:
@@ -319,7 +321,7 @@ class LocalSteps:
             for name in one.names:
                 if name in one.pushed:
                     continue
-                shared, slot, pushes = ex.params[name], ex.gradient(name), inside.pushes(ex, name)
+                shared, slot, pushes = ex.params[name], ex.gradient(name), ex._state.pushes(name)
                 narrow = slot.dtype != np.float32
                 update = self._room(shared) if narrow else slot
                 self._values.subtract(name, shared, update)
@@ -328,7 +330,7 @@ class LocalSteps:
                 try:
                     one.handles.append(ex.push_pull_nb(name, update if narrow else None))
                 except BaseException:
-                    if inside.pushes(ex, name) > pushes:  # it is encoded, and perhaps on its way
+                    if ex._state.pushes(name) > pushes:  # it is encoded, and perhaps on its way
                         one.pushed.add(name)
                         one.cut.append(name)
                     raise
@@ -374,7 +376,7 @@ class LocalSteps:
         """With a quorum: an update of this rank was late. It counts the exchanges that others have made without it, and
         as many steps, so that all end their training together."""
         one = self._fragments[number]
-        one.scheduled = max(one.scheduled, inside.folds(self.exchange, one.names[0]) - one.extra)
+        one.scheduled = max(one.scheduled, self.exchange._state.folds(one.names[0]) - one.extra)
         steps = self.schedule.step_of(number, one.scheduled)
         if steps > self.steps:
             self._skip_to(steps)
@@ -414,7 +416,7 @@ class LocalSteps:
         found = []
         for one in self._fragments:
             elements = sum(ex.params[name].size for name in one.names)
-            sent = one.sent + inside.bytes_sent(ex, one.names)
+            sent = one.sent + ex._state.bytes_sent(one.names)
             found.append(FragmentStats(one.names, elements, one.rounds, one.late, sent, one.hidden, one.waited))
         return LocalStats(self.steps, tuple(found))
 
@@ -497,13 +499,13 @@ class LocalSteps:
             one.look()
         found = recover(self.exchange, survivors=True, timeout=timeout)
         for one in self._fragments:
-            one.sent += inside.bytes_sent(self.exchange, one.names)
+            one.sent += self.exchange._state.bytes_sent(one.names)
         self.exchange = found.exchange
         states = self._states(timeout)
         self._roll_call = RollCall(self.context, 1 + len(self._fragments), timeout)
         self._drop_lost(states.done)
         self._meets, self._is_entered = 0, False
-        if not inside.is_whole(self.exchange):  # all push equally often from here on
+        if not self.exchange._state.all.in_step:  # all push equally often from here on
             self._skip_to(int(states.steps.max()))
         missing = (states.syncs < states.syncs.max()).any()  # ranks that have still to call the sync that others are in
         if self._syncing or (states.syncing.any() and not missing):
@@ -528,7 +530,7 @@ class LocalSteps:
         equally often, and otherwise comes with the next one: the update is computed again. The part that a codec has
         kept of it, and under BSP the part that was not applied, are in the residual, and so not in this rank's
         parameters any more."""
-        ex, whole = self.exchange, inside.is_whole(self.exchange)
+        ex, whole = self.exchange, self.exchange._state.all.in_step
         for one, most in zip(self._fragments, done.max(axis=0).tolist(), strict=True):
             one.handles.clear()
             one.cut.clear()
@@ -539,7 +541,7 @@ class LocalSteps:
                 one.pushed.update(one.names)
                 continue
             for name in one.pushed:
-                if inside.keeps_back(ex, name):
+                if ex._state.facts[name].keeps_back:
                     self._values.take(name, ex.params[name], 1.0, one.since.get(name))
             one.has_learned = True
             if one.is_extra:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..context import Context
-from ..exchange import inside
+from .lost import Kept
 
 
-def furthest(ctx: Context, kept: inside.Kept, keys: Container[str], timeout: float | None) -> inside.Kept:
+def furthest(ctx: Context, kept: Kept, keys: Container[str], timeout: float | None) -> Kept:
     """The state that this rank keeps. Each row of these keys comes from the rank that has applied most steps to it, or
     from the lowest of several such ranks. Collective. All ranks have the same rows of these keys, in the same order,
     and rows of equal steps have equal bits."""

@@ -7,7 +7,7 @@ from os import PathLike
 
 from ..context import Context
 from ..errors import HpcommError, PeerFailed
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from .recovery import Recovered, recover
 
 
@@ -90,12 +90,12 @@ def make_steps(exchange: Exchange, step: Callable[[Exchange, int], object], firs
     n, begin = first, first - _folds(exchange)
     while n < steps:
         step(exchange, n)
-        n = begin + _folds(exchange) if inside.has_quorum(exchange) else n + 1
+        n = begin + _folds(exchange) if exchange._state.any.jumps else n + 1
 
 
 def _folds(exchange: Exchange) -> int:
     """How far the parameters are, counted from anywhere."""
-    return exchange.clock if inside.has_own_models(exchange) else exchange.version
+    return exchange.clock if exchange._state.any.own else exchange.version
 
 
 def check_least(op: str, first: Context, context: Context, least: int) -> None:

@@ -15,11 +15,13 @@ from ..checkpoint import restore
 from ..checkpoint.resume import gather
 from ..context import Context
 from ..errors import CheckpointError, ConfigError, HpcommError, NotSupported, PeerFailed
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
+from ..exchange.encoders import whose
 from ..graphs import Graph, spectral_gap
 from ..log import logger
 from . import survivors as survivor_rows
 from .copies import furthest
+from .lost import Heard, Kept, check_recovers, clocks, go_on, heard_of, holds_back, kept_of, needed_of
 
 
 @dataclass(frozen=True)
@@ -124,14 +126,14 @@ def recover(
             rank: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.
     """
-    made, old = inside.made(ex), ex.context
+    made, old = ex._state.made, ex.context
     old.revoke()  # if a rank has left, only ranks that wait for it know
-    inside.check_recovers(ex)
+    check_recovers(ex)
     for scheme in made.schemes:  # schemes that cannot be rebuilt are refused before the links change hands
         scheme.among(range(len(made.ranks)), len(made.ranks))
     lost = [_lost(ex, {})]  # before the links that are left change hands
     fresh = old.shrink(timeout)
-    survivors = bool(survivors) and not inside.has_own_models(ex)
+    survivors = bool(survivors) and not ex._state.any.own
     while True:
         found: Recovered | None = None
         try:
@@ -169,19 +171,19 @@ class _Lost:
     """
 
     exchange: Exchange
-    kept: inside.Kept
+    kept: Kept
     extra: dict[str, Any]
-    heard: inside.Heard | None = None
+    heard: Heard | None = None
 
-    def look(self) -> inside.Heard:
+    def look(self) -> Heard:
         """heard, once all ranks that are left have stopped: after a shrink, and before the context is closed."""
         if self.heard is None:
-            self.heard = inside.heard(self.exchange, self.kept)
+            self.heard = heard_of(self.exchange, self.kept)
         return self.heard
 
 
 def _lost(ex: Exchange, extra: dict[str, Any]) -> _Lost:
-    return _Lost(ex, inside.kept(ex), extra)
+    return _Lost(ex, kept_of(ex), extra)
 
 
 def _over(
@@ -202,7 +204,7 @@ def _over(
         raise ConfigError("recover: some ranks give survivors=True and others do not: give all ranks the same")
     lost = _common(fresh, every, timeout) if survivors else every[-1]
     ex = lost.exchange
-    made, old = inside.made(ex), ex.context
+    made, old = ex._state.made, ex.context
     left = [made.ranks.index(name) for name in fresh.ranks]  # their numbers in the topology
     here = [old.ranks.index(name) for name in fresh.ranks]  # their numbers in ex
     gone = tuple(rank for rank, name in enumerate(first.context.ranks) if name not in fresh.ranks)
@@ -211,11 +213,11 @@ def _over(
     if plan.cores is None and not ex.graph:
         plan = replace(plan, cores=max(core for _, core in ex.plan.places) + 1)
     found = survivor_rows.agreed(fresh, ex, lost.look(), here, timeout) if survivors else None
-    needed = set() if survivors else inside.needed(ex)
+    needed = set() if survivors else needed_of(ex)
     missing = max((old.ranks[rank] for rank in needed.difference(here)), default=-1)
     clock, missing, steps, args = _agreed(fresh, lost, max(lost.kept.folded[rank] for rank in here), missing, timeout)
     if missing >= 0 and checkpoint is None:
-        differ = inside.may_differ(ex)
+        differ = ex._state.any.may_differ
         raise CheckpointError(
             f"rank {fresh.ranks[fresh.rank]}: recover: rank {missing} "
             f"{'is gone, and copies of the parameters may differ' if differ else 'owned parameters and is gone'}: give "
@@ -235,7 +237,7 @@ def _over(
     topologies = {name: scheme.topology for scheme in schemes for name in scheme.names}
     consistencies = {name: scheme.consistency for scheme in schemes for name in scheme.names}
     new = Exchange(fresh, values, topologies, consistencies, rule, plan=plan, engine=made.engine, timeout=timeout)
-    inside.make_as(new, replace(made, plan=plan))
+    new._state.made = replace(made, plan=plan)
     extra = lost.extra
     held = ""
     if found is not None:
@@ -248,11 +250,11 @@ def _over(
             raise CheckpointError(f"recover: there is no checkpoint in {checkpoint}", path=checkpoint)
         clock, extra = restored.step, restored.extra
     else:
-        kept = furthest(fresh, lost.kept, inside.copied(ex), timeout)
-        inside.go_on(new, kept, args, clock, inside.clocks(ex, steps, clock), timeout)
+        kept = furthest(fresh, lost.kept, {name for name, its in ex._state.facts.items() if its.copied}, timeout)
+        go_on(new, kept, args, clock, clocks(ex, steps, clock), timeout)
     gap = _gaps(first.graph, new.graph) if ex.graph else None
     if fresh.rank == 0:
-        if not survivors and gone and inside.holds_back(new):
+        if not survivors and gone and holds_back(new):
             held = "; the lost ranks' residuals are lost"
         _tell(gone, clock, fresh.size, held + ("" if not ex.graph else _told(gap)))
     return Recovered(new, clock, gone, gap, extra)
@@ -282,11 +284,13 @@ def _go_on(
     others = survivor_rows.strays(ctx, ex, shard, found, new, args, timeout)
     mine |= {name: value for name, value in shard.items() if name.startswith("encoder")}
     clock = int(found.steps.max())
-    if inside.counts_updates(ex):
+    if ex._state.any.counts_updates:
         every = ctx.allgather(np.int64(kept.begun).tobytes(), timeout)
         clock = max(folded, *(int(np.frombuffer(part, np.int64)[0]) for part in every))
         mine["clock"] = clock
-    new.load_state_dict([inside.encoded_by(new, mine), *others], timeout)
+    if "encoders" in mine:  # which belong to this rank in new from here on
+        mine |= whose(new._state.encoders)
+    new.load_state_dict([mine, *others], timeout)
     return clock
 
 

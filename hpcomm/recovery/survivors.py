@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from ..context import Context
 from ..errors import ConfigError
-from ..exchange import Exchange, inside
-from ..exchange.pieces import Span
+from ..exchange import Exchange
+from ..exchange.pieces import Span, blank
 from ..plan import Plan
+from .lost import Heard, Kept, applies, forwards_pieces, groups, holds_back
 
 Array = NDArray[np.int64]
 
@@ -84,7 +85,7 @@ class Agreed:
         return self.rows.count[self.spans]
 
 
-def agreed(ctx: Context, ex: Exchange, heard: inside.Heard, here: Sequence[int], timeout: float | None) -> Agreed:
+def agreed(ctx: Context, ex: Exchange, heard: Heard, here: Sequence[int], timeout: float | None) -> Agreed:
     """Collective over the ranks of ctx. here: by rank of ctx, its number in ex.
 
     Raises:
@@ -96,43 +97,47 @@ def agreed(ctx: Context, ex: Exchange, heard: inside.Heard, here: Sequence[int],
     copies, folds, steps, base = np.split(every, [n, 2 * n, 3 * n], axis=1)
     new = np.full(ex.context.size, -1, np.int64)
     new[list(here)] = np.arange(len(here))
-    applies = np.flatnonzero(inside.applies(ex))
-    order = np.lexsort((applies, rows.first[applies]))
-    applies = applies[order]
-    heads = np.flatnonzero(np.diff(rows.first[applies], prepend=-1))  # rows of the same elements are copies
-    spans = applies[heads]
-    best = np.maximum.reduceat(steps[:, applies], heads, axis=1)  # by rank and span, the step of its row
+    every_row = np.flatnonzero(applies(ex))
+    every_row = every_row[np.lexsort((every_row, rows.first[every_row]))]
+    heads = np.flatnonzero(np.diff(rows.first[every_row], prepend=-1))  # rows of the same elements are copies
+    spans = every_row[heads]
+    best = np.maximum.reduceat(steps[:, every_row], heads, axis=1)  # by rank and span, the step of its row
     lives = best.max(axis=0) >= 0
     newest = copies[:, spans]
     if not (newest.max(axis=0) >= 0)[~lives].all():
         raise ConfigError(f"rank {ctx.rank}: recover: no worker is left, and ranks that owned parameters are gone")
     source = np.where(lives, best.argmax(axis=0), newest.argmax(axis=0))
     at = np.arange(len(spans))
-    folded = np.maximum.reduceat(folds[:, applies], heads, axis=1)[source, at]
+    folded = np.maximum.reduceat(folds[:, every_row], heads, axis=1)[source, at]
     folded = np.where(lives, folded, newest[source, at])
-    alike = np.array(inside.counts_folds(ex))[rows.key[spans]]
+    alike = _alike(ex)[rows.key[spans]]
     heard_steps = np.where(alike, base[source, rows.key[spans]] + newest[source, at], 0)
     reached = np.where(lives, best[source, at], heard_steps)
     of_key = np.zeros(len(ex.plan.keys), np.int64)
     np.maximum.at(of_key, rows.key[spans], reached)
-    for group in inside.groups(ex):
+    for group in groups(ex):
         of_key[group] = of_key[group].max()
     own = np.full(len(spans), -1, np.int64)
-    mine = np.flatnonzero(rows.owner[applies] == here[ctx.rank])
-    span_of = np.repeat(at, np.diff([*heads, len(applies)]))
-    as_new = mine[steps[ctx.rank, applies[mine]] == best.max(axis=0)[span_of[mine]]]
-    own[span_of[as_new]] = applies[as_new]
+    mine = np.flatnonzero(rows.owner[every_row] == here[ctx.rank])
+    span_of = np.repeat(at, np.diff([*heads, len(every_row)]))
+    as_new = mine[steps[ctx.rank, every_row[mine]] == best.max(axis=0)[span_of[mine]]]
+    own[span_of[as_new]] = every_row[as_new]
     return Agreed(rows, spans, source, lives, folded, of_key, new[rows.owner], folds.max(axis=0), own)
+
+
+def _alike(ex: Exchange) -> NDArray[np.bool_]:
+    """By key, its fact counts_folds."""
+    return np.array([its.counts_folds for its in ex._state.facts.values()])
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _wanted(found: Agreed, plan: Plan, applies: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
+def _wanted(found: Agreed, plan: Plan, chosen: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
     """By rank and span: whether a row that the rank owns in a new plan has elements of it."""
     to = layout(plan)
     need = np.zeros((size, len(found.spans) + 1), np.int64)
-    rows = np.flatnonzero(applies)
+    rows = np.flatnonzero(chosen)
     low = np.searchsorted(found.end, to.first[rows], "right")
     high = np.searchsorted(found.first, to.end[rows], "left")
     np.add.at(need, (to.owner[rows], low), 1)
@@ -172,7 +177,7 @@ class _Transfer:
 def moved(
     ctx: Context,
     ex: Exchange,
-    kept: inside.Kept,
+    kept: Kept,
     found: Agreed,
     new: Exchange,
     args: NDArray[np.float64],
@@ -182,14 +187,14 @@ def moved(
     shard, me = kept.shard, ctx.rank
     slots = np.asarray(shard["slots"], np.int64)[found.key]
     held = np.where(found.lives, found.count * (1 + slots), found.count)  # values that a source has
-    need = _wanted(found, new.plan, inside.applies(new), ctx.size)
+    need = _wanted(found, new.plan, applies(new), ctx.size)
     has = np.frombuffer(b"".join(ctx.allgather((found.own >= 0).tobytes(), timeout)), np.bool_)
     has = has.reshape(ctx.size, -1)
     transfer = _Transfer(ctx)
     for to, span in np.argwhere(need & ~has).tolist():
         if found.source[span] != to:
             transfer.add(int(found.source[span]), to, span, int(held[span]))
-    row_of = {row: i for i, row in enumerate(np.flatnonzero(inside.applies(ex) & (found.owner == me)).tolist())}
+    row_of = {row: i for i, row in enumerate(np.flatnonzero(applies(ex) & (found.owner == me)).tolist())}
     counts = np.asarray(shard["row_count"], np.int64)
     own_slots = np.asarray(shard["slots"], np.int64)[shard["row_key"]]
     starts, state_starts = (np.cumsum([0, *values]) for values in (counts, counts * own_slots))
@@ -210,7 +215,7 @@ def moved(
     spans = [
         Span(names[int(found.key[s])], int(found.rows.offset[found.spans[s]]), int(found.count[s])) for s in wanted
     ]
-    fresh = inside.blank(new, args, spans)
+    fresh = blank(new._state.kind, args.tolist(), spans)
     at = state_at = 0
     for i, span in enumerate(wanted):
         n, s = int(found.count[span]), int(found.count[span] * slots[span])
@@ -225,14 +230,14 @@ def moved(
 # ---- residuals -------------------------------------------------------------------------------------------------------
 
 
-def residuals(ex: Exchange, kept: inside.Kept, heard: inside.Heard, found: Agreed) -> dict[str, Any]:
+def residuals(ex: Exchange, kept: Kept, heard: Heard, found: Agreed) -> dict[str, Any]:
     """The shard of this rank, whose residuals get back the values of its last pieces for rows that have not applied
     them."""
     shard = dict(kept.shard)
     if "encoders" not in shard:
         return shard
     shard["encoders"] = shard["encoders"].copy()
-    alike, gone = inside.counts_folds(ex), inside.has_quorum(ex)
+    alike, gone = _alike(ex), ex._state.any.jumps
     at = 0
     for key, is_row, offset, count, n in zip(
         *(shard[f"encoder_{name}"].tolist() for name in ("key", "row", "offset", "count", "values")), strict=True
@@ -252,9 +257,7 @@ def residuals(ex: Exchange, kept: inside.Kept, heard: inside.Heard, found: Agree
     return shard
 
 
-def _piece(
-    heard: inside.Heard, found: Agreed, encoder: tuple[int, int, int, int]
-) -> tuple[NDArray[np.float32], int, int]:
+def _piece(heard: Heard, found: Agreed, encoder: tuple[int, int, int, int]) -> tuple[NDArray[np.float32], int, int]:
     """The last piece of an encoder, its number, and the row that has made it; -1: this rank's push."""
     key, is_row, offset, count = encoder
     if not is_row:
@@ -270,13 +273,13 @@ def _is_held(ex: Exchange, found: Agreed, span: int, made: int, row: int) -> boo
     """Whether the piece of this number has come into the fold of a row that keeps its own residual, and whose owner
     survives: the owner takes the piece back."""
     rows, plan, rank = found.rows, ex.plan.rows, ex.context.rank
-    pieces = set(inside.forwards_pieces(ex))
+    pieces = set(forwards_pieces(ex))
     if row < 0:
-        same = np.flatnonzero((rows.first == found.first[span]) & ~inside.applies(ex)).tolist()
+        same = np.flatnonzero((rows.first == found.first[span]) & ~applies(ex)).tolist()
         row = next((i for i in same if any(e.row < 0 and e.rank == rank for e in plan.in_edges(i))), -1)
     else:
         row = _onward(ex, row)
-    while row >= 0 and not inside.applies(ex)[row]:
+    while row >= 0 and not applies(ex)[row]:
         if row in pieces and found.owner[row] >= 0 and found.folded[row] >= made:
             return True
         row = _onward(ex, row)
@@ -299,11 +302,11 @@ def strays(
     """Shards of the residuals of forwarding rows that other ranks have kept, and rows of this rank go on from.
     Collective. kept: this rank's shard."""
     old, to = found.rows, layout(new.plan)
-    sends = inside.forwards_pieces(new)
+    sends = forwards_pieces(new)
     placed = {(int(to.key[i]), int(to.offset[i]), int(to.count[i]), int(to.owner[i])) for i in sends}
     transfer = _Transfer(ctx)
     moves: list[tuple[int, int]] = []
-    for row in inside.forwards_pieces(ex):
+    for row in forwards_pieces(ex):
         owner = int(found.owner[row])
         where = (int(old.key[row]), int(old.offset[row]), int(old.count[row]))
         if owner < 0 or (*where, owner) in placed:
@@ -324,7 +327,7 @@ def strays(
     shards = []
     for number, values in transfer.run(give, timeout).items():
         row, owner = moves[number]
-        extra = inside.blank(new, args, [])
+        extra = blank(new._state.kind, args.tolist(), [])
         columns: dict[str, Any] = {
             "key": old.key[row],
             "row": 1,
@@ -355,12 +358,12 @@ def _kept_rows(shard: Mapping[str, Any]) -> dict[tuple[int, int, int], tuple[NDA
 # ---- words -----------------------------------------------------------------------------------------------------------
 
 
-def losses(ex: Exchange, kept: inside.Kept, found: Agreed, *, gone: bool) -> str:
+def losses(ex: Exchange, kept: Kept, found: Agreed, *, gone: bool) -> str:
     """A sentence about the losses, for the log."""
     slots = np.asarray(kept.shard["slots"], np.int64)[found.key]
     lost, every = (int(found.count[(slots > 0) & chosen].sum()) for chosen in (~found.lives, slots >= 0))
     told = "; the updates of the lost ranks since their last exchange are lost" if gone else ""
-    if gone and inside.holds_back(ex):
+    if gone and holds_back(ex):
         told += ", and so are their residuals"
     if lost:
         told += f"; the state of the rule begins at zero for {lost} of {every} elements"

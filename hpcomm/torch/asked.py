@@ -10,7 +10,7 @@ from ..codec import Codecs, WireFormat
 from ..consistency import BSP, Consistency, with_servers
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from ..exchange.arguments import check_choice, refuse
 from ..stage import whole
 from ..topology.protocol import Topology
@@ -150,7 +150,7 @@ def _checked(kind: type[Optimizer], optimizer: Optimizer, ctx: Context, model: n
     asked = ctx.config.way if way is None else way
     keys = keys_of(optimizer, model, counts, args.sparse, layers_of(model) if asked and ctx.size > 1 else {})
     given = given_of(model, keys)
-    inside.sweep(ctx)
+    ctx._sweep()
     check_free(keys, optimizer)
     if servers:
         check_no_max_norm(model, keys)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .. import measure
+from .. import _core, measure
 from ..codec import BFLOAT16, FLOAT32, Codec, Factors, OneBit, Products, TopK, WireFormat
 from ..context import Context
 from ..errors import InvalidArgument
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from ..model import Cluster, CodecRates, Layer, Rates, WayChoice, best_way
 
 LOSSY: tuple[WireFormat, ...] = (BFLOAT16, TopK(0.01), OneBit())
@@ -52,7 +52,7 @@ def decide(ctx: Context, layers: Sequence[Layer], cluster: Cluster, by: str, cod
         if rates.between < math.inf:
             costs = {one: measure.codec_rates(ctx, one, Exchange, limit) for one in codecs}
         rates = replace(rates, multiply=measure.multiply_rate(ctx, Exchange, limit))
-    available = [n for (n,) in map(_BYTES.unpack, ctx.allgather(_BYTES.pack(inside.memory_available())))]
+    available = [n for (n,) in map(_BYTES.unpack, ctx.allgather(_BYTES.pack(_core.memory_available())))]
     left = free = _MEMORY * min(available) / math.ceil(cluster.workers / (cluster.hosts or 1))
     choices = {}
     for layer in layers:

@@ -17,7 +17,7 @@ from ..codec import Codecs
 from ..consistency import BSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported, PeerFailed
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from ..local import LocalSteps, Strided
 from ..local.agree import check_exchange, digest_of, tell
 from ..local.fragments import Fragments, fragments_of
@@ -139,7 +139,7 @@ class DiLoCo(Wrapper):
             found = fragments_of({key.name: key.param.numel() for key in keys}, named)
             schedule = Schedule(every, len(found), delay, mix)
             given = given_of(model, keys)
-            inside.sweep(ctx)
+            ctx._sweep()
             check_free(keys, inner)
         except Exception as wrong:  # the other ranks wait for this one
             tell(ctx, wrong)
@@ -435,7 +435,7 @@ class DiLoCo(Wrapper):
 def _dropped(local: LocalSteps, *held: Any) -> None:
     """The optimizer was dropped, perhaps without close: gives its exchange back."""
     _unhook(*held)
-    inside.drop(local.exchange)
+    local.exchange.context._drop(local.exchange)
 
 
 def _unhook(owner: Any, keys: list[ParamKey], guard: Any) -> None:

@@ -18,7 +18,7 @@ from torch._compile import _disable_dynamo
 from .._core import enter, named_call
 from ..context import Context
 from ..errors import InvalidArgument, PeerFailed
-from ..exchange import Exchange, Handle, inside
+from ..exchange import Exchange, Handle
 from ..log import logger
 from .counts import Counts
 from .device import Cpu, TensorDevice
@@ -180,7 +180,8 @@ class ParamKey:
     def takes_slot(self, exchange: Exchange) -> None:
         """Its gradients go to the exchange from here on. If the key has a single float32 slot, p.grad lies in it."""
         slot = exchange.gradient(self.name)
-        single = inside.has_one_slot(exchange, self.name) and not inside.reads_on(exchange)
+        its = exchange._state.facts[self.name]
+        single = its.one_slot and not its.reads_on
         self.slot = as_tensor(slot, self.order) if single and slot.dtype == np.float32 else None
         self.slot_at = 0 if self.slot is None else self.slot.data_ptr()
         self.lent = None if self.slot is None else Lent(self.slot, self.order)

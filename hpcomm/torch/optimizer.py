@@ -19,7 +19,7 @@ from ..codec import Codecs, WireFormat
 from ..consistency import BSP, Consistency
 from ..context import Context
 from ..errors import ConfigError, InvalidArgument, NotSupported, PeerFailed
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from ..log import logger
 from ..recovery import Recovered
 from ..stage import whole
@@ -641,7 +641,7 @@ class DistributedOptimizer(Wrapper):
             self._rules.are_of(self._mode.exchange)
             assert self._held is not None
             exchange = self._mode.exchange
-            self._held.loaded({key.param for key in self._mode.keys if inside.folds(exchange, key.name) > 0})
+            self._held.loaded({key.param for key in self._mode.keys if exchange._state.folds(key.name) > 0})
         beside.load(self._parts(), beside.of_older(self._model, found))
         self._move()
 

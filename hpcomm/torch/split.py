@@ -10,7 +10,7 @@ import torch
 
 from ..context import Context
 from ..errors import InvalidArgument
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from ..recovery import Recovered
 from . import state
 from .counts import Counts
@@ -68,7 +68,7 @@ class Split(Mode):
         self._fold, self._unit = exchange.fold_nb, 1.0
         lie_in(self.keys, exchange)
         for key in self.keys:
-            key.apart = not inside.takes_writes(exchange, key.name)
+            key.apart = not exchange._state.facts[key.name].takes_writes
             key.takes_slot(exchange)
         self._pairs = [key for key in self.keys if key.most]
         self._to_send = len(self._pairs)
@@ -76,7 +76,7 @@ class Split(Mode):
 
     def send(self, key: ParamKey) -> None:
         if not self.begun:  # no mean is used before all ranks are in step: small gradients travel together until then
-            inside.begin_together(self.exchange)
+            self.exchange.together()
         key.fold = key.push(self._fold)
         self.begun = True
         if key.most:
@@ -149,7 +149,7 @@ class Split(Mode):
 
     def _counts(self) -> bool:
         """Whether this rank's gradients count: of a sum that all ranks have, one rank's do."""
-        return not self.synchronized or self.workers.is_first or not inside.sums(self.exchange)
+        return not self.synchronized or self.workers.is_first or not self.exchange._state.sums
 
     def _cast(self) -> None:
         if self._vote is not None and self._pairs and not self._vote.is_cast and not self.agreed:
@@ -355,7 +355,7 @@ class SplitQuorum(Split):
         """A mean that is over is not gathered, and gives way to this rank's own gradient, which may be in the slot."""
         super()._free_slots()
         for key in self.keys:
-            grad, to = key.param.grad, inside.gathered(self.exchange, key.name)
+            grad, to = key.param.grad, self.exchange._gathered(key.name)
             if grad is None or to.ctypes.data != key.slot_at:
                 to[...] = 0 if grad is None else as_float32(grad, key.order)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvalidArgument
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from .key import ParamKey
 from .rules import Form
 from .tensors import as_float32, as_tensor
@@ -51,8 +51,8 @@ class Owned(NamedTuple):
 def gather(exchange: Exchange) -> dict[str, Owned]:
     """The state that owners keep of each key, by its name, on every rank. Collective; it takes a window of that size
     for a moment. Keys that each rank has a copy of are not sent."""
-    ctx, shard, copied = exchange.context, exchange.state_dict(), inside.copied(exchange)
-    here = [key.name in copied for key in exchange.plan.keys]
+    ctx, shard = exchange.context, exchange.state_dict()
+    here = [its.copied for its in exchange._state.facts.values()]
     counts, slots = [int(n) for n in shard["counts"]], [int(n) for n in shard["slots"]]
     starts = np.cumsum([0, *(4 * n * (1 + s) for n, s in zip(counts, slots, strict=True))]).tolist()
     end = -(-starts[-1] // 8) * 8  # here the steps begin

@@ -7,7 +7,6 @@ from weakref import ref
 
 from torch.optim import Optimizer
 
-from ..exchange import inside
 from .key import ParamKey
 from .linear import LinearKey
 from .mode import Mode
@@ -45,7 +44,7 @@ def dropped(mode: Mode, ties: Ties) -> None:
     mode.workers.close()
     mode.release()
     for exchange in mode.exchanges():
-        inside.drop(exchange)
+        exchange.context._drop(exchange)
     ties.layers.end()
     for key in ties.keys:
         key.end()

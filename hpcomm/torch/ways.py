@@ -13,7 +13,7 @@ from .. import measure
 from ..codec import Codec, Factors, OneBit, WireFormat
 from ..context import Context
 from ..errors import ConfigError, InvalidArgument
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from ..exchange.book import Book
 from ..log import logger
 from ..model import Cluster, Cost, Layer, WayChoice, cost_of
@@ -212,7 +212,7 @@ class Ways:
     def made(self, exchange: Exchange) -> None:
         """An exchange has been made of them."""
         layers, found = {key.name: self._layer(key.name) for key in self._keys}, self._decision
-        inside.keep_book(exchange, Book(layers, self._cluster(exchange), found.rates, found.choices, found.free))
+        exchange._book = Book(layers, self._cluster(exchange), found.rates, found.choices, found.free)
 
     def after_step(self, mode: Owner) -> None:
         """Between two steps. Collective."""

@@ -7,7 +7,7 @@ import torch
 from ..consistency import ASYNC, BSP, Consistency
 from ..context import Context
 from ..errors import InvalidArgument, NotSupported
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from ..optim import Average
 from .counts import Counts
 from .key import ParamKey
@@ -60,7 +60,7 @@ class OnePass(Mode):
         self._start = exchange.push_pull_nb
         lie_in(self.keys, exchange)
         for key in self.keys:
-            key.apart = not inside.takes_writes(exchange, key.name)
+            key.apart = not exchange._state.facts[key.name].takes_writes
             key.takes_slot(exchange)
 
     def send(self, key: ParamKey) -> None:

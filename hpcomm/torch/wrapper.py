@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import HpcommError, InvalidArgument, NotSupported
-from ..exchange import Exchange, inside
+from ..exchange import Exchange
 from .key import ParamKey
 from .tensors import listed
 from .workers import Workers
@@ -198,7 +198,7 @@ def _other(key: ParamKey, inner: Optimizer) -> Wrapper | None:
         found = owner()
         if found is None or found is inner:
             continue
-        if not inside.is_over(found.exchange):
+        if not found.exchange._is_over:
             return found
         found._let_go()
     return None

@@ -109,8 +109,10 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     float *params(int key) const {
         return hpc_exchange_params(get(), key);
     }
-    bool takes_writes(int key) const {
-        return hpc_exchange_takes_writes(get(), key) != 0;
+    hpc_key_facts facts(int key, Report report = {}) const {
+        hpc_key_facts facts{};
+        report(hpc_exchange_get_key_facts(get(), key, &facts));
+        return facts;
     }
 
     // flags: HPC_PUSH, HPC_PULL or both. src: nullptr where the gradient has been written in place.

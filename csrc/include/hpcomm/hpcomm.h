@@ -620,9 +620,29 @@ HPC_API int hpc_exchange_gradient(hpc_exchange *exchange, int key, double timeou
  * keys are float32 on the wire: each average then lies in another slot, as neighbours may still read the model that was
  * sent. So call this again after a pull. */
 HPC_API float *hpc_exchange_params(const hpc_exchange *exchange, int key);
-/* 1 if the next update of key is added to values that all workers, alike, write into its parameters. 0 if owners keep
- * separate masters: parameters come rounded, or owners go on without some workers. */
-HPC_API int hpc_exchange_takes_writes(const hpc_exchange *exchange, int key);
+
+/* Facts of a key that follow from the plan, the consistency and the codec, and never change. All but scheme are 0 or 1;
+ * takes_writes and keeps_back may differ by rank. */
+typedef struct hpc_key_facts {
+    int scheme;          /* the number of its configuration */
+    int graph;           /* models are averaged on a graph */
+    int peers;           /* each rank applies all updates that come to it, to its own copy of the parameters */
+    int own;             /* ranks' parameters differ: on graphs, and among peers where not all send to all */
+    int copied;          /* every rank has a copy, and copies of equal steps have equal bits */
+    int may_differ;      /* several ranks apply the same updates, and nothing tells which of their copies is newer */
+    int counts_folds;    /* rows and workers count steps alike: one push of each worker makes one fold, or a version */
+    int counts_updates;  /* rows count updates, and not the steps of a worker: ASYNC and SSP, but on graphs */
+    int counts_versions; /* all keys of the configuration have their versions together: with a quorum */
+    int jumps;           /* folds go on without some workers, so the steps of a worker may jump */
+    int in_step;         /* all workers have made the same number of steps when each stands between two */
+    int settles;         /* a pull may end before its push is applied */
+    int one_slot;        /* all gradients lie in one place, one after the other */
+    int keeps_back;      /* the encoder of this rank's pushes leaves parts of them for later */
+    int takes_writes;    /* the next update is added to values that all workers, alike, write into the parameters. 0:
+                            owners keep separate masters, as parameters come rounded, or folds go on without some */
+} hpc_key_facts;
+
+HPC_API int hpc_exchange_get_key_facts(const hpc_exchange *exchange, int key, hpc_key_facts *facts);
 
 typedef enum hpc_push_flags {
     HPC_PUSH = 1, /* the gradient goes out */

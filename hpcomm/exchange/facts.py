@@ -1,0 +1,44 @@
+"""Facts of a key, which C has decided from its plan, its consistency and its codec."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from .. import _core
+
+
+@dataclass(frozen=True)
+class KeyFacts:
+    """hpc_key_facts, whose comments in hpcomm.h tell the meaning of each fact. They never change."""
+
+    scheme: int
+    graph: bool
+    peers: bool
+    own: bool
+    copied: bool
+    may_differ: bool
+    counts_folds: bool
+    counts_updates: bool
+    counts_versions: bool
+    jumps: bool
+    in_step: bool
+    settles: bool
+    one_slot: bool
+    keeps_back: bool
+    takes_writes: bool
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether a gradient may still be read when the pull behind its push has ended."""
+        return self.settles or self.graph
+
+
+def facts_of(exchange: Any, key: int) -> KeyFacts:
+    scheme, *facts = _core.exchange_key_facts(exchange, key)
+    return KeyFacts(scheme, *map(bool, facts))
+
+
+def merged(of: Callable[[Iterable[bool]], bool], facts: Iterable[KeyFacts]) -> KeyFacts:
+    """The facts that hold for any or for all of these keys. of: any or all."""
+    _, *columns = zip(*map(astuple, facts), strict=True)
+    return KeyFacts(-1, *map(of, columns))

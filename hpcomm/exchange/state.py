@@ -1,0 +1,222 @@
+"""The state of an exchange beside its calls: its arguments, the facts of its keys, and the rows of its owners, which
+go into a shard, and back by all ranks together."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core, optim
+from ..context import Context
+from ..errors import ConfigError, InvalidArgument
+from ..optim import AnyRule
+from . import encoders as encoding
+from . import pieces
+from .arguments import Checked, check_owners, owned_rows
+from .facts import facts_of, merged
+from .pieces import SHARED, Args, Kind, Piece, RuleKind, Shard
+from .schemes import Made
+
+_SENTENCE_BYTES = 400  # of a refusal, told to the peers
+
+
+Rules: TypeAlias = dict[str, AnyRule]  # by key
+
+
+class State:
+    """All that checkpoint, recovery, local and torch use of an exchange beside its public methods: Exchange._state.
+
+    Attributes:
+        handle: of the exchange in C.
+        made: the arguments from which recover makes the next exchange.
+        facts: by name of the key, in the order of the plan.
+        any, all: the facts that hold for some key, and for all keys.
+        rules: by name of the key, with the hyper-parameters that this rank has set.
+        works: whether this rank is a worker.
+        rows: the rows whose parameters this rank owns: their numbers and their spans.
+        kind: what a checkpoint and the exchange must have in common.
+        encoders: of this rank.
+        base: by key: the steps of its rows before its first fold here.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_by_clock",
+        "_ctx",
+        "_numbers",
+        "_schemes",
+        "all",
+        "any",
+        "base",
+        "encoders",
+        "facts",
+        "handle",
+        "kind",
+        "made",
+        "rows",
+        "rules",
+        "works",
+    )
+
+    def __init__(self, ctx: Context, handle: Any, made: Made, given: Checked) -> None:
+        self._ctx, self.handle, self._schemes = ctx, handle, given.schemes
+        self.made, self.rules, self.works = made, given.rules, bool(_core.exchange_params_address(handle, 0))
+        self.facts = {name: facts_of(handle, key) for key, name in enumerate(given.values)}
+        self.any, self.all = (merged(of, self.facts.values()) for of in (any, all))
+        self._numbers = {name: key for key, name in enumerate(self.facts)}
+        self.rows = owned_rows(given.plan, ctx.rank)
+        by_clock = {name for name, its in self.facts.items() if its.peers and its.counts_updates}
+        self._by_clock = [i for i, (_, span) in enumerate(self.rows) if span.key in by_clock]
+        self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
+        self.base = [0] * len(self.facts)
+        own = frozenset(name for name, its in self.facts.items() if its.own)
+        kinds = (
+            RuleKind(optim.c_name(rule), c_rule.slots, len(optim.arguments(rule)))
+            for rule, c_rule in zip(given.rules.values(), given.c_rules, strict=True)
+        )
+        counts = {name: value.size for name, value in given.values.items()}
+        self.kind = Kind(tuple(kinds), counts, ctx.rank if own else SHARED, own)
+        self.encoders = encoding.encoders_of(handle, given.plan, given.codecs.values, ctx.rank)
+
+    @property
+    def sums(self) -> bool:
+        """Whether an update is the sum of the workers', and not their mean."""
+        return self.made.plan.reduce == "sum"
+
+    # ---- counts ----
+
+    def pushes(self, name: str) -> int:
+        """How often this rank has begun to push a key, one that was cut short included."""
+        return _core.exchange_pushed(self.handle, self._numbers[name], None)
+
+    def folds(self, name: str) -> int:
+        """How many folds the newest parameters of a key that this rank knows of have had since the start of the
+        training."""
+        key = self._numbers[name]
+        return self.base[key] + _core.exchange_version_of(self.handle, key)
+
+    def bytes_sent(self, names: Iterable[str]) -> int:
+        """The bytes of these keys that this rank has sent to others, in all stages."""
+        return sum(_core.key_sent(self.handle, self._numbers[name]) for name in names)
+
+    def begun(self) -> int:
+        """With servers: the steps that this worker has begun since the start of the training."""
+        return self._ahead[self._ctx.rank] + _core.exchange_version(self.handle)
+
+    def clock(self) -> int:
+        """As Exchange.clock."""
+        if self.any.counts_updates:
+            return self.begun() if self.works else 0
+        return max((_core.exchange_row_step(self.handle, row) for row, _ in self.rows), default=0)
+
+    def folded(self) -> list[int]:
+        """The number of steps of each rank that the rows here have folded, in full or in part, after a rank has
+        died."""
+        if not self.any.counts_updates:
+            return [self.clock()] * self._ctx.size
+        return [ahead + _core.exchange_folded(self.handle, rank) for rank, ahead in enumerate(self._ahead)]
+
+    # ---- checkpoints ----
+
+    def check_rows(self, op: str) -> None:
+        """Raises NotSupported where the shards of all ranks would not be the whole checkpoint."""
+        for one in self._schemes:
+            if not self.facts[one.scheme.names[0]].own:
+                check_owners(one.plan, op)
+
+    def rules_now(self) -> Rules:
+        """The rules with the hyper-parameters of this rank's next pushes, or of the last ones that came."""
+        if self.works:
+            return self.rules
+        return {  # only the workers set them
+            name: optim.with_arguments(
+                rule, _core.exchange_get_args(self.handle, self._numbers[name], len(optim.arguments(rule)))
+            )
+            for name, rule in self.rules.items()
+        }
+
+    def saved(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The shard of this rank's rows as they are, one copy of the owner's data; also after a rank has died, for an
+        exchange of the remaining ranks. out: a shard of the same rows, written again."""
+        args = _arguments(self.rules_now())
+        shard = pieces.blank(self.kind, args, [span for _, span in self.rows]) if out is None else out
+        shard["args"][:] = pieces.padded(args)
+        for i, ((row, _), piece) in enumerate(zip(self.rows, pieces.pieces(shard, self.kind), strict=True)):
+            shard["row_step"][i] = _core.exchange_get_row(self.handle, row, piece.params, piece.state)
+        encoding.save(self.handle, self.encoders, shard)
+        if self.any.counts_updates:
+            shard["clock"] = self.clock()
+        for i in self._by_clock:  # which count the folds of a rank, and ranks make them of other updates
+            shard["row_step"][i] = self.clock()
+        return shard
+
+    def restore(self, shards: Shard | Iterable[Shard], wrong: Exception | None, timeout: float) -> None:
+        """Writes the shards into the rows and the encoders of every rank, and takes their hyper-parameters and clock.
+        Collective. wrong: the reason if this rank refuses."""
+        args: Args = ()
+        clock = 0
+        owned: list[Piece] = []
+        kept: list[encoding.Encoding] = []
+        rules = found = self.rules_now()
+        pushes = _core.exchange_version(self.handle)
+        try:
+            if wrong is None:
+                given = [shards] if isinstance(shards, Mapping) else list(shards)
+                args, clock, owned = pieces.found(given, self.kind, [span for _, span in self.rows])
+                kept = encoding.found(self.encoders, given, self.kind)
+                found = {
+                    name: optim.with_arguments(rule, own) for (name, rule), own in zip(rules.items(), args, strict=True)
+                }
+        except Exception as refused:  # the other ranks wait for this one
+            wrong = refused
+        steps = dict.fromkeys(rules, 0)
+        for piece in owned:
+            steps[piece.span.key] = max(steps[piece.span.key], piece.step)
+        every = _agree(self._ctx, wrong, args, [clock, pushes, *steps.values()], list(rules), timeout)
+        for (row, _), piece in zip(self.rows, owned, strict=True):
+            _core.exchange_set_row(self.handle, row, piece.step, piece.params, piece.state)
+        encoding.restore(self.handle, kept)
+        for key, (own, before) in enumerate(zip(args, _arguments(rules), strict=True)):
+            if own != before:
+                _core.exchange_set_args(self.handle, key, own)
+        _core.exchange_publish(self.handle, timeout)
+        furthest = int(every[:, 0].max())
+        self.rules, self._ahead = found, [furthest - theirs for theirs in every[:, 1].tolist()]
+        most = every[:, 2:].max(axis=0).tolist()
+        self.base = [step - _core.exchange_version_of(self.handle, key) for key, step in enumerate(most)]
+
+
+def _arguments(rules: Rules) -> Args:
+    return tuple(optim.arguments(rule) for rule in rules.values())
+
+
+def _agree(
+    ctx: Context, wrong: Exception | None, args: Args, counts: list[int], names: list[str], timeout: float
+) -> NDArray[np.int64]:
+    """The counts of every rank, a row a rank. Raises on every rank if a rank has found something wrong, or if their
+    arguments differ."""
+    words = np.zeros((len(names), optim.MOST_ARGS), np.float64)
+    if args:
+        words[:] = pieces.padded(args)
+    told = "" if wrong is None else str(wrong) or type(wrong).__name__
+    sentence = told.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b"\0")
+    mine = np.array(counts, np.int64)
+    parts = ctx.allgather(mine.tobytes() + words.tobytes() + sentence, timeout)
+    every = [part[mine.nbytes :] for part in parts]
+    if wrong is not None:
+        raise wrong
+    for rank, part in enumerate(every):
+        told = part[words.nbytes :].rstrip(b"\0").decode("utf-8", "replace")
+        if told:
+            raise InvalidArgument(f"rank {rank} refuses the checkpoint: {told}")
+    for rank, part in enumerate(every):
+        if part != every[0]:
+            first, theirs = (np.frombuffer(one[: words.nbytes]).reshape(words.shape) for one in (every[0], part))
+            key = int(np.argmax(np.any(first != theirs, axis=1)))
+            n = len(args[key])
+            raise ConfigError(
+                f"load_state_dict: rank 0's shards have rule arguments {tuple(first[key, :n].tolist())}, rank {rank}'s "
+                f"{tuple(theirs[key, :n].tolist())}, for key {names[key]!r}"
+            )
+    return np.stack([np.frombuffer(part, np.int64, len(mine)) for part in parts])

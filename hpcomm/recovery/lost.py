@@ -1,0 +1,168 @@
+"""The knowledge of a rank that is left: its state of an exchange that has lost ranks, the ranks that are needed to go
+on from it, and the steps from which its keys go on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import _core
+from ..errors import NotSupported
+from ..exchange import Exchange, Shard
+from ..exchange.encoders import whose
+from ..exchange.facts import KeyFacts
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The state of an exchange on this rank, also after a rank has died.
+
+    Attributes:
+        shard: its rows, as Exchange.state_dict gives them.
+        folded: by rank: how many of its steps these rows have folded, in full or in part.
+        begun: steps that this rank has begun since the start of the training; -1 on a rank that only serves.
+        steps: by key, the most steps that one of these rows has had.
+    """
+
+    shard: Shard
+    folded: Sequence[int]
+    begun: int
+    steps: NDArray[np.uint64]
+
+
+def kept_of(ex: Exchange) -> Kept:
+    state = ex._state
+    begun = -1 if not state.works else state.clock() if state.any.own else state.begun()
+    shard = state.saved()
+    steps = np.zeros(len(shard["keys"]), np.uint64)
+    np.maximum.at(steps, shard["row_key"], shard["row_step"])
+    return Kept(shard, state.folded(), begun, steps)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A survivor's knowledge of an exchange that has lost ranks.
+
+    Attributes:
+        copies: by row of the plan: how new this rank's copy of its elements is; -1: it has none.
+        folds: by row: how often it was folded in this exchange, if this rank owns it; else -1.
+        steps: by row: its step, if this rank owns it and it applies; else -1.
+        pushes: by key: the pushes of this rank that have begun.
+        base: by key: the steps of its rows before the first fold here.
+        pushed: by number of the key: the values of its last push as pieces, where the codec keeps a residual.
+        forwarded: by row of this rank: the values of its last forwarded piece, where the codec keeps a residual.
+    """
+
+    copies: NDArray[np.int64]
+    folds: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    pushes: NDArray[np.int64]
+    base: NDArray[np.int64]
+    pushed: Mapping[int, NDArray[np.float32]]
+    forwarded: Mapping[int, NDArray[np.float32]]
+
+
+def heard_of(ex: Exchange, kept: Kept) -> Heard:
+    """Once the cores of all ranks that are left have stopped (after Context.shrink), and before the context of ex is
+    closed."""
+    state, handle = ex._state, ex._state.handle
+    owner, n = ex.plan.rows.column("owner"), len(ex.plan.rows)
+    folds, steps = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    forwarded = {one.row: np.empty(one.count, np.float32) for one in state.encoders.places if one.row >= 0}
+    pushed = {one.key: np.empty(one.count, np.float32) for one in state.encoders.places if one.row < 0}
+    for row in np.flatnonzero(owner == ex.context.rank).tolist():
+        folds[row] = _core.exchange_forwarded(handle, row, forwarded.get(row))
+    steps[[row for row, _ in state.rows]] = kept.shard["row_step"]
+    counts = [_core.exchange_pushed(handle, key, pushed.get(key)) for key in range(len(ex.plan.keys))]
+    copies = _core.exchange_heard(handle, n)
+    return Heard(copies, folds, steps, np.array(counts), np.array(state.base), pushed, forwarded)
+
+
+def check_recovers(ex: Exchange) -> None:
+    """Raises NotSupported where an exchange of several schemes cannot be recovered: schemes that are not all BSP with
+    common parameters, nor all under one quorum with servers."""
+    state = ex._state
+    schemes, every = state.made.schemes, state.all
+    if len(schemes) == 1 or (every.in_step and not state.any.own):
+        return
+    if every.counts_versions and len({one.consistency for one in schemes}) == 1:
+        return
+    each = (f"key {one.names[0]!r} is {_where(state.facts[one.names[0]])} under {one.consistency}" for one in schemes)
+    raise NotSupported(
+        f"recover: {', '.join(each)}: keys may have several schemes only under BSP, with servers and among peers that "
+        "all send to all, or under one quorum with servers: make another exchange, of Context.shrink's context, and "
+        "restore a checkpoint"
+    )
+
+
+def _where(its: KeyFacts) -> str:
+    return "on a graph" if its.graph else "among peers" if its.peers else "with servers"
+
+
+def groups(ex: Exchange) -> list[list[int]]:
+    """The numbers of keys whose versions are counted together: with a quorum a group for each scheme, else for each
+    key."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for key, its in enumerate(ex._state.facts.values()):
+        found.setdefault((its.scheme, -1 if its.counts_versions else key), []).append(key)
+    return list(found.values())
+
+
+def needed_of(ex: Exchange) -> set[int]:
+    """The ranks with which parameters go, or after which copies may differ."""
+    state, rows = ex._state, ex.plan.rows
+    if state.any.may_differ:
+        return set(range(ex.context.size))
+    alone = [key for key, its in enumerate(state.facts.values()) if not its.own and not its.copied]
+    # others may only fold for their hosts, and pass on
+    keeps = np.isin(rows.column("action"), [_core.ACTIONS[name] for name in ("forward", "relay")], invert=True)
+    return set(np.unique(rows.column("owner")[keeps & np.isin(rows.column("key"), alone)]).tolist())
+
+
+def clocks(ex: Exchange, steps: NDArray[np.uint64], clock: int) -> NDArray[np.uint64]:
+    """By key, the step from which its rows go on: the agreed clock, or where groups count separate versions the newest
+    step of the key's group. steps: by key, the most that one of its rows has had on any rank."""
+    found = np.full(len(steps), clock, np.uint64)
+    for group in groups(ex) if len(ex._state.made.schemes) > 1 and ex._state.all.counts_versions else ():
+        found[group] = steps[group].max()
+    return found
+
+
+def forwards_pieces(ex: Exchange) -> list[int]:
+    """The rows of the plan that forward their folds as pieces."""
+    rows, pieces_of = ex.plan.rows, list(_core.PIECES.values())
+    sends = (rows.column("action") == _core.ACTIONS["forward"]) & np.isin(rows.column("codec_out"), pieces_of)
+    return np.flatnonzero(sends).tolist()  # type: ignore[no-any-return]
+
+
+def applies(ex: Exchange) -> NDArray[np.bool_]:
+    """By row of the plan: whether it applies."""
+    return ex.plan.rows.column("action") == _core.ACTIONS["apply"]  # type: ignore[no-any-return]
+
+
+def holds_back(ex: Exchange) -> bool:
+    """Whether updates are sent in pieces, which leave parts of them for later."""
+    return bool(ex._state.encoders.coded)
+
+
+def go_on(
+    ex: Exchange,
+    from_: Kept,
+    args: NDArray[np.float64],
+    clock: int,
+    clocks: NDArray[np.uint64],
+    timeout: float | None,
+) -> None:
+    """Loads this rank's state of the exchange before, with the rules' arguments (a row a key), the step that all ranks
+    have agreed on, and by key the step of its rows. Collective."""
+    state = ex._state
+    shard = {**from_.shard, "replica": state.kind.replica, "args": args, "clock": clock}
+    if "encoders" in shard:  # this rank's own, whatever its number is now
+        shard |= whose(state.encoders)
+    if not state.any.counts_updates:
+        steps, its = shard["row_step"], clocks[shard["row_key"]]
+        # rows without a gradient in some steps
+        left_out = (its > steps + 1) & (not state.any.own and not state.any.jumps)
+        shard["row_step"] = np.where(left_out, steps, its).astype(steps.dtype)
+    ex.load_state_dict(shard, timeout)
