@@ -68,7 +68,6 @@ typedef struct hpc_place {
 
 /* A key's parameters as they arrive from owners that do not map this rank's memory: encoded. */
 typedef struct hpc_encoded {
-    /* exchange/ reads apart. */
     const hpc_codec *codec; /* by which all owners of the key send, float32 included */
     size_t offset;          /* bytes from the start of hpc_place.encoded */
     int n_rows;
@@ -83,7 +82,7 @@ enum { HPC_PUSH_EMPTY = 4, HPC_PUSH_HELD = 8 };
 /* A worker's view of a key. Its 128 bytes spare a multiplication wherever a key is looked up. */
 typedef struct hpc_pushed {
     /* discipline/ reads pushes, pulls, since, sending, at_share, n_shares, n_awaited, shares, awaited, codec; exchange/
-     * reads pushes, sending, codec, encoded. */
+     * reads pushes, sending, codec. */
     uint64_t pushes, pulls;
     double since;                   /* when its last push began; 0: its end has been seen */
     unsigned char sending, started; /* hpc_push_flags of the last start: those not sent in full yet; all of them, and
@@ -213,7 +212,7 @@ struct hpc_scheme {
     /* discipline/ reads context, plan, discipline, use, own, group_of, graph, kernels, asked, layout, window, keys,
      * outcomes, heard, gathered, cores, n_own_cores, work, n_work, inline_progress; exchange/ reads context, next,
      * first_key, plan, use, rules, pieces, configs, asked, layout, window, in_lanes, n_lanes, keys, held, corked, life,
-     * outcomes, gathered, threads. */
+     * outcomes, facts, gathered, threads. */
     hpc_context *context;
     hpc_scheme *next; /* itself, where it is the only one */
     int first_key;    /* in the exchange */

@@ -11,6 +11,16 @@
 #include "engine/ticket.h"
 #include "engine/bytes.h"
 
+hpc_key_facts hpc_facts_of_key(const hpc_scheme *sc, int key) {
+    const hpc_encoder *encoder = hpc_key_has_pieces(sc, key) ? &sc->pieces[key].encoder : NULL;
+    hpc_key_facts facts = sc->facts;
+    facts.settles |= sc->begun != NULL && sc->asked.staleness > 0; /* under ASYNC too where slots bound it */
+    facts.one_slot = sc->layout.depth == 1;
+    facts.keeps_back = encoder != NULL && encoder->codec != NULL && encoder->slots > 0;
+    facts.takes_writes = !sc->keys[key].encoded.apart;
+    return facts;
+}
+
 /* ---- rows ---- */
 
 /* Copies the rule's state between the core's order (block by block) and the caller's (slot by slot). out: to the

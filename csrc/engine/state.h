@@ -5,6 +5,9 @@
 
 #include "engine/layout.h"
 
+/* The facts of a key, without the number of its scheme. */
+hpc_key_facts hpc_facts_of_key(const hpc_scheme *sc, int key);
+
 /* A row that this rank owns: what is NULL is left as it is. */
 void hpc_row_save(hpc_scheme *sc, int row, uint64_t *step, float *params, float *state);
 void hpc_row_restore(hpc_scheme *sc, int row, uint64_t step, const float *params, const float *state);

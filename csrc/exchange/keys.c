@@ -1,4 +1,5 @@
 /* The look-up of keys and rows: from a number in the exchange to a scheme and the number there; and facts of a key. */
+#include "engine/state.h"
 #include "engine/bytes.h"
 #include "exchange/exchange.h"
 
@@ -27,12 +28,7 @@ int hpc_exchange_get_key_facts(const hpc_exchange *ex, int key, hpc_key_facts *f
     const hpc_scheme *sc = hpc_scheme_of(ex, &key, "key_facts");
     if (sc == NULL) return HPC_ERR_INVALID;
     if (facts == NULL) return hpc_fail(HPC_ERR_INVALID, "key_facts", "key_facts: facts is NULL");
-    const hpc_encoder *encoder = hpc_key_has_pieces(sc, key) ? &sc->pieces[key].encoder : NULL;
-    *facts = sc->facts;
+    *facts = hpc_facts_of_key(sc, key);
     for (int i = 0; ex->schemes[i] != sc; i++) facts->scheme++;
-    facts->settles |= sc->begun != NULL && sc->asked.staleness > 0; /* under ASYNC too where slots bound it */
-    facts->one_slot = sc->layout.depth == 1;
-    facts->keeps_back = encoder != NULL && encoder->codec != NULL && encoder->slots > 0;
-    facts->takes_writes = !sc->keys[key].encoded.apart;
     return HPC_OK;
 }

@@ -50,7 +50,7 @@ _CHOICES: dict[str, type | tuple[str, ...]] = {
 }
 
 
-class Arguments(NamedTuple):
+class OptimizerArguments(NamedTuple):
     """The arguments of a DistributedOptimizer, in its order. Once they are checked, names of parameters are plain, and
     options are as an exchange takes them."""
 
@@ -85,7 +85,7 @@ class Asked(NamedTuple):
     context: Context
     keys: Sequence[ParamKey]
     counts: Counts
-    args: Arguments
+    args: OptimizerArguments
     optimizer: Optimizer
     rules: Rules | None
     loaded: Mapping[str, state.Loaded] | None
@@ -98,7 +98,7 @@ class Asked(NamedTuple):
 class _Checked(NamedTuple):
     """The checked arguments of this rank. asked: the ways of layers, by the argument or the setting; "": none."""
 
-    args: Arguments
+    args: OptimizerArguments
     asked: str | Mapping[str, str]
     topology: Topology
     keys: list[ParamKey]
@@ -106,7 +106,9 @@ class _Checked(NamedTuple):
     offer: Offer
 
 
-def asked_of(kind: type[Optimizer], optimizer: Optimizer, ctx: Context, model: nn.Module, args: Arguments) -> Asked:
+def asked_of(
+    kind: type[Optimizer], optimizer: Optimizer, ctx: Context, model: nn.Module, args: OptimizerArguments
+) -> Asked:
     """The resolved arguments of an optimizer of this kind. Collective; the wrapped optimizer has rank 0's state then.
 
     Raises:
@@ -127,7 +129,9 @@ def asked_of(kind: type[Optimizer], optimizer: Optimizer, ctx: Context, model: n
         raise
 
 
-def _checked(kind: type[Optimizer], optimizer: Optimizer, ctx: Context, model: nn.Module, args: Arguments) -> _Checked:
+def _checked(
+    kind: type[Optimizer], optimizer: Optimizer, ctx: Context, model: nn.Module, args: OptimizerArguments
+) -> _Checked:
     check_kinds(optimizer, model, kind)
     check_hooks(model)
     for name, choices in _CHOICES.items():

@@ -25,7 +25,7 @@ from ..recovery import Recovered
 from ..stage import whole
 from ..stats import OptimizerStats
 from . import beside, saved, state
-from .asked import Arguments, Asked, asked_of
+from .asked import OptimizerArguments, Asked, asked_of
 from .buffers import make_buffers
 from .key import ParamKey
 from .local import Neighbours
@@ -146,7 +146,7 @@ class DistributedOptimizer(Wrapper):
     ) -> None:
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
-        given = Arguments(
+        given = OptimizerArguments(
             apply=apply, clip_norm=clip_norm, backward_passes_per_step=backward_passes_per_step, buffers=buffers,
             sparse=sparse, topology=topology, consistency=consistency, codec=codec, overlap=overlap, way=way,
             batch=batch, revisit=revisit, skip_weight_grad=skip_weight_grad, lossy=lossy, options=options,
