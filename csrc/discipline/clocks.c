@@ -2,12 +2,12 @@
 
 #include <stdlib.h>
 
-#include "engine/answer.h"
-#include "engine/core.h"
+#include "engine/owner/answer.h"
+#include "engine/owner/core.h"
 #include "engine/discipline.h"
-#include "engine/mean.h"
-#include "engine/row.h"
-#include "engine/stages.h"
+#include "engine/owner/mean.h"
+#include "engine/owner/row.h"
+#include "engine/layout/stages.h"
 
 static int is_own(const hpc_scheme *sc, const hpc_share *share) {
     return share->owner == sc->context->group.rank && sc->plan->rows[share->rows[0]].action == HPC_APPLY;

@@ -1,6 +1,6 @@
 #include "discipline/config.h"
 
-#include "discipline/grouping.h"
+#include "discipline/servers_groups.h"
 
 /* A quorum of all inputs is the same as no quorum. On a graph a rank's own update is not counted among the inputs. */
 int hpc_config_misses_some(const hpc_exchange_config *f) {

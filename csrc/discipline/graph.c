@@ -1,9 +1,9 @@
 #include "discipline/graph.h"
 
 #include "discipline/split_state.h"
-#include "engine/answer.h"
-#include "engine/stages.h"
-#include "engine/ticket.h"
+#include "engine/owner/answer.h"
+#include "engine/layout/stages.h"
+#include "engine/worker/ticket.h"
 
 /* ---- open ---- */
 

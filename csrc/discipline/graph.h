@@ -1,12 +1,12 @@
-/* Steps that disciplines on a graph share (engine/graph.h). */
+/* Steps that disciplines on a graph share (engine/layout/graph.h). */
 #ifndef HPC_DISCIPLINE_GRAPH_H
 #define HPC_DISCIPLINE_GRAPH_H
 
 #include "discipline/clocks.h"
-#include "engine/core.h"
-#include "engine/graph.h"
-#include "engine/row.h"
-#include "engine/send.h"
+#include "engine/owner/core.h"
+#include "engine/layout/graph.h"
+#include "engine/owner/row.h"
+#include "engine/worker/send.h"
 
 /* ---- open ---- */
 

@@ -1,7 +1,7 @@
 /* BSP among peers (SFB, section 3): every worker owns a share of each key, which makes the parameters of this worker
  * alone. When the updates of the worker and of all its peers are there, the share applies them in the order of ranks.
  * So where all send to all, all workers have the same parameters, bit for bit. Pushes may come by way of other ranks
- * (engine/rows.c): a fact of the plan that a discipline need not know.
+ * (engine/layout/rows.c): a fact of the plan that a discipline need not know.
  *
  * A pull waits for this rank's own share alone. A push waits for peers to answer the update that had its slot before. A
  * worker that has ended step n has the updates of step n of all peers that send to it; it may be one step ahead of
@@ -11,10 +11,10 @@
 
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
-#include "discipline/whole.h"
-#include "engine/row.h"
-#include "engine/send.h"
-#include "engine/stages.h"
+#include "discipline/servers_bsp.h"
+#include "engine/owner/row.h"
+#include "engine/worker/send.h"
+#include "engine/layout/stages.h"
 
 /* ---- the plan ---- */
 

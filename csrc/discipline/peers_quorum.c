@@ -26,10 +26,10 @@
 #include "discipline/discipline.h"
 #include "discipline/peers.h"
 #include "discipline/quorum_state.h"
-#include "engine/answer.h"
-#include "engine/core.h"
-#include "engine/send.h"
-#include "engine/stages.h"
+#include "engine/owner/answer.h"
+#include "engine/owner/core.h"
+#include "engine/worker/send.h"
+#include "engine/layout/stages.h"
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     const int status = hpc_peers_check(c, f);

@@ -34,17 +34,17 @@
 #include <string.h>
 
 #include "discipline/discipline.h"
-#include "discipline/each.h"
+#include "discipline/servers_each.h"
 #include "discipline/graph.h"
 #include "discipline/peers.h"
-#include "engine/answer.h"
+#include "engine/owner/answer.h"
 #include "discipline/clocks.h"
-#include "engine/core.h"
-#include "engine/kind.h"
-#include "engine/row.h"
-#include "engine/send.h"
-#include "engine/stages.h"
-#include "engine/ticket.h"
+#include "engine/owner/core.h"
+#include "engine/owner/kind.h"
+#include "engine/owner/row.h"
+#include "engine/worker/send.h"
+#include "engine/layout/stages.h"
+#include "engine/worker/ticket.h"
 
 enum { RUNS_TO_OWN = 1, RUNS_TO_ALL = 2 };
 

@@ -1,6 +1,6 @@
 /* A quorum: a fold that goes on without stragglers. It is made when a quorum of the updates is there and the grace for
- * the others is over. A sender of updates is a worker of servers; with several stages (grouping.h) a group of ranks, a
- * host or a rack, whose updates are folded first, all together as under BSP; on a graph an in-neighbour.
+ * the others is over. A sender of updates is a worker of servers; with several stages (servers_groups.h) a group of
+ * ranks, a host or a rack, whose updates are folded first, all together as under BSP; on a graph an in-neighbour.
  *
  * A sender has one update on its way to a share. It puts the update's version, and the update itself where the owner
  * cannot read it in the sender's memory, and then an event. It touches neither again until the owner has answered. So
@@ -44,14 +44,13 @@
  *   answers. The owner puts from one place for each group, and a relay's share from one place: both are written for the
  *   next reply to the group, which comes after all its ranks had this one. A relay passes on from the place into which
  *   it was told, which is written with that reply too.
- *   Parameters are sent from a copy for each receiver (rows.c), as in each.c. Slots, forwarding accumulators and relays
- *   are as under BSP (stages.c).
- * Waits form no circle, if all ranks of a group push all keys in the same order, or before they wait. Inside a
- * group all wait for the same folds, as under BSP: so a group pushes all keys for a version as one worker does. Between
- * groups it is as between the workers of servers: where a share has made fold v the groups that are in it have pushed
- * v, there and to all other shares, so all of these find a quorum for v. Once a rank has closed, its group brings no
- * more updates. That rank has waited for the answers to all its pushes, so no push of the group is on its way. Its
- * mates cannot push any more, and are told.
+ *   Parameters are sent from a copy for each receiver (rows.c), as in servers_each.c. Slots, forwarding accumulators
+ * and relays are as under BSP (stages.c). Waits form no circle, if all ranks of a group push all keys in the same
+ * order, or before they wait. Inside a group all wait for the same folds, as under BSP: so a group pushes all keys for
+ * a version as one worker does. Between groups it is as between the workers of servers: where a share has made fold v
+ * the groups that are in it have pushed v, there and to all other shares, so all of these find a quorum for v. Once a
+ * rank has closed, its group brings no more updates. That rank has waited for the answers to all its pushes, so no push
+ * of the group is on its way. Its mates cannot push any more, and are told.
  *
  * Graphs: NOTIFY-ACK whose folds go on without stragglers. The fold of a rank's push of version n takes from each
  * in-neighbour an update of version n or newer. The rank does not wait for its out-neighbours. A push is
@@ -95,17 +94,17 @@
 
 #include "discipline/config.h"
 #include "discipline/discipline.h"
-#include "discipline/grouping.h"
+#include "discipline/servers_groups.h"
 #include "discipline/peers.h"
-#include "discipline/whole.h"
-#include "engine/answer.h"
+#include "discipline/servers_bsp.h"
+#include "engine/owner/answer.h"
 #include "engine/bytes.h"
-#include "engine/forward.h"
-#include "engine/layout.h"
+#include "engine/owner/forward.h"
+#include "engine/layout/layout.h"
 #include "engine/pieces.h"
-#include "engine/rows.h"
-#include "engine/stages.h"
-#include "engine/write.h"
+#include "engine/layout/rows.h"
+#include "engine/layout/stages.h"
+#include "engine/owner/write.h"
 
 /* ---- check ---- */
 

@@ -1,13 +1,14 @@
-/* A quorum: a fold that goes on without stragglers (quorum.c says how). quorum_intake.c is the owner's side, and
- * quorum_outlet.c the worker's. A sender is as in engine/clocks.h: a rank, or with several stages a group of ranks. */
+/* A quorum: a fold that goes on without stragglers (quorum.c says how). quorum_owner.c is the owner's side, and
+ * quorum_worker.c the worker's. A sender is as in discipline/clocks.h: a rank, or with several stages a group of ranks.
+ */
 #ifndef HPC_QUORUM_STATE_H
 #define HPC_QUORUM_STATE_H
 
 #include "discipline/graph.h"
 #include "discipline/clocks.h"
 #include "discipline/split_state.h"
-#include "engine/row.h"
-#include "engine/ticket.h"
+#include "engine/owner/row.h"
+#include "engine/worker/ticket.h"
 
 /* The words that the owner of a share writes behind its answer to the sender of an update, at told_at. */
 typedef struct hpc_told {

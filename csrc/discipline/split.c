@@ -9,7 +9,7 @@
  * A core with its own thread makes the mean of a row as soon as its inputs are there, and keeps it. Inline that would
  * take time of the worker's CPU and one more pass over memory: so the updates stay where they are, and an apply with
  * factor 1 folds them as it applies them, as BSP does. The bits are the same. Rows of codecs that need no sum of a
- * whole row keep their updates in any case (engine/kept.h).
+ * whole row keep their updates in any case (engine/owner/kept.h).
  *
  * A core works in slices, and always for the lowest key that has work: keys are given in the order in which a forward
  * pass needs them (P3, Jayarajan et al., SysML 2019). Between slices it takes events, so a key that has just come can
@@ -55,12 +55,12 @@
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "discipline/peers.h"
-#include "discipline/whole.h"
+#include "discipline/servers_bsp.h"
 #include "discipline/clocks.h"
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 #include "engine/pieces.h"
-#include "engine/send.h"
-#include "engine/stages.h"
+#include "engine/worker/send.h"
+#include "engine/layout/stages.h"
 
 static const char op_create[] = "exchange";
 

@@ -5,17 +5,17 @@
 #include <string.h>
 
 #include "discipline/split_state.h"
-#include "engine/answer.h"
+#include "engine/owner/answer.h"
 #include "engine/args.h"
 #include "discipline/clocks.h"
-#include "engine/core.h"
-#include "engine/forward.h"
-#include "engine/kept.h"
-#include "engine/mean.h"
+#include "engine/owner/core.h"
+#include "engine/owner/forward.h"
+#include "engine/owner/kept.h"
+#include "engine/owner/mean.h"
 #include "engine/pieces.h"
-#include "engine/row.h"
-#include "engine/stages.h"
-#include "engine/write.h"
+#include "engine/owner/row.h"
+#include "engine/layout/stages.h"
+#include "engine/owner/write.h"
 
 enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
 

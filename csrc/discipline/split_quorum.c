@@ -1,4 +1,4 @@
-/* Fold and apply in two calls with a quorum: quorum_intake.c chooses the updates of a fold, and split.c uses its mean.
+/* Fold and apply in two calls with a quorum: quorum_owner.c chooses the updates of a fold, and split.c uses its mean.
  * Here the two meet. A worker is a rank, or with several stages a group of ranks.
  *
  * A fold of version v is made when its quorum is there and its grace is over, and each update has its answer as in
@@ -46,17 +46,17 @@
 #include <string.h>
 
 #include "discipline/discipline.h"
-#include "discipline/grouping.h"
+#include "discipline/servers_groups.h"
 #include "discipline/quorum_state.h"
-#include "discipline/whole.h"
-#include "engine/answer.h"
+#include "discipline/servers_bsp.h"
+#include "engine/owner/answer.h"
 #include "engine/args.h"
-#include "engine/core.h"
-#include "engine/forward.h"
+#include "engine/owner/core.h"
+#include "engine/owner/forward.h"
 #include "engine/pieces.h"
-#include "engine/send.h"
-#include "engine/stages.h"
-#include "engine/write.h"
+#include "engine/worker/send.h"
+#include "engine/layout/stages.h"
+#include "engine/owner/write.h"
 
 /* An event of a pull says its use, after which update it comes, and that it doubts. */
 enum { AFTER_UPDATES = 4, AFTER_SHIFT = HPC_SPLIT_USE_BITS, DOUBTS = AFTER_UPDATES << AFTER_SHIFT };

@@ -6,7 +6,7 @@
 
 #include "engine/discipline.h"
 #include "engine/scheme.h"
-#include "engine/row.h"
+#include "engine/owner/row.h"
 
 /* A pull's event names its use, and, in the bits above, the fold that it comes after: at most one is missing. */
 enum { HPC_SPLIT_USE_BITS = 2, HPC_SPLIT_FOLDS = 8 };

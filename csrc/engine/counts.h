@@ -3,7 +3,7 @@
 #ifndef HPC_COUNTS_H
 #define HPC_COUNTS_H
 
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 
 int hpc_counts_open(hpc_scheme *sc, const char *op);
 /* Sets the counts of received bytes, and of the cores' sent bytes, to 0, while no core is at work. */

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "engine/bytes.h"
-#include "engine/layout.h"
-#include "engine/stages.h"
+#include "engine/layout/layout.h"
+#include "engine/layout/stages.h"
 
 /* ---- layout ---- */
 

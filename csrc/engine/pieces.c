@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "engine/answer.h"
+#include "engine/owner/answer.h"
 #include "engine/bytes.h"
-#include "engine/stages.h"
+#include "engine/layout/stages.h"
 
 enum { LINE = 64 };
 

@@ -8,7 +8,7 @@
 #define HPC_PIECES_H
 
 #include "engine/discipline.h"
-#include "engine/row.h"
+#include "engine/owner/row.h"
 
 /* Copies the codecs of all keys, when an exchange is created and before its layout is made. */
 int hpc_pieces_open(hpc_scheme *sc, const hpc_exchange_config *config, const char *op);

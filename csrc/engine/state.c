@@ -3,12 +3,12 @@
 #include <string.h>
 
 #include "engine/args.h"
-#include "engine/core.h"
-#include "engine/graph.h"
-#include "engine/held.h"
+#include "engine/owner/core.h"
+#include "engine/layout/graph.h"
+#include "engine/worker/held.h"
 #include "engine/pieces.h"
-#include "engine/send.h"
-#include "engine/ticket.h"
+#include "engine/worker/send.h"
+#include "engine/worker/ticket.h"
 #include "engine/bytes.h"
 
 hpc_key_facts hpc_facts_of_key(const hpc_scheme *sc, int key) {

@@ -3,7 +3,7 @@
 #ifndef HPC_STATE_H
 #define HPC_STATE_H
 
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 
 /* The facts of a key, without the number of its scheme. */
 hpc_key_facts hpc_facts_of_key(const hpc_scheme *sc, int key);

@@ -3,8 +3,8 @@
 #include <math.h>
 
 #include "engine/bytes.h"
-#include "engine/layout.h"
-#include "engine/send.h"
+#include "engine/layout/layout.h"
+#include "engine/worker/send.h"
 #include "exchange/exchange.h"
 
 int hpc_exchange_start(hpc_exchange *ex, int key, int flags, const void *src, double timeout, uint64_t *ticket) {

@@ -6,19 +6,19 @@
  * An exchange has one scheme for each of its configurations: some keys, with their consistency, on a graph or with
  * servers. A key belongs to one scheme for life: calls of a key go to its scheme, and calls of the whole exchange to
  * all schemes, one after the other. Each scheme has its own window, lanes, rows and discipline; the waits of one work
- * for all of them, and threads of cores of the same number are one thread (engine/core.c). Keys and rows are numbered
- * scheme by scheme. */
+ * for all of them, and threads of cores of the same number are one thread (engine/owner/core.c). Keys and rows are
+ * numbered scheme by scheme. */
 #ifndef HPC_EXCHANGE_H
 #define HPC_EXCHANGE_H
 
 #include "base/calls.h"
-#include "engine/core.h"
+#include "engine/owner/core.h"
 #include "engine/discipline.h"
-#include "engine/held.h"
-#include "engine/layout.h"
+#include "engine/worker/held.h"
+#include "engine/layout/layout.h"
 #include "engine/scheme.h"
-#include "engine/ticket.h"
-#include "engine/worker.h"
+#include "engine/worker/ticket.h"
+#include "engine/worker/worker.h"
 
 /* The place of a key: its scheme, and its number there. */
 typedef struct hpc_key_at {

@@ -27,7 +27,7 @@
 #include "context/context.h"
 #include "probe/probe.h"
 #include "engine/bytes.h"
-#include "engine/stages.h"
+#include "engine/layout/stages.h"
 #include "engine/counts.h"
 #include "exchange/exchange.h"
 

@@ -7,8 +7,8 @@
 
 #include "engine/counts.h"
 #include "engine/pieces.h"
-#include "engine/progress.h"
-#include "engine/ticket.h"
+#include "engine/layout/progress.h"
+#include "engine/worker/ticket.h"
 
 static void hear_all(const hpc_exchange *ex) {
     for (int i = 0; i < ex->n_schemes; i++) hpc_scheme_hear_all(ex->schemes[i]);

@@ -1,5 +1,5 @@
 /* The rule sgd on the state Z (SFB, section 2.1); the parameters are the prox of Z, which the engine calls
- * (engine/prox.c). */
+ * (engine/owner/prox.c). */
 #ifndef HPC_RULE_DUAL_H
 #define HPC_RULE_DUAL_H
 

@@ -6,9 +6,9 @@
  *
  * Ordering: puts may be delayed and overtaken. A signal or an event may not be seen before any earlier put of the same
  * lane to the same peer. flush ends when every earlier put of the lane to that peer is in place. Only BARRIER and ASYNC
- * on a graph need more (see discipline/unflushed.c), and are refused where a transport in use does not keep the order
- * of puts. Ownership: src is the caller's and must stay as it is until flush. Offsets and peers were checked by the
- * core. */
+ * on a graph need more (see discipline/graph_unflushed.c), and are refused where a transport in use does not keep the
+ * order of puts. Ownership: src is the caller's and must stay as it is until flush. Offsets and peers were checked by
+ * the core. */
 #ifndef HPC_TRANSPORT_H
 #define HPC_TRANSPORT_H
 

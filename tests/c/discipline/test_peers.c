@@ -2,7 +2,7 @@
  * refused. All numbers are whole, so that a sum has the same bits in every order. */
 #include <math.h>
 
-#include "engine/kind.h"
+#include "engine/owner/kind.h"
 #include "exchange_plans.h"
 #include "inside.h"
 

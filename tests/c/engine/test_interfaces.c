@@ -1,7 +1,7 @@
 /* Facts that NICs decide before a byte moves: how many interfaces a server has, and on which node its threads and its
  * windows are. Ranks and NICs are made up; none is opened. */
 #include "check.h"
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 
 #if defined(HPC_HAVE_VERBS)
 #include "context/context.h"

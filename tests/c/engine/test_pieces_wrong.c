@@ -7,7 +7,7 @@
 #include "engine/bytes.h"
 #include "inside.h"
 #include "engine/pieces.h"
-#include "engine/send.h"
+#include "engine/worker/send.h"
 #include "graph_jobs.h"
 
 enum { BOTH = HPC_PUSH | HPC_PULL };

@@ -1,6 +1,6 @@
 /* The choice between threads and waits in words: schemes are made up, and none is opened. */
 #include "check.h"
-#include "engine/progress.h"
+#include "engine/layout/progress.h"
 
 enum { CORES = 2 };
 

@@ -2,7 +2,7 @@
  * that of the pair of ranks. The results of a step are the same either way. */
 #include "exchange_plans.h"
 
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 #include "inside.h"
 #include "context/context.h"
 

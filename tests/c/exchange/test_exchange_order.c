@@ -2,7 +2,7 @@
  * that no rank is everybody's first. */
 #include "exchange_plans.h"
 
-#include "engine/layout.h"
+#include "engine/layout/layout.h"
 #include "inside.h"
 
 /* ranks: those that this rank sends to, in order; all, or all but itself. */

@@ -2,7 +2,7 @@
  * rule and whether all vectors are dense, and no sum of a whole row is made. */
 #include "check.h"
 #include "codec/factors.h"
-#include "engine/kind.h"
+#include "engine/owner/kind.h"
 #include "inside.h"
 #include "ranks.h"
 

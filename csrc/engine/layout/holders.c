@@ -1,0 +1,108 @@
+/* Holders: the holder of a worker is the rank whose part has the parameters that the worker reads. Without
+ * shared_params it is the worker itself. With shared_params the workers of a host read the part of the lowest of them,
+ * and it is written once for all.
+ *
+ * One copy has one writer for each element, and this must be a rank of the same host: the owner of the row, or a relay.
+ * It writes by plain stores before it answers the host's workers, and each answer is a release that its worker
+ * acquires. A put from another host would go to the holder by one connection, and the answers to the other workers by
+ * others, which nothing orders. So such a put is for a host with one worker only, whose answer follows it by the same
+ * lane.
+ *
+ * No worker reads the copy while it is written: its writer acts when all workers of the host have pushed, for each of
+ * them gets the row's result, and so feeds the row (check_outputs of open.c). */
+#include "engine/layout/holders.h"
+
+#include <stdlib.h>
+
+#include "engine/layout/stages.h"
+
+static int one_host(const hpc_scheme *sc, int a, int b) {
+    return hpc_same_host(&sc->context->addresses[a], &sc->context->addresses[b]);
+}
+
+/* A rank that only serves has the holder of its host too, if there is one: rows may keep their masters there. */
+int hpc_holders_find(hpc_scheme *sc, const char *op) {
+    const int size = sc->context->group.size;
+    const hpc_place *places = sc->layout.places;
+    sc->layout.holders = malloc((size_t)size * sizeof *sc->layout.holders);
+    if (sc->layout.holders == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
+    for (int r = 0; r < size; r++) {
+        int holder = r;
+        if (sc->asked.shared_params)
+            for (holder = 0; holder < size; holder++)
+                if (places[holder].worker && one_host(sc, r, holder)) break;
+        sc->layout.holders[r] = holder < size && places[holder].worker ? holder : -1;
+    }
+    return HPC_OK;
+}
+
+int hpc_row_home(const hpc_scheme *sc, const hpc_row *row) {
+    const int holder = sc->layout.holders[row->owner];
+    return holder >= 0 && hpc_row_has_output(row, holder) ? holder : -1;
+}
+
+/* ---- checks ---- */
+
+static int check_maps(const hpc_scheme *sc, const char *op) {
+    const hpc_context *c = sc->context;
+    for (int r = 0; r < c->group.size; r++)
+        if (one_host(sc, r, c->group.rank) && !hpc_is_mapped(sc, r))
+            return hpc_fail(HPC_ERR_UNSUPPORTED, op,
+                            "%s: shared_params: rank %d cannot map the memory of rank %d of the same host, by "
+                            "transport %s",
+                            op, c->group.rank, r, c->transports[r]->name);
+    return HPC_OK;
+}
+
+/* The next worker after rank that reads the same copy, or -1. */
+static int next_reader(const hpc_scheme *sc, int rank) {
+    for (int r = rank + 1; r < sc->context->group.size; r++)
+        if (sc->layout.places[r].worker && sc->layout.holders[r] == sc->layout.holders[rank]) return r;
+    return -1;
+}
+
+/* The outputs of a row to the workers that read one copy. */
+static int check_readers(const hpc_scheme *sc, int i, int holder, const char *op) {
+    const hpc_row *row = &sc->plan->rows[i];
+    const int gets = hpc_row_has_output(row, holder), other = next_reader(sc, holder);
+    for (int r = other; r >= 0; r = next_reader(sc, r))
+        if (hpc_row_has_output(row, r) != gets)
+            return hpc_fail(HPC_ERR_CONFIG, op,
+                            "%s: shared_params: row %d sends parameters to rank %d and not to rank %d, which reads the "
+                            "same copy: a copy has one writer, which sends to all workers of its host",
+                            op, i, gets ? holder : r, gets ? r : holder);
+    if (!gets || other < 0 || one_host(sc, row->owner, holder)) return HPC_OK;
+    return hpc_fail(HPC_ERR_CONFIG, op,
+                    "%s: shared_params: row %d of rank %d sends parameters to ranks %d and %d, which read one copy on "
+                    "another host: a rank of that host must write it, as in a Hierarchy or by topology \"auto\"",
+                    op, i, row->owner, holder, other);
+}
+
+/* Whether some row sends a key's parameters to rank. Rows of a key lie together; first is the key's first. */
+static int is_sent(const hpc_scheme *sc, int first, int rank) {
+    const hpc_plan *plan = sc->plan;
+    for (int i = first; i < plan->n_rows && plan->rows[i].key == plan->rows[first].key; i++)
+        if (plan->rows[i].action != HPC_FORWARD && hpc_row_has_output(&plan->rows[i], rank)) return 1;
+    return 0;
+}
+
+int hpc_holders_check(const hpc_scheme *sc, const char *op) {
+    const hpc_plan *plan = sc->plan;
+    if (!sc->asked.shared_params) return HPC_OK;
+    int status = check_maps(sc, op);
+    for (int i = 0; i < plan->n_rows && status == HPC_OK; i++) {
+        const hpc_row *row = &plan->rows[i], *before = i > 0 ? row - 1 : NULL;
+        const int first = before == NULL || before->key != row->key;
+        const int known = !first && before->owner == row->owner && before->out == row->out;
+        for (int h = 0; h < sc->context->group.size && status == HPC_OK; h++) {
+            if (sc->layout.holders[h] != h) continue;
+            if (row->action != HPC_FORWARD && !known) status = check_readers(sc, i, h, op);
+            if (status != HPC_OK || !first || is_sent(sc, i, h)) continue;
+            status = hpc_fail(HPC_ERR_CONFIG, op,
+                              "%s: shared_params needs parameters of every key on each worker; no row sends rank %d "
+                              "those of key '%.100s'",
+                              op, h, plan->keys[row->key].name);
+        }
+    }
+    return status;
+}

@@ -1,0 +1,64 @@
+/* A row kind says how the rows of one sort work. It is one const struct, in one file of this folder and in the array of
+ * kind.c; a row gets its kind when the exchange is made, and nothing asks for it after that.
+ *
+ *   kind_pass.c      fold, rule and write of float32 in one pass
+ *   kind_blocks.c    the same one step after the other, block by block
+ *   kind_pieces.c    rows that take pieces, or send them; or sum them a part at a time
+ *   kind_forward.c   the fold goes to another row, as an array
+ *   kind_passthrough.c  a fold that has come goes on, unopened; so do parameters
+ *
+ * Below them block.c has the steps of one block, mean.c the steps of a fold that lies in the accumulator, and write.c
+ * sends parameters to workers. */
+#ifndef HPC_ROW_KIND_H
+#define HPC_ROW_KIND_H
+
+#include "engine/owner/inputs.h"
+#include "engine/scheme.h"
+
+/* Bytes of a row's own memory. */
+typedef struct hpc_row_room {
+    size_t state;     /* of the rule */
+    size_t acc;       /* a fold that outlasts the work on its row */
+    size_t sum;       /* a fold that does not: it lies where that of the row before did, while that is in the caches */
+    size_t encoded;   /* outputs as they are sent */
+    size_t residual;  /* state of an encoder of pieces */
+    int sends_pieces; /* it has an encoder */
+} hpc_row_room;
+
+struct hpc_row_kind {
+    const char *name;
+    /* Whether a row of this rank is of this kind. The first kind of the array that says yes is taken. */
+    int (*suits)(const hpc_scheme *sc, const hpc_row *row);
+    hpc_row_room (*room)(const hpc_scheme *sc, const hpc_row *row);
+
+    /* Folds inputs, applies the rule with args, and sends the result. Nonzero when the exchange has failed. */
+    int (*work)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
+    /* Adds inputs to the row's accumulator, or begins it with them. NULL: they are never added before the work. */
+    int (*add)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins);
+    int relays; /* its parameters have come from another row */
+
+    /* Fold and apply in two calls (mean.c). fold makes the mean: w->mean, and adds its squares to *squares unless that
+     * is NULL. apply is the work on a mean, as the only input. NULL: the row has no parameters, or is never split. */
+    int (*fold)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares);
+    int (*apply)(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args);
+    /* The same where a row keeps its inputs instead of a mean (kept.c). scaled is the work on scale times their fold.
+     * read writes the fold to to, and adds its squares to *squares; either may be NULL. */
+    int (*scaled)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale);
+    int (*read)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to, double *squares);
+
+    /* Writes the parameters in a slot into the memory of workers that is mapped here. NULL: it has no parameters. */
+    void (*write)(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot);
+    /* The bytes that go to other rows, and to workers whose memory is not mapped. */
+    const void *(*leaving)(const hpc_work *w, int slot);
+};
+
+extern const hpc_row_kind hpc_kind_pass, hpc_kind_average, hpc_kind_blocks;
+extern const hpc_row_kind hpc_kind_pieces, hpc_kind_pieces_in_place, hpc_kind_pieces_all, hpc_kind_pieces_parts;
+extern const hpc_row_kind hpc_kind_forward, hpc_kind_forward_opened, hpc_kind_forward_filtered, hpc_kind_forward_pieces;
+extern const hpc_row_kind hpc_kind_sum, hpc_kind_sum_opened, hpc_kind_sum_pieces;
+extern const hpc_row_kind hpc_kind_passthrough, hpc_kind_relay;
+
+/* The kind of a row of this rank. */
+const hpc_row_kind *hpc_row_kind_of(const hpc_scheme *sc, const hpc_row *row);
+
+#endif
