@@ -29,7 +29,7 @@ from hpcomm import (
     Plan,
     optim,
 )
-from hpcomm.exchange.pieces import Kind, Piece, RuleKind, Span, blank, found, pieces
+from hpcomm.exchange.shards import Kind, Part, RuleKind, Span, blank, found, parts
 from hpcomm.plan import Edge, Row
 
 F32 = np.float32
@@ -473,7 +473,7 @@ def test_ranks_with_different_arguments_are_told() -> None:
     run_threads(2, body)
 
 
-# ---- pieces ----------------------------------------------------------------------------------------------------------
+# ---- parts -----------------------------------------------------------------------------------------------------------
 
 
 def test_of_replicas_only_ones_own_counts() -> None:
@@ -518,14 +518,14 @@ def test_any_cut_is_found_in_any_other(
             made += [Span(name, low, high - low) for low, high in itertools.pairwise(edges)]
         return made
 
-    def piece(span: Span) -> Piece:
+    def piece(span: Span) -> Part:
         end = span.offset + span.count
-        return Piece(span, 5, params[span.key][span.offset : end], state[span.key][:, span.offset : end])
+        return Part(span, 5, params[span.key][span.offset : end], state[span.key][:, span.offset : end])
 
     def packed(spans: list[Span]) -> dict[str, Any]:
         shard = blank(kind, mine, spans)
         shard["row_step"][:] = 5
-        for place, span in zip(pieces(shard, kind), spans, strict=True):
+        for place, span in zip(parts(shard, kind), spans, strict=True):
             place.params[:], place.state[:] = piece(span).params, piece(span).state
         return shard
 

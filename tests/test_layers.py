@@ -436,7 +436,9 @@ def test_a_header_of_the_engine_speaks_for_one_file(symbols: list[tuple[str, str
     for header in sorted((CSRC / "engine").rglob("*.h")):
         text = re.sub(r"/\*.*?\*/", "", header.read_text(encoding="utf-8"), flags=re.DOTALL)
         declared = re.findall(r"^\w[\w *]*?\b(hpc_\w+)\([^{}]*?\);", text, re.MULTILINE)
-        others = {s: home[s] for s in declared if s in home and home[s] != str(header.relative_to(CSRC).with_suffix(".c"))}
+        others = {
+            s: home[s] for s in declared if s in home and home[s] != str(header.relative_to(CSRC).with_suffix(".c"))
+        }
         assert not others, f"{header.name} declares functions of other files: {others}"
 
 

@@ -38,7 +38,7 @@ from typing import Any
 from .._core import seconds
 from ..errors import CheckpointError, ConfigError, HpcommError, InvalidArgument, NotSupported, PeerFailed, Timeout
 from ..exchange import Exchange
-from ..exchange.pieces import own_keys
+from ..exchange.shards import own_keys
 from ..flow import feeders
 from ..log import logger
 from ..plan import Plan

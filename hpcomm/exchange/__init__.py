@@ -3,14 +3,14 @@
 exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. schemes:
 which keys have which topology and consistency. codecs, auto: the codec of each key, given or chosen. keys: gradients
 and parameters by name. factors: gradients as pairs of vectors. facts: of keys, as C has decided them. state: the
-knowledge that hpcomm's other packages use. pieces, encoders: the state of owners and encoders, as checkpoints.
+knowledge that hpcomm's other packages use. shards, encoders: the state of owners and encoders, as checkpoints.
 """
 
 from .calls import Handle
 from .exchange import Exchange
 from .factors import Pairs
 from .options import EngineOptions, PlanOptions
-from .pieces import Shard
+from .shards import Shard
 
 __all__ = [
     "EngineOptions",

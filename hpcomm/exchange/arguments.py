@@ -23,8 +23,8 @@ from ..topology.by_key import check_names, check_workers, join
 from ..topology.protocol import Request, Topology
 from ..window import as_source
 from .codecs import KeyCodecs, codecs_of
-from .pieces import Span
 from .schemes import OWN_MODELS, Made, Scheme, applies_at_peers
+from .shards import Span
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..codec import WireFormat
 from ..errors import InvalidArgument
 from ..log import logger
 from ..plan import Plan
-from .pieces import Kind, Shard
+from .shards import Kind, Shard
 
 _WORKER = -1  # in place of the number of a row
 _NOTHING_KEPT = 2  # values of an encoder without residual and state

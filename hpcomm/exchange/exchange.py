@@ -37,8 +37,8 @@ from .calls import Handle
 from .factors import FactorsKey, Pairs, ProductKey
 from .keys import KeyState, Params
 from .options import Consistencies, EngineOptions, Keywords, PlanOptions, check_keywords
-from .pieces import Shard
 from .processor import Processor
+from .shards import Shard
 from .split import SplitCalls
 from .state import State
 

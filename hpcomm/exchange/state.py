@@ -12,11 +12,11 @@ from ..context import Context
 from ..errors import ConfigError, InvalidArgument
 from ..optim import AnyRule
 from . import encoders as encoding
-from . import pieces
+from . import shards
 from .arguments import Checked, check_owners, owned_rows
 from .facts import facts_of, merged
-from .pieces import SHARED, Args, Kind, Piece, RuleKind, Shard
 from .schemes import Made
+from .shards import SHARED, Args, Kind, Part, RuleKind, Shard
 
 _SENTENCE_BYTES = 400  # of a refusal, told to the peers
 
@@ -140,10 +140,10 @@ class State:
         """The shard of this rank's rows as they are, one copy of the owner's data; also after a rank has died, for an
         exchange of the remaining ranks. out: a shard of the same rows, written again."""
         args = _arguments(self.rules_now())
-        shard = pieces.blank(self.kind, args, [span for _, span in self.rows]) if out is None else out
-        shard["args"][:] = pieces.padded(args)
-        for i, ((row, _), piece) in enumerate(zip(self.rows, pieces.pieces(shard, self.kind), strict=True)):
-            shard["row_step"][i] = _core.exchange_get_row(self.handle, row, piece.params, piece.state)
+        shard = shards.blank(self.kind, args, [span for _, span in self.rows]) if out is None else out
+        shard["args"][:] = shards.padded(args)
+        for i, ((row, _), part) in enumerate(zip(self.rows, shards.parts(shard, self.kind), strict=True)):
+            shard["row_step"][i] = _core.exchange_get_row(self.handle, row, part.params, part.state)
         encoding.save(self.handle, self.encoders, shard)
         if self.any.counts_updates:
             shard["clock"] = self.clock()
@@ -151,19 +151,19 @@ class State:
             shard["row_step"][i] = self.clock()
         return shard
 
-    def restore(self, shards: Shard | Iterable[Shard], wrong: Exception | None, timeout: float) -> None:
+    def restore(self, saved: Shard | Iterable[Shard], wrong: Exception | None, timeout: float) -> None:
         """Writes the shards into the rows and the encoders of every rank, and takes their hyper-parameters and clock.
         Collective. wrong: the reason if this rank refuses."""
         args: Args = ()
         clock = 0
-        owned: list[Piece] = []
+        owned: list[Part] = []
         kept: list[encoding.Encoding] = []
         rules = found = self.rules_now()
         pushes = _core.exchange_version(self.handle)
         try:
             if wrong is None:
-                given = [shards] if isinstance(shards, Mapping) else list(shards)
-                args, clock, owned = pieces.found(given, self.kind, [span for _, span in self.rows])
+                given = [saved] if isinstance(saved, Mapping) else list(saved)
+                args, clock, owned = shards.found(given, self.kind, [span for _, span in self.rows])
                 kept = encoding.found(self.encoders, given, self.kind)
                 found = {
                     name: optim.with_arguments(rule, own) for (name, rule), own in zip(rules.items(), args, strict=True)
@@ -171,19 +171,19 @@ class State:
         except Exception as refused:  # the other ranks wait for this one
             wrong = refused
         steps = dict.fromkeys(rules, 0)
-        for piece in owned:
-            steps[piece.span.key] = max(steps[piece.span.key], piece.step)
-        every = _agree(self._ctx, wrong, args, [clock, pushes, *steps.values()], list(rules), timeout)
-        for (row, _), piece in zip(self.rows, owned, strict=True):
-            _core.exchange_set_row(self.handle, row, piece.step, piece.params, piece.state)
+        for part in owned:
+            steps[part.span.key] = max(steps[part.span.key], part.step)
+        told = _agree(self._ctx, wrong, args, [clock, pushes, *steps.values()], list(rules), timeout)
+        for (row, _), part in zip(self.rows, owned, strict=True):
+            _core.exchange_set_row(self.handle, row, part.step, part.params, part.state)
         encoding.restore(self.handle, kept)
         for key, (own, before) in enumerate(zip(args, _arguments(rules), strict=True)):
             if own != before:
                 _core.exchange_set_args(self.handle, key, own)
         _core.exchange_publish(self.handle, timeout)
-        furthest = int(every[:, 0].max())
-        self.rules, self._ahead = found, [furthest - theirs for theirs in every[:, 1].tolist()]
-        most = every[:, 2:].max(axis=0).tolist()
+        furthest = int(told[:, 0].max())
+        self.rules, self._ahead = found, [furthest - theirs for theirs in told[:, 1].tolist()]
+        most = told[:, 2:].max(axis=0).tolist()
         self.base = [step - _core.exchange_version_of(self.handle, key) for key, step in enumerate(most)]
 
 
@@ -198,7 +198,7 @@ def _agree(
     arguments differ."""
     words = np.zeros((len(names), optim.MOST_ARGS), np.float64)
     if args:
-        words[:] = pieces.padded(args)
+        words[:] = shards.padded(args)
     told = "" if wrong is None else str(wrong) or type(wrong).__name__
     sentence = told.encode()[:_SENTENCE_BYTES].ljust(_SENTENCE_BYTES, b"\0")
     mine = np.array(counts, np.int64)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..context import Context
 from ..errors import ConfigError
 from ..exchange import Exchange
-from ..exchange.pieces import Span, blank
+from ..exchange.shards import Span, blank
 from ..plan import Plan
 from .lost import Heard, Kept, applies, forwards_pieces, groups, holds_back
 

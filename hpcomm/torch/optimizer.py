@@ -25,7 +25,7 @@ from ..recovery import Recovered
 from ..stage import whole
 from ..stats import OptimizerStats
 from . import beside, saved, state
-from .asked import OptimizerArguments, Asked, asked_of
+from .asked import Asked, OptimizerArguments, asked_of
 from .buffers import make_buffers
 from .key import ParamKey
 from .local import Neighbours

@@ -1,7 +1,7 @@
 """Checkpoints of an exchange: the rows of its owners as plain arrays, and how they are found again, under another plan
 if need be.
 
-A *shard* is one rank's part: a dict of arrays, ints and texts, fit for numpy.savez. A *piece* is a range of a key's
+A *shard* is one rank's part: a dict of arrays, ints and texts, fit for numpy.savez. A *part* is a range of a key's
 elements with its step, parameters and state (slots values an element, slot by slot). Every key has its own rule; in
 format 1, which is still read, all keys had one. Where rows count updates and not steps (ASYNC and SSP with servers)
 a shard also has the rank's clock. Entries by other names are left alone, so a rank may keep more about its rows.
@@ -34,7 +34,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Part:
     """A span with its owner's data: params (count,), state (slots, count), both float32."""
 
     span: Span
@@ -72,7 +72,7 @@ Args: TypeAlias = tuple[tuple[float, ...], ...]  # by key: the arguments of its 
 
 
 def blank(kind: Kind, args: Args, spans: Sequence[Span]) -> dict[str, Any]:
-    """A shard of these spans, whose steps, parameters and state are still to be written: see pieces."""
+    """A shard of these spans, whose steps, parameters and state are still to be written: see parts."""
     numbers = {name: i for i, name in enumerate(kind.keys)}
     elements = sum(span.count for span in spans)
     return {
@@ -101,9 +101,9 @@ def padded(args: Args) -> NDArray[np.float64]:
     return table
 
 
-def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -> tuple[Args, int, list[Piece]]:
+def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -> tuple[Args, int, list[Part]]:
     """The rules' arguments, the largest clock of the shards (0: they have none), and the wanted spans, put together
-    from whatever pieces the shards hold.
+    from whatever parts the shards hold.
 
     Raises:
         InvalidArgument: a shard is malformed, or has another rule or other keys; the shards are of different steps or
@@ -112,7 +112,7 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
     given = [shards] if isinstance(shards, Mapping) else list(shards)
     if not given:
         raise InvalidArgument("load_state_dict: shards is empty: give one or more")
-    by_key: dict[str, list[Piece]] = {}
+    by_key: dict[str, list[Part]] = {}
     args: Args | None = None
     clock, has_mine = 0, False
     known: set[str] = set()  # keys whose arguments are in args
@@ -132,15 +132,15 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
         known |= counts
         has_mine |= mine
         clock = max(clock, int(shard.get("clock", 0)) if counts else 0)
-        for piece in pieces(shard, kind):
-            if piece.span.key in counts:
-                by_key.setdefault(piece.span.key, []).append(piece)
+        for part in parts(shard, kind):
+            if part.span.key in counts:
+                by_key.setdefault(part.span.key, []).append(part)
     if args is None or not has_mine:
         raise InvalidArgument(
             f"load_state_dict: none of the shards has the replica of rank {kind.replica}: give that rank's shard"
         )
     for own in by_key.values():
-        own.sort(key=lambda piece: piece.span.offset)
+        own.sort(key=lambda part: part.span.offset)
     return args, clock, list(_assembled(by_key, kind, wanted))
 
 
@@ -204,8 +204,8 @@ def own_keys(shard: Shard) -> frozenset[str]:
     return frozenset(name for name, is_own in zip(_names(shard), own, strict=True) if is_own or not own.any())
 
 
-def pieces(shard: Shard, kind: Kind) -> Iterator[Piece]:
-    """The pieces of a shard that fits kind: views of its arrays, where those are float32 as blank makes them."""
+def parts(shard: Shard, kind: Kind) -> Iterator[Part]:
+    """The parts of a shard that fits kind: views of its arrays, where those are float32 as blank makes them."""
     names, slots_of = _names(shard), dict(zip(kind.keys, (rule.slots for rule in kind.rules), strict=True))
     params = np.ascontiguousarray(shard["params"], np.float32)
     state = np.ascontiguousarray(shard["state"], np.float32)
@@ -214,47 +214,47 @@ def pieces(shard: Shard, kind: Kind) -> Iterator[Piece]:
     for key, offset, count, step in zip(*rows, strict=True):
         n, slots = int(count), slots_of[names[key]]
         own = state[state_at : state_at + slots * n].reshape(slots, n)
-        yield Piece(Span(names[key], int(offset), n), int(step), params[at : at + n], own)
+        yield Part(Span(names[key], int(offset), n), int(step), params[at : at + n], own)
         at += n
         state_at += slots * n
 
 
-def _assembled(by_key: Mapping[str, list[Piece]], kind: Kind, wanted: Sequence[Span]) -> Iterator[Piece]:
+def _assembled(by_key: Mapping[str, list[Part]], kind: Kind, wanted: Sequence[Span]) -> Iterator[Part]:
     slots = {key: rule.slots for key, rule in zip(kind.keys, kind.rules, strict=True)}
-    longest = {key: max(piece.span.count for piece in pieces) for key, pieces in by_key.items()}
+    longest = {key: max(part.span.count for part in parts) for key, parts in by_key.items()}
     for span in wanted:
         params = np.empty(span.count, np.float32)
         state = np.empty((slots[span.key], span.count), np.float32)
         at, end = span.offset, span.offset + span.count
         step: int | None = None
-        for piece in _overlapping(by_key.get(span.key, []), longest.get(span.key, 0), at, end):
-            if step is not None and piece.step != step:
+        for part in _overlapping(by_key.get(span.key, []), longest.get(span.key, 0), at, end):
+            if step is not None and part.step != step:
                 raise InvalidArgument(
-                    f"load_state_dict: the shards have key {span.key!r} at step {step} and at step {piece.step}: "
+                    f"load_state_dict: the shards have key {span.key!r} at step {step} and at step {part.step}: "
                     "they are of different checkpoints"
                 )
-            step = piece.step
-            low, high = piece.span.offset, min(end, piece.span.offset + piece.span.count)
+            step = part.step
+            low, high = part.span.offset, min(end, part.span.offset + part.span.count)
             if low > at:
                 break
             if high > at:
-                params[at - span.offset : high - span.offset] = piece.params[at - low : high - low]
-                state[:, at - span.offset : high - span.offset] = piece.state[:, at - low : high - low]
+                params[at - span.offset : high - span.offset] = part.params[at - low : high - low]
+                state[:, at - span.offset : high - span.offset] = part.state[:, at - low : high - low]
                 at = high
         if at < end or step is None:
             raise InvalidArgument(
                 f"load_state_dict: elements {at} to {end} of key {span.key!r} are in none of the shards: "
                 "give those of every rank that owned rows"
             )
-        yield Piece(span, step, params, state)
+        yield Part(span, step, params, state)
 
 
-def _overlapping(pieces: Sequence[Piece], longest: int, low: int, high: int) -> Iterator[Piece]:
-    """The pieces that share elements with low to high. pieces are sorted by offset, and none is above longest."""
-    first = bisect_left(pieces, low - longest, key=lambda piece: piece.span.offset)
-    for i in range(first, len(pieces)):
-        span = pieces[i].span
+def _overlapping(parts: Sequence[Part], longest: int, low: int, high: int) -> Iterator[Part]:
+    """The parts that share elements with low to high. parts are sorted by offset, and none is above longest."""
+    first = bisect_left(parts, low - longest, key=lambda part: part.span.offset)
+    for i in range(first, len(parts)):
+        span = parts[i].span
         if span.offset >= high:
             return
         if span.offset + span.count > low:
-            yield pieces[i]
+            yield parts[i]
