@@ -275,11 +275,11 @@ def step(ctx: hpcomm.Context, one: Combination, ex: hpcomm.Exchange, factor: flo
     if not USES[one.use]:
         ex.push_pull("w", grad)
         return
-    ex.fold("w", grad)
+    ex.split.fold("w", grad)
     if scale:
-        ex.apply("w", scale)
+        ex.split.apply("w", scale)
     else:
-        ex.skip("w")
+        ex.split.skip("w")
 
 
 def flush(ctx: hpcomm.Context, one: Combination, ex: hpcomm.Exchange) -> None:

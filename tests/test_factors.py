@@ -428,10 +428,10 @@ def test_the_furthest_copy_counts_after_a_step_that_was_cut_short() -> None:
         topology, rule = {"fc": PeerToPeer(), "bias": ParameterServer(servers=[0, 1])}, Momentum(lr=0.5, momentum=0.5)
         ex = exchange(ctx, {"bias": (20,), "fc": SHAPES["fc"]}, topology, CODECS, rule=rule, split=True)
         ex.set(lr=0.25)
-        ex.fold("fc", pairs[ctx.rank])
+        ex.split.fold("fc", pairs[ctx.rank])
         ctx.barrier()
         if ctx.rank == 0:
-            ex.apply("fc")
+            ex.split.apply("fc")
         if ctx.rank == 2:
             ctx.barrier()
             ctx.abort("test")
@@ -449,11 +449,11 @@ def test_the_furthest_copy_counts_after_a_step_that_was_cut_short() -> None:
         assert (list(fresh.params), fresh.rule) == (["bias", "fc"], Momentum(lr=0.25, momentum=0.5))
         once = -F32(0.25) * sum(map(dense, pairs))
         np.testing.assert_array_equal(fresh.params["fc"], once)
-        fresh.fold("fc", pairs[ctx.rank])
-        fresh.fold("bias", np.full(20, 1 + ctx.rank, F32))
+        fresh.split.fold("fc", pairs[ctx.rank])
+        fresh.split.fold("bias", np.full(20, 1 + ctx.rank, F32))
         now = sum(map(dense, pairs[:2])) + F32(0.5) * sum(map(dense, pairs))  # momentum is there as well
-        np.testing.assert_array_equal(fresh.apply("fc"), once - F32(0.25) * now)
-        np.testing.assert_array_equal(fresh.apply("bias"), np.full(20, -0.75, F32))
+        np.testing.assert_array_equal(fresh.split.apply("fc"), once - F32(0.25) * now)
+        np.testing.assert_array_equal(fresh.split.apply("bias"), np.full(20, -0.75, F32))
         found.append(ctx.rank)
         fresh.context.close()
         raise Left
@@ -754,15 +754,15 @@ def test_fold_and_apply_among_peers_are_those_of_servers(
                 for step in range(5):
                     pair = pairs_of(ctx.rank, step, (step + ctx.rank) % (most + 1), shape, seed)
                     if step == 2 and ctx.rank == 1:
-                        ex.fold("w", nothing=True)
+                        ex.split.fold("w", nothing=True)
                     else:
-                        ex.fold("w", dense(pair) if codec is None else pair)
+                        ex.split.fold("w", dense(pair) if codec is None else pair)
                     if step % 2 == 1:
-                        told += [ex.squares("w"), ex.gather("w").tobytes()]
+                        told += [ex.split.squares("w"), ex.split.gather("w").tobytes()]
                     if step == 3:
-                        ex.skip("w")
+                        ex.split.skip("w")
                     else:
-                        ex.apply("w", 0.5 if step else 1.0)
+                        ex.split.apply("w", 0.5 if step else 1.0)
                     told.append(ex.params["w"].tobytes())
                 found.append(told)
         return found
@@ -795,8 +795,8 @@ def test_fold_and_apply_give_the_bits_of_push_pull_where_updates_pass_from_peer_
                 for step in range(STEPS):
                     pair = pairs_of(ctx.rank, step, 2, (4, 5))
                     if split:
-                        ex.fold("w", pair)
-                        ex.apply("w")
+                        ex.split.fold("w", pair)
+                        ex.split.apply("w")
                     else:
                         ex.push_pull("w", pair)
                 found.append(ex.params["w"].tobytes())

@@ -58,11 +58,11 @@ def test_hosts_have_the_bits_of_dense_updates(places: list[int], cores: int, spl
                         ex.step(given)
                         continue
                     for name, value in given.items():
-                        ex.fold(name, value)
-                    found += [ex.gather(name).tobytes() for name in given]
+                        ex.split.fold(name, value)
+                    found += [ex.split.gather(name).tobytes() for name in given]
                     found += [np.float64(sum(map(ex.squares, given))).tobytes()]
                     for name in given:
-                        ex.apply(name)
+                        ex.split.apply(name)
                 found += [value.tobytes() for value in ex.params.values()]
         return found
 
@@ -189,18 +189,18 @@ def test_a_quorum_of_hosts_goes_on_without_a_late_one(racks: Any, codec: Any, tr
             if late:
                 assert passed.wait(20)
                 ex.step(given_by(ctx.rank, 0, codec))
-                assert (ex.version, set(ex.late)) == (2, set(SHAPES))
+                assert (ex.version(), set(ex.late)) == (2, set(SHAPES))
                 same(ex, first)
             for step in () if late else (0, 1):
                 ex.step(given_by(ctx.rank, step, codec))
-                assert (ex.version, ex.late) == (step + 1, ())
+                assert (ex.version(), ex.late) == (step + 1, ())
                 early.wait()
             passed.set()
             last.wait()
             if ctx.rank < 3:
                 assert caught_up.wait(20)
             ex.step(given_by(ctx.rank, 2, codec))
-            assert (ex.version, set(ex.late)) == (3, set(SHAPES) if ctx.rank < 3 else set())
+            assert (ex.version(), set(ex.late)) == (3, set(SHAPES) if ctx.rank < 3 else set())
             same(ex, first + then)
             caught_up.set()
             last.wait()

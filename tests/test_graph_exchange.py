@@ -413,7 +413,7 @@ def test_a_quorum_goes_on_without_a_straggler_and_tells_it(waits_for: Any) -> No
                     ex.progress()
                 assert stats.dropped_at == steps
                 assert [peer.dropped for peer in stats.peers] == [len(SHAPES), len(SHAPES), 0]
-                assert (ex.late, ex.version) == (tuple(SHAPES), 1)
+                assert (ex.late, ex.version()) == (tuple(SHAPES), 1)
                 told.set()
             while ex.clock < steps + more:
                 ex.step(update(rank, 0))
@@ -477,7 +477,7 @@ def test_a_quorum_goes_on_from_a_checkpoint_where_it_is() -> None:
                 ex.step(update(rank, 9))
                 assert ex.clock == (4 if rank < 2 else 1)
                 meet(ex, met, rank, 3)
-            assert ex.version == 7
+            assert ex.version() == 7
 
     run_threads(3, body)
 

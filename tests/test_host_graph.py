@@ -41,11 +41,13 @@ def expected(topology: HostGraph, step: int, n: int, size: int) -> list[Any]:
 
 def in_two_calls(ex: hpcomm.Exchange, key: str, update: Any, right: Any) -> Any:
     """The parameters after an apply; NaN where the mean that is kept is not right."""
-    ex.fold(key, update + 1)
-    ex.skip(key)
-    ex.fold(key, update)
-    keeps = np.isclose(ex.squares(key), right @ right) and np.allclose(ex.gather(key), right, rtol=1e-6, atol=1e-4)
-    return ex.apply(key) * (1 if keeps else np.nan)
+    ex.split.fold(key, update + 1)
+    ex.split.skip(key)
+    ex.split.fold(key, update)
+    keeps = np.isclose(ex.split.squares(key), right @ right) and np.allclose(
+        ex.split.gather(key), right, rtol=1e-6, atol=1e-4
+    )
+    return ex.split.apply(key) * (1 if keeps else np.nan)
 
 
 def averages(options: dict[str, Any]) -> dict[str, str]:

@@ -200,7 +200,7 @@ def test_only_its_package_touches_the_inside_of_an_exchange() -> None:
                 reached.add(node.attr)
     assert {"_state", "_check_idle", "_handle"} <= own
     assert {attribute for attribute, name in found if attribute in own} == {"_state", "_check_idle"}
-    assert reached == {"_state", "_check_idle", "_is_over", "_gathered", "_book"}
+    assert reached == {"_state", "_check_idle", "_is_over"}
 
 
 def test_names_of_classes_are_unique() -> None:

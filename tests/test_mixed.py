@@ -76,7 +76,7 @@ def test_each_key_goes_as_it_would_alone(progress: str) -> None:
                     pulls = [ex.push_pull_nb(name, update(name, ctx.rank, step)) for name in ("c", "d", "a", "b")]
                     for pull in pulls:
                         pull.wait()
-            assert ex.version == 4
+            assert ex.version() == 4
             ctx.barrier()
             ex.pull("b")
             for name in SHAPES:

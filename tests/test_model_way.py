@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import hpcomm
 from hpcomm import InvalidArgument, NotSupported, Plan, model
 from hpcomm.codec import Factors, OneBit, TopK, WireFormat
-from hpcomm.exchange.book import Book
+from hpcomm.exchange import Book
 from hpcomm.model import Cluster, CodecRates, Layer, Rates, best_way, cost_of
 
 RATES = Rates(between=1.2e8, inside=4e9, memory=5e9, fold=5e-10, multiply=4.4e10)
@@ -173,13 +173,13 @@ def test_the_book_of_an_exchange() -> None:
     with hpcomm.init() as ctx:
         params = {"fc": np.zeros((64, 32), np.float32), "bias": np.zeros(64, np.float32)}
         with hpcomm.Exchange(ctx, params, codec={"fc": Factors(7)}, rule=hpcomm.Adam()) as ex:
-            assert ex.book.query("n_worker", "n_server", "n_host", "batchsize") == (1, 1, 1, 7)
-            assert ex.book.query("fc") == Layer("fc", (64, 32), 7, 2)
-            assert ex.book.query("bias").pairs == 0
-            assert ex.book.best_way("bias") == "PS"
+            assert Book.of(ex).query("n_worker", "n_server", "n_host", "batchsize") == (1, 1, 1, 7)
+            assert Book.of(ex).query("fc") == Layer("fc", (64, 32), 7, 2)
+            assert Book.of(ex).query("bias").pairs == 0
+            assert Book.of(ex).best_way("bias") == "PS"
             with pytest.raises(InvalidArgument, match="the book has no 'fcc': did you mean 'fc'"):
-                ex.book.query("fcc")
+                Book.of(ex).query("fcc")
             with pytest.raises(InvalidArgument, match="no name is given"):
-                ex.book.query()
+                Book.of(ex).query()
     book = Book({"fc": Layer("fc", (4096, 4096), 512)}, Cluster(4), RATES)
     assert (book.best_way("fc"), book.best_way("fc", "paper")) == ("PS", "SFB")

@@ -144,8 +144,8 @@ def test_same_bits_whatever_the_plan(
             ex = Exchange(ctx, {"W": initial(shape)}, rule=rule, reduce="sum", **grouped(options))
             for step in range(3):
                 if options.get("split"):
-                    ex.fold("W", update(step, ctx.rank, shape))
-                    ex.apply("W")
+                    ex.split.fold("W", update(step, ctx.rank, shape))
+                    ex.split.apply("W")
                 else:
                     ex.push_pull("W", update(step, ctx.rank, shape))
             return ex.params["W"].tobytes()

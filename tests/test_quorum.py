@@ -74,22 +74,22 @@ def test_a_straggler_keeps_what_it_has_until_it_pushes(reduce: str, codec: Any, 
             if context.rank == 3:
                 assert passed.wait(20)
                 same(ex, zeros())
-                assert (ex.version, ex.late) == (0, ())
+                assert (ex.version(), ex.late) == (0, ())
                 ex.step(update(3, 0))
-                assert (ex.version, ex.late) == (2, tuple(SHAPES))
+                assert (ex.version(), ex.late) == (2, tuple(SHAPES))
                 assert ex.stats().dropped_at == 2
             else:
                 for step in range(2):
                     ex.step(update(context.rank, step))
                     same(ex, made(OTHERS, tuple(range(step + 1))))
-                    assert (ex.version, ex.late) == (step + 1, ())
+                    assert (ex.version(), ex.late) == (step + 1, ())
                     folded[step].wait()
                 passed.set()
             same(ex, made(OTHERS, (0, 1)))
             meet.wait()
             if context.rank != 0:  # now that one is late
                 ex.step(update(context.rank, 2))
-                assert (ex.version, ex.late) == (3, ())
+                assert (ex.version(), ex.late) == (3, ())
                 want = made(OTHERS, (0, 1))
                 for name, value in made((1, 2, 3), (2,)).items():
                     want[name] += value
@@ -119,7 +119,7 @@ def test_with_servers_the_quorum_of_neighbours_is_that_of_all() -> None:
             folded.wait()
             if context.rank == 2:
                 ex.step(whole(2, 0))
-                assert (ex.version, ex.late) == (1, tuple(SHAPES))
+                assert (ex.version(), ex.late) == (1, tuple(SHAPES))
             for name in SHAPES:
                 mean = (whole(0, 0)[name] + whole(1, 0)[name]) / F32(2)
                 np.testing.assert_array_equal(ex.params[name], -mean, err_msg=name)
@@ -152,15 +152,15 @@ def _frozen(steps: int) -> dict[str, Any]:
         pids = [int(part) for part in ctx.allgather(str(os.getpid()).encode().ljust(12))]
         ex = exchange(ctx, quorum(2, None), topology=ParameterServer("CC"), reduce="sum")
         pushes, late = 0, 0
-        while ex.version < steps:
-            if ctx.rank == 0 and ex.version == 5:
+        while ex.version() < steps:
+            if ctx.rank == 0 and ex.version() == 5:
                 os.kill(pids[2], signal.SIGSTOP)
-            if ctx.rank == 0 and ex.version == steps - 1:
+            if ctx.rank == 0 and ex.version() == steps - 1:
                 os.kill(pids[2], signal.SIGCONT)
             ex.step({name: np.ones(shape, F32) for name, shape in SHAPES.items()})
             pushes += 1
             late += len(ex.late)
-        dropped, version = ex.stats().dropped, ex.version
+        dropped, version = ex.stats().dropped, ex.version()
         ex.close()
         ctx.barrier()
         stats: dict[str, Any] = {"pushes": pushes, "late": late, "dropped": dropped, "version": version}
@@ -190,16 +190,16 @@ def test_a_checkpoint_is_not_missed_by_who_was_late(tmp_path: Path) -> None:
             for step, ranks in enumerate([(0, 2), (1,), (0, 1), (0, 1), (2,)]):  # 1 is late once, and 2 later
                 if context.rank in ranks:
                     ex.step(whole(context.rank, step))
-                    began.append(ckpt.after(ex.version))
+                    began.append(ckpt.after(ex.version()))
                 meet.wait()
-            assert ex.version == 3
+            assert ex.version() == 3
         with exchange(context, quorum(2), progress="thread") as ex, Checkpointer(ex, tmp_path, every=2) as ckpt:
             found = hpcomm.restore(ex, tmp_path)
             assert found is not None
             assert found.step == 2
             ex.step(whole(context.rank, 9))  # and it goes on
-            assert ex.version == 1
-            assert not ckpt.after(found.step + ex.version)  # what was restored is there
+            assert ex.version() == 1
+            assert not ckpt.after(found.step + ex.version())  # what was restored is there
         return began
 
     assert run_threads(3, body) == [[False, True, False], [False, True, False], [False, True]]
@@ -216,8 +216,8 @@ def test_a_checkpoint_that_was_skipped_is_not_complete(tmp_path: Path) -> None:
             for step, ranks in enumerate(turns):
                 if context.rank in ranks:
                     ex.step(whole(context.rank, step))
-                    if ckpt.after(ex.version):
-                        saved.append(ex.version)
+                    if ckpt.after(ex.version()):
+                        saved.append(ex.version())
                 meet.wait()
             for rank in range(3):
                 ckpt._window.wait_signal(rank, 6, 20)  # has been written
@@ -245,7 +245,7 @@ def test_run_takes_along_who_was_late() -> None:
 
         with exchange(context, quorum(2), progress="thread") as ex:
             hpcomm.run(ex, step, 6)
-            assert ex.version == 6
+            assert ex.version() == 6
         return steps
 
     assert [n for n in run_threads(3, body)[2] if n < 4] == [0]
@@ -315,7 +315,7 @@ def test_who_has_closed_and_left_is_not_waited_for(transport: dict[str, Any]) ->
                 looked.set()
                 for pull in pulls:
                     pull.wait()
-            assert ex.version == 1
+            assert ex.version() == 1
         context.close()
         raise Left
 
@@ -336,11 +336,11 @@ def test_loading_a_state_takes_along_who_is_behind() -> None:
             shards[context.rank] = ex.state_dict()
             meet.wait()
             ex.load_state_dict(shards.values())
-            assert ex.version == 2
+            assert ex.version() == 2
             meet.wait()
             if context.rank != 0:
                 ex.step(whole(context.rank, 2))
-                assert (ex.version, ex.late) == (3, ())
+                assert (ex.version(), ex.late) == (3, ())
             meet.wait()
 
     run_threads(3, body)
@@ -350,8 +350,8 @@ def _recover(victim: int) -> list[Any]:
     first = ctx = hpcomm.init(mpi.world())
     ex = exchange(ctx, quorum(3, float("inf")), topology=ParameterServer(servers=[0]))
     lost: tuple[int, ...] = ()
-    while ex.clock + ex.version * (ctx.rank > 0) < 8 or not lost:
-        if ctx.rank == victim and ex.version == 3:
+    while ex.clock + ex.version() * (ctx.rank > 0) < 8 or not lost:
+        if ctx.rank == victim and ex.version() == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             ex.step({name: np.ones(shape, F32) for name, shape in SHAPES.items()})
@@ -385,14 +385,14 @@ def test_a_late_fold_decides_nothing_and_comes_back_once(transport: dict[str, An
 
     def fold(ex: Exchange, value: float) -> None:
         for name, shape in SHAPES.items():
-            ex.fold(name, np.full(shape, value, F32))
+            ex.split.fold(name, np.full(shape, value, F32))
 
     def end(ex: Exchange, scale: float) -> None:
         for name in SHAPES:
             if scale:
-                ex.apply(name, scale)
+                ex.split.apply(name, scale)
             else:
-                ex.skip(name)
+                ex.split.skip(name)
 
     def body(context: Context) -> None:
         options: dict[str, Any] = {"split": True, "codec": codec, "progress": "thread"}
@@ -404,11 +404,11 @@ def test_a_late_fold_decides_nothing_and_comes_back_once(transport: dict[str, An
                 fold(ex, 8)
                 assert ex.late == tuple(SHAPES)
             for name, shape in SHAPES.items():
-                assert ex.squares(name) == 4 * np.prod(shape)
-                np.testing.assert_array_equal(ex.gather(name), np.full(shape, 2, F32))
+                assert ex.split.squares(name) == 4 * np.prod(shape)
+                np.testing.assert_array_equal(ex.split.gather(name), np.full(shape, 2, F32))
             meet.wait()
             end(ex, 0.5 if context.rank < 2 else 0.0 if skips else 3.0)
-            assert (ex.version, ex.params["b"].tolist()) == (1, [-1] * 3)
+            assert (ex.version(), ex.params["b"].tolist()) == (1, [-1] * 3)
             meet.wait()
             if context.rank > 0:
                 fold(ex, 0)
@@ -431,11 +431,11 @@ def test_a_mean_that_is_over_is_not_seen(alone: Context, ranks: int) -> None:
 
     def fold(ex: Exchange, value: float) -> None:
         for name, shape in SHAPES.items():
-            ex.fold(name, np.full(shape, value, F32))
+            ex.split.fold(name, np.full(shape, value, F32))
 
     def end(ex: Exchange, scale: float) -> None:
         for name in SHAPES:
-            ex.apply(name, scale)
+            ex.split.apply(name, scale)
 
     def body(context: Context) -> None:
         worker = context.rank // ranks
@@ -455,7 +455,7 @@ def test_a_mean_that_is_over_is_not_seen(alone: Context, ranks: int) -> None:
                 meet.wait()
                 if worker == 1:
                     for name, shape in SHAPES.items():
-                        found = ex.gather(name) if version == 1 else ex.squares(name)
+                        found = ex.split.gather(name) if version == 1 else ex.split.squares(name)
                         np.testing.assert_array_equal(found, np.full(shape, 3, F32) if version == 1 else 0)
                     end(ex, 7 + context.rank)
                     for name in SHAPES:
@@ -477,15 +477,15 @@ def test_a_late_fold_whose_end_is_not_waited_for(alone: Context, skips: bool) ->
             for turn in (False, True):
                 for name, shape in SHAPES.items():
                     if (context.rank == 2) == turn:
-                        handles.append(ex.fold_nb(name, np.full(shape, 8, F32)))
-                        handles.append(ex.skip_nb(name) if turn and skips else ex.apply_nb(name))
+                        handles.append(ex.split.fold_nb(name, np.full(shape, 8, F32)))
+                        handles.append(ex.split.skip_nb(name) if turn and skips else ex.split.apply_nb(name))
                 for handle in reversed(handles):
                     handle.wait()
                 meet.wait()
             if context.rank > 0:
                 for name, shape in SHAPES.items():
-                    ex.fold(name, np.zeros(shape, F32))
-                    np.testing.assert_array_equal(ex.apply(name), -8 if skips else -12)
+                    ex.split.fold(name, np.zeros(shape, F32))
+                    np.testing.assert_array_equal(ex.split.apply(name), -8 if skips else -12)
             meet.wait()
 
     run_threads(3, body)
@@ -495,15 +495,15 @@ def test_a_mean_is_ended_before_the_next_fold(alone: Context) -> None:
     def body(context: Context) -> None:
         with exchange(context, quorum(1, float("inf")), split=True) as ex:
             for name, value in whole(0, 0).items():
-                ex.fold(name, value)
+                ex.split.fold(name, value)
             with pytest.raises(InvalidArgument, match="for version 1 already, and key w not, or not to"):
-                ex.fold("w", whole(0, 1)["w"])
-            ex.apply("w")
+                ex.split.fold("w", whole(0, 1)["w"])
+            ex.split.apply("w")
             with pytest.raises(InvalidArgument, match="for version 1 already, and key b not, or not to"):
-                ex.fold("w", whole(0, 1)["w"])
-            ex.skip("b")
+                ex.split.fold("w", whole(0, 1)["w"])
+            ex.split.skip("b")
             ex.step(whole(0, 1))
-            assert ex.version == 2
+            assert ex.version() == 2
 
     run_threads(2, body)
 
@@ -516,6 +516,6 @@ def test_keys_are_pushed_in_steps(alone: Context) -> None:
                 ex.push_pull("w", whole(0, 1)["w"])
             ex.push_pull("b", whole(0, 0)["b"])
             ex.step(whole(0, 1))
-            assert ex.version == 2
+            assert ex.version() == 2
 
     run_threads(2, body)

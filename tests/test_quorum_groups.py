@@ -79,26 +79,26 @@ def test_groups_have_versions_of_their_own(tmp_path: Path) -> None:
             if me == 2:
                 assert passed.wait(20)
                 push(ex, second, 0)
-                assert (ex.late, ex.version_of("c"), ex.version_of("a")) == (("c",), 1, 0)
+                assert (ex.late, ex.version("c"), ex.version("a")) == (("c",), 1, 0)
                 push(ex, first, 0)
-                assert (set(ex.late), ex.version_of("c"), ex.version_of("b"), ex.version) == ({"a", "b", "c"}, 1, 2, 2)
+                assert (set(ex.late), ex.version("c"), ex.version("b"), ex.version()) == ({"a", "b", "c"}, 1, 2, 2)
                 caught_up.set()
             else:
                 push(ex, first, 0)
                 pair.wait()  # else who has closed its fold may be late for the next one
                 push(ex, first, 1)
                 push(ex, second, 0)
-                assert (ex.late, ex.version_of("c"), ex.version_of("a"), ex.version) == ((), 1, 2, 2)
+                assert (ex.late, ex.version("c"), ex.version("a"), ex.version()) == ((), 1, 2, 2)
                 pair.wait()
                 passed.set()
                 assert caught_up.wait(20)
             meet.wait()
             if me != 0:
                 push(ex, second, 1)
-                assert ex.version_of("c") == 2
+                assert ex.version("c") == 2
             if me != 2:
                 push(ex, first, 2)
-                assert ex.version_of("b") == 3
+                assert ex.version("b") == 3
             meet.wait()
             both: Folds = [((0, 1), 0), ((0, 1), 1), ((0, 1), 2)]
             want = {"a": after("a", both), "b": after("b", both), "c": after("c", [((0, 1), 0), ((1, 2), 1)])}
@@ -117,7 +117,7 @@ def test_groups_have_versions_of_their_own(tmp_path: Path) -> None:
             meet.wait()
             push(ex, second, 3)  # of all three, or of two of them
             meet.wait()
-            assert (ex.version_of("c"), ex.version_of("a")) == (1, 0)
+            assert (ex.version("c"), ex.version("a")) == (1, 0)
             return sorted(steps.values())
 
     assert sum(len(steps) for steps in run_threads(3, body)) >= 3  # each key has an owner
@@ -166,7 +166,7 @@ def test_without_a_quorum_groups_change_nothing(alone: Context) -> None:
             ex.push_pull("a", update("a", 0, 0))
             ex.push_pull("a", update("a", 0, 1))  # each key is counted by itself
             ex.push_pull("c", update("c", 0, 0))
-            assert (ex.version_of("a"), ex.version_of("b"), ex.version_of("c"), ex.version) == (2, 0, 1, 2)
+            assert (ex.version("a"), ex.version("b"), ex.version("c"), ex.version()) == (2, 0, 1, 2)
 
 
 def test_a_plan_is_of_one_scheme(alone: Context) -> None:
@@ -193,7 +193,7 @@ def _dies() -> dict[str, Any] | None:
         push(ex, GROUPS[0], n)
         if n == 1:
             push(ex, GROUPS[1], n)
-    told = [ex.version_of("a"), ex.version_of("c")]
+    told = [ex.version("a"), ex.version("c")]
     with pytest.raises(hpcomm.PeerFailed):
         _goes_on_without_the_last(ex)
     recovered = hpcomm.recover(ex)
@@ -202,7 +202,7 @@ def _dies() -> dict[str, Any] | None:
     for group in reversed(GROUPS):
         push(ex, group, 4)
     found = {name: value.tolist() for name, value in ex.params.items()}
-    versions = [ex.version_of("a"), ex.version_of("c")]
+    versions = [ex.version("a"), ex.version("c")]
     ex.close()
     ex.context.close()
     first.close()

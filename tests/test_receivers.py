@@ -370,15 +370,15 @@ def test_fold_and_apply_at_receivers(codec: Any, apply_at: Any, tree: Any) -> No
             for step in range(6):
                 for name, value in params().items():
                     update = rng.integers(-4, 5, value.shape).astype(np.float32)
-                    ex.fold(name, update)
+                    ex.split.fold(name, update)
                     if step % 3 == 2:
-                        ex.skip(name)
+                        ex.split.skip(name)
                         continue
-                    mean = ex.gather(name).copy()
-                    assert ex.squares(name) == np.square(mean).sum()
+                    mean = ex.split.gather(name).copy()
+                    assert ex.split.squares(name) == np.square(mean).sum()
                     before = plain.params[name].copy()
                     np.testing.assert_array_equal(plain.push_pull(name, update), before - np.float32(0.5) * mean)
-                    np.testing.assert_array_equal(ex.apply(name), plain.params[name])
+                    np.testing.assert_array_equal(ex.split.apply(name), plain.params[name])
 
     run_threads(3, body)
 

@@ -49,11 +49,11 @@ def trained(transport: dict[str, Any], *, split: bool, **options: Any) -> list[d
                 if n == 3 or not split:
                     ex.step(grads)
                     continue
-                handles = [ex.fold_nb(name, grad) for name, grad in reversed(grads.items())]
+                handles = [ex.split.fold_nb(name, grad) for name, grad in reversed(grads.items())]
                 if n == 1:
                     for handle in handles:
                         handle.wait()
-                for handle in [ex.apply_nb(name) for name in grads]:
+                for handle in [ex.split.apply_nb(name) for name in grads]:
                     handle.wait()
             return {name: value.tobytes() for name, value in ex.params.items()}
 
@@ -72,12 +72,12 @@ def test_models_on_a_graph_are_averaged_in_two_calls(transport: dict[str, Any]) 
         with Exchange(context, {"w": np.zeros(40, F32)}, ring, rule=hpcomm.Average(), depth=2, split=True) as ex:
             for n, scale in enumerate([1.0, None, 0.5, 1.0]):
                 before = ex.params["w"].copy()
-                ex.fold("w", np.full(40, 3 * (context.rank + n), F32))
+                ex.split.fold("w", np.full(40, 3 * (context.rank + n), F32))
                 if scale is None:
-                    ex.skip("w")
+                    ex.split.skip("w")
                     assert np.array_equal(ex.params["w"], before)
                 else:
-                    ex.apply("w", scale)
+                    ex.split.apply("w", scale)
                     mean = 3 * (n + (context.rank + (context.rank - 1) % 3) / 2)
                     assert np.array_equal(ex.params["w"], np.full(40, scale * mean, F32))
             return True
@@ -95,8 +95,8 @@ def test_pulls_that_go_before_their_gradients_find_each_row_once() -> None:
         zeros = {name: np.zeros(size, F32) for name, size in sizes.items()}
         with Exchange(context, zeros, rule=Momentum(lr=0.5), progress="inline", split=True) as ex:
             for n in range(3):
-                handles = [ex.fold_nb(name, grad * (context.rank + n)) for name, grad in reversed(grads.items())]
-                for handle in [*[ex.apply_nb(name) for name in grads], *handles]:
+                handles = [ex.split.fold_nb(name, grad * (context.rank + n)) for name, grad in reversed(grads.items())]
+                for handle in [*[ex.split.apply_nb(name) for name in grads], *handles]:
                     handle.wait()
             return {name: value.tobytes() for name, value in ex.params.items()}
 
@@ -124,8 +124,8 @@ def test_a_rule_and_a_fold_of_ones_own_are_applied_to_the_scaled_mean(transport:
 
     def body(context: hpcomm.Context) -> list[float]:
         with Exchange(context, {"w": np.zeros(5000, F32)}, rule=counted, reduce="sum", split=True) as ex:
-            ex.fold("w", np.full(5000, context.rank + 1, F32))
-            ex.apply("w", 0.25)
+            ex.split.fold("w", np.full(5000, context.rank + 1, F32))
+            ex.split.apply("w", 0.25)
             return [float(ex.params["w"].min()), float(ex.params["w"].max())]
 
     assert run_threads(3, body, **transport) == [[-0.5 * 12 * 0.25 * 3] * 2] * 3
@@ -137,31 +137,31 @@ def test_what_comes_between(transport: dict[str, Any]) -> None:
     def body(context: hpcomm.Context) -> None:
         rank, mean = context.rank, np.arange(6000, dtype=F32)
         with Exchange(context, {"w": np.zeros(6000, F32)}, rule=Momentum(lr=1, momentum=0.5), split=True) as ex:
-            ex.fold("w", mean + (rank - 0.5))
-            assert ex.squares("w") == float((mean.astype(float) ** 2).sum())
-            assert np.array_equal(ex.gather("w"), mean)
-            ex.skip("w")
+            ex.split.fold("w", mean + (rank - 0.5))
+            assert ex.split.squares("w") == float((mean.astype(float) ** 2).sum())
+            assert np.array_equal(ex.split.gather("w"), mean)
+            ex.split.skip("w")
             saved = ex.state_dict()
             assert not ex.params["w"].any()
-            ex.fold("w", mean + (rank - 0.5))
-            gathered = ex.gather("w")
+            ex.split.fold("w", mean + (rank - 0.5))
+            gathered = ex.split.gather("w")
             gathered *= 2
-            ex.fold("w")
-            assert np.array_equal(ex.apply("w", 0.5), -mean)
-            ex.fold("w", nothing=True)
-            assert np.array_equal(ex.apply("w"), -mean)  # momentum too stays as it is
+            ex.split.fold("w")
+            assert np.array_equal(ex.split.apply("w", 0.5), -mean)
+            ex.split.fold("w", nothing=True)
+            assert np.array_equal(ex.split.apply("w"), -mean)  # momentum too stays as it is
             if rank == 0:
-                ex.fold("w", np.full(6000, 2, F32))
+                ex.split.fold("w", np.full(6000, 2, F32))
             else:
-                ex.fold("w", nothing=True)
-            assert np.array_equal(ex.apply("w"), -mean - (0.5 * mean + 1))
+                ex.split.fold("w", nothing=True)
+            assert np.array_equal(ex.split.apply("w"), -mean - (0.5 * mean + 1))
             shards[rank] = saved
-            ex.fold("w", mean)  # which no checkpoint keeps
+            ex.split.fold("w", mean)  # which no checkpoint keeps
             context.barrier()
             ex.load_state_dict(shards.values())
             assert not ex.params["w"].any()
-            ex.fold("w", mean)
-            assert np.array_equal(ex.apply("w"), -mean)
+            ex.split.fold("w", mean)
+            assert np.array_equal(ex.split.apply("w"), -mean)
 
     shards: dict[int, dict[str, Any]] = {}
     run_threads(2, body, **transport)
@@ -170,34 +170,34 @@ def test_what_comes_between(transport: dict[str, Any]) -> None:
 def test_refusals(alone: hpcomm.Context) -> None:
     made = {"w": np.zeros(3, F32)}
     with Exchange(alone, made) as ex:
-        for call in (ex.apply_nb, ex.skip, ex.gather, ex.squares):
+        for call in (ex.split.apply_nb, ex.split.skip, ex.split.gather, ex.split.squares):
             with pytest.raises(InvalidArgument, match="made without split"):
                 call("w")
         with pytest.raises(InvalidArgument, match="made without split"):
-            ex.fold("w", nothing=True)
+            ex.split.fold("w", nothing=True)
     with Exchange(alone, made, split=True) as ex:
         with pytest.raises(InvalidArgument, match="'v'"):
-            ex.apply("v")
+            ex.split.apply("v")
         with pytest.raises(InvalidArgument, match="key w has no fold on rank 0: fold it first"):
-            ex.apply("w")
-        ex.fold("w", made["w"])
+            ex.split.apply("w")
+        ex.split.fold("w", made["w"])
         with pytest.raises(InvalidArgument, match="it must be finite"):
-            ex.apply("w", float("inf"))
-        ex.apply("w")
+            ex.split.apply("w", float("inf"))
+        ex.split.apply("w")
 
 
 def test_who_does_not_apply_is_named(transport: dict[str, Any]) -> None:
     def body(context: hpcomm.Context) -> bool:
         with Exchange(context, {"w": np.zeros(3, F32)}, split=True) as ex:
-            ex.fold("w", np.ones(3, F32))
+            ex.split.fold("w", np.ones(3, F32))
             named = context.rank == 1
             if context.rank == 0:
                 with pytest.raises(Timeout) as late:
-                    ex.apply("w", timeout=0.2)
+                    ex.split.apply("w", timeout=0.2)
                 named = 1 in late.value.waiting_for
             context.barrier()
             if context.rank == 1:
-                ex.apply("w")
+                ex.split.apply("w")
             ex.pull("w")  # ends what a timeout has cut short
             return named and bool((ex.params["w"] != 0).all())
 

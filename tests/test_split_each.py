@@ -47,17 +47,17 @@ def test_a_worker_looks_at_its_own_update(edges: str, transport: dict[str, Any])
         with Exchange(ctx, {"w": np.zeros(N, F32)}, split=True, **grouped(EDGES[edges])) as ex:
             for step in range(3):
                 own = update(ctx.rank, step)
-                ex.fold("w", own)
-                assert ex.squares("w") == pytest.approx(float((own.astype(float) ** 2).sum()))
-                assert np.array_equal(ex.gather("w"), own)
+                ex.split.fold("w", own)
+                assert ex.split.squares("w") == pytest.approx(float((own.astype(float) ** 2).sum()))
+                assert np.array_equal(ex.split.gather("w"), own)
                 if ctx.rank == step % 3:
-                    ex.skip("w")
+                    ex.split.skip("w")
                 else:
-                    ex.apply("w", 1 / (1 + ctx.rank))
-            ex.fold("w", nothing=True)
-            assert ex.squares("w") == 0
-            assert not ex.gather("w").any()
-            ex.apply("w")
+                    ex.split.apply("w", 1 / (1 + ctx.rank))
+            ex.split.fold("w", nothing=True)
+            assert ex.split.squares("w") == 0
+            assert not ex.split.gather("w").any()
+            ex.split.apply("w")
 
     run_threads(3, body, **transport)
 
@@ -78,13 +78,13 @@ def test_a_skip_leaves_what_codecs_hold_back(codec: str, alone: hpcomm.Context) 
         with Exchange(alone, {"w": np.zeros(N, F32)}, "flat", SSP(1), SGD(lr=1), codec=LOSSY[codec], split=True) as ex:
             for step in range(4):
                 if between:
-                    ex.fold("w", update(7, step))
-                    ex.squares("w")
-                    ex.gather("w")
+                    ex.split.fold("w", update(7, step))
+                    ex.split.squares("w")
+                    ex.split.gather("w")
                     if step % 2:
-                        ex.skip("w")
-                ex.fold("w", update(0, step) if between else update(0, step) * F32(0.5))
-                ex.apply("w", 0.5 if between else 1)
+                        ex.split.skip("w")
+                ex.split.fold("w", update(0, step) if between else update(0, step) * F32(0.5))
+                ex.split.apply("w", 0.5 if between else 1)
             found = [ex.pull("w").tobytes()]
             for _ in range(3):  # what was held back comes out
                 ex.push_pull("w", np.zeros(N, F32))
@@ -100,14 +100,14 @@ def test_scaled_values_are_rounded_once(alone: hpcomm.Context) -> None:
     for wire in ("float16", "bfloat16"):
         with Exchange(alone, {"w": np.zeros(N, F32)}, "flat", SSP(1), SGD(lr=1), codec=wire, split=True) as ex:
             slot = ex.gradient("w")
-            ex.fold("w", own)
+            ex.split.fold("w", own)
             scaled = (own * F32(0.3)).astype(slot.dtype).astype(F32)
-            assert np.array_equal(ex.apply("w", 0.3), -scaled)
+            assert np.array_equal(ex.split.apply("w", 0.3), -scaled)
             slot = ex.gradient("w")
             slot[:] = 1
-            ex.fold("w")
-            assert ex.squares("w") == N
-            assert np.array_equal(ex.apply("w", 0.5), -scaled - F32(0.5))
+            ex.split.fold("w")
+            assert ex.split.squares("w") == N
+            assert np.array_equal(ex.split.apply("w", 0.5), -scaled - F32(0.5))
 
 
 def test_pairs_are_scaled_as_the_matrix_is(alone: hpcomm.Context) -> None:
@@ -116,10 +116,10 @@ def test_pairs_are_scaled_as_the_matrix_is(alone: hpcomm.Context) -> None:
     options: dict[str, Any] = {"codec": Factors(2), "split": True, "chunk_bytes": 1920}
     with Exchange(alone, {"w": np.zeros((40, 30), F32)}, "flat", SSP(1), SGD(lr=1), **grouped(options)) as ex:
         for scale in (1.0, 0.25):
-            ex.fold("w", (u, v))
-            assert ex.squares("w") == pytest.approx(float((product.astype(float) ** 2).sum()), rel=1e-5)
-            np.testing.assert_allclose(ex.gather("w"), product, rtol=1e-5, atol=1e-6)
-            ex.apply("w", scale)
+            ex.split.fold("w", (u, v))
+            assert ex.split.squares("w") == pytest.approx(float((product.astype(float) ** 2).sum()), rel=1e-5)
+            np.testing.assert_allclose(ex.split.gather("w"), product, rtol=1e-5, atol=1e-6)
+            ex.split.apply("w", scale)
         np.testing.assert_allclose(ex.params["w"], -1.25 * product, rtol=1e-5, atol=1e-5)
 
 
@@ -129,13 +129,13 @@ def test_no_rule_runs_for_a_skip(transport: dict[str, Any]) -> None:
     def body(ctx: hpcomm.Context) -> list[float]:
         with Exchange(ctx, {"w": np.zeros(N, F32)}, "flat", SSP(1), Momentum(lr=1, momentum=0.5), split=True) as ex:
             for step in range(6):
-                ex.fold("w", np.full(N, 2, F32), nothing=ctx.rank == 1 and step == 3)
+                ex.split.fold("w", np.full(N, 2, F32), nothing=ctx.rank == 1 and step == 3)
                 if ctx.rank == 0 and step == 0:
-                    ex.apply("w")
+                    ex.split.apply("w")
                 elif ctx.rank == 1 and step == 3:
-                    ex.apply("w", 0.5)
+                    ex.split.apply("w", 0.5)
                 else:
-                    ex.skip("w")
+                    ex.split.skip("w")
             ex.pull("w")  # its own pushes have come to the owners
             ctx.barrier()
             ex.pull("w")
@@ -156,15 +156,15 @@ def test_what_is_refused_leaves_nothing(alone: hpcomm.Context) -> None:
             engine=EngineOptions(check_finite=True),
             split=True,
         ) as ex:
-            ex.fold("w", np.ones(N, F32))
+            ex.split.fold("w", np.ones(N, F32))
             with pytest.raises(InvalidArgument, match="has a NaN or an Inf"):
-                ex.fold("w", wrong)
+                ex.split.fold("w", wrong)
             with pytest.raises(InvalidArgument, match="no fold on rank 0: fold it first"):
-                ex.apply("w")
-            ex.fold("w", np.ones(N, F32))
+                ex.split.apply("w")
+            ex.split.fold("w", np.ones(N, F32))
             with pytest.raises(InvalidArgument, match="it must be finite"):
-                ex.apply("w", float("inf"))
-            ex.apply("w", float("nan"))  # as torch clips a gradient with a NaN
+                ex.split.apply("w", float("inf"))
+            ex.split.apply("w", float("nan"))  # as torch clips a gradient with a NaN
             assert np.isnan(ex.params["w"]).all()
 
 
@@ -173,15 +173,15 @@ def test_a_checkpoint_may_come_between(transport: dict[str, Any]) -> None:
 
     def body(ctx: hpcomm.Context) -> None:
         with Exchange(ctx, {"w": np.zeros(N, F32)}, "flat", SSP(2), SGD(lr=1), reduce="sum", split=True) as ex:
-            ex.fold("w", np.ones(N, F32))
-            ex.apply("w")
-            ex.fold("w", np.full(N, 4, F32))
+            ex.split.fold("w", np.ones(N, F32))
+            ex.split.apply("w")
+            ex.split.fold("w", np.full(N, 4, F32))
             ctx.barrier()
             shards[ctx.rank] = ex.state_dict()
             ctx.barrier()
             ex.load_state_dict(shards.values())
             assert (ex.params["w"] == -2).all()
-            ex.apply("w", 2)
+            ex.split.apply("w", 2)
             ex.pull("w")
             ctx.barrier()
             ex.pull("w")
@@ -195,9 +195,9 @@ def test_a_skip_changes_no_copy(alone: hpcomm.Context) -> None:
     """Under SGD a worker adds its own update to its copy, where it does not ask the owners: of a skip there is none."""
     with Exchange(alone, {"w": np.zeros(N, F32)}, "flat", SSP(2), SGD(lr=1), split=True) as ex:
         for step in range(1, 8):
-            ex.fold("w", np.ones(N, F32))
-            ex.apply("w")
+            ex.split.fold("w", np.ones(N, F32))
+            ex.split.apply("w")
             assert (ex.params["w"] == -step).all()
-            ex.fold("w", np.ones(N, F32))
-            ex.skip("w")
+            ex.split.fold("w", np.ones(N, F32))
+            ex.split.skip("w")
             assert (ex.params["w"] == -step).all()

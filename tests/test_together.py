@@ -26,7 +26,7 @@ def values(seed: int) -> dict[str, NDArray[np.float32]]:
 def trained(transport: dict[str, Any], *, together: bool, split: bool) -> list[dict[str, bytes]]:
     def body(context: hpcomm.Context) -> dict[str, bytes]:
         with Exchange(context, values(0), rule=Momentum(lr=0.5), split=split, timeout=20) as ex:
-            start = ex.fold_nb if split else ex.push_pull_nb
+            start = ex.split.fold_nb if split else ex.push_pull_nb
             for n in range(3):
                 grads = values(10 * n + context.rank + 1)
                 if not together:
@@ -41,7 +41,7 @@ def trained(transport: dict[str, Any], *, together: bool, split: bool) -> list[d
                     handle.wait()
                 if split:
                     with ex.together():
-                        handles = [ex.apply_nb(name) for name in NAMES]
+                        handles = [ex.split.apply_nb(name) for name in NAMES]
                     for handle in handles:
                         handle.wait()
             return {name: value.tobytes() for name, value in ex.params.items()}

@@ -629,7 +629,7 @@ def every_codec_gives_the_mean_to_p_grad(ctx: hpcomm.Context) -> None:
             optimizer.synchronize()
             means = [p.grad.numpy() for p in model.parameters() if p.grad is not None]
             assert len(set(ctx.allgather(b"".join(mean.tobytes() for mean in means)))) == 1
-            told = sum(optimizer.exchange.squares(name) for name in optimizer.exchange.params)
+            told = sum(optimizer.exchange.split.squares(name) for name in optimizer.exchange.params)
             torch.testing.assert_close(float(sum(np.square(mean).sum() for mean in means)), told, rtol=1e-5, atol=0)
             optimizer.step()
         optimizer.wait()

@@ -34,6 +34,7 @@ from torchcases import (
 
 import hpcomm
 import hpcomm.torch as ht
+from hpcomm.exchange import Book
 
 pytestmark = pytest.mark.xdist_group("group torch ways")  # one job for all tests
 
@@ -194,7 +195,7 @@ def goes_on(first: int, way: Any, chooses: bool = False, **options: Any) -> None
         check_same(ours, alone, 1e-5)
         check_bits(optimizer.context, ours)
         cases.check_state(optimizer.state_dict(), plain.state_dict())
-        assert optimizer.exchange.book.query("n_worker") == left
+        assert Book.of(optimizer.exchange).query("n_worker") == left
         assert schemes_of(optimizer) or way == "paper"
         told = str(sorted(optimizer.ways.of.items())).encode()
         assert len(set(optimizer.context.allgather(told))) == 1
@@ -382,7 +383,7 @@ def the_choice_is_the_same_on_all_ranks(ctx: hpcomm.Context) -> None:
         optimizer = check(ctx, model=wide, way=way, steps=3, revisit=2)
         told = str(sorted(optimizer.ways.of.items())).encode()
         assert len(set(ctx.allgather(told))) == 1
-        book = optimizer.exchange.book
+        book = Book.of(optimizer.exchange)
         assert book.query("n_worker", "n_server") == (ctx.size, ctx.size)
         if ctx.size > 1:
             assert book.query("second.weight").pairs == 2 * BATCH

@@ -28,11 +28,13 @@ def given_by_root(step: int, n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def in_two_calls(ex: hpcomm.Exchange, key: str, new: Any, root: int) -> Any:
     """The parameters after an apply; NaN where the model that is kept is not right, or where nothing changes it."""
-    ex.fold(key, new if ex.context.rank == root else None)
-    keeps = np.array_equal(ex.gather(key), new) and np.isclose(ex.squares(key), new.astype(np.float64) @ new)
-    ex.apply(key)
-    ex.fold(key, nothing=ex.context.rank % 2 == root % 2)
-    return ex.apply(key, 2) * (1 if keeps else np.nan)
+    ex.split.fold(key, new if ex.context.rank == root else None)
+    keeps = np.array_equal(ex.split.gather(key), new) and np.isclose(
+        ex.split.squares(key), new.astype(np.float64) @ new
+    )
+    ex.split.apply(key)
+    ex.split.fold(key, nothing=ex.context.rank % 2 == root % 2)
+    return ex.split.apply(key, 2) * (1 if keeps else np.nan)
 
 
 def broadcasts(options: dict[str, Any]) -> dict[str, str]:

@@ -156,7 +156,7 @@ def by_hpcomm(job: Task, ctx: hpcomm.Context, way: str, mode: Any) -> Turn:
         ended(handles)
 
     def apart() -> None:
-        fold, apply = made.fold_nb, made.apply_nb
+        fold, apply = made.split.fold_nb, made.split.apply_nb
         with made.together():
             folds = [fold(name) for name in backward]
             applied = [apply(name) for name in names]
@@ -164,7 +164,7 @@ def by_hpcomm(job: Task, ctx: hpcomm.Context, way: str, mode: Any) -> Turn:
         ended(folds)
 
     def waiting() -> None:
-        fold, apply = made.fold_nb, made.apply_nb
+        fold, apply = made.split.fold_nb, made.split.apply_nb
         with made.together():
             folds = [fold(name) for name in backward]
         ended(folds)

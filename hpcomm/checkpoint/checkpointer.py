@@ -157,8 +157,8 @@ class Checkpointer:
         """Says that this rank has done so many steps, each after the one before; whether a checkpoint was begun.
 
         Called by every worker after each step, while no push or pull is pending. It saves when step is a multiple of
-        every, or has passed one: with a quorum ex.version counts the steps, or ex.clock on a graph, and a worker whose
-        update was late skips some.
+        every, or has passed one: with a quorum ex.version() counts the steps, or ex.clock on a graph, and a worker
+        whose update was late skips some.
 
         Args:
             step: 1 after the first step, 101 after the first that follows a restart from step 100.
@@ -332,7 +332,7 @@ class Checkpointer:
     def _steps_of_all(self) -> int | None:
         """How many steps the exchange has made, where all workers are at the same one when they stand between two
         steps; None: they are not, or this rank only serves."""
-        return self._ex.version if self._ex.params and self._ex._state.all.in_step else None
+        return self._ex.version() if self._ex.params and self._ex._state.all.in_step else None
 
     def _look(self) -> None:
         """Raises the thread's error, if any."""

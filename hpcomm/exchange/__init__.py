@@ -6,17 +6,21 @@ and parameters by name. factors: gradients as pairs of vectors. facts: of keys, 
 knowledge that hpcomm's other packages use. shards, encoders: the state of owners and encoders, as checkpoints.
 """
 
+from .book import Book
 from .calls import Handle
 from .exchange import Exchange
 from .factors import Pairs
 from .options import EngineOptions, PlanOptions
 from .shards import Shard
+from .split import TwoCalls
 
 __all__ = [
+    "Book",
     "EngineOptions",
     "Exchange",
     "Handle",
     "Pairs",
     "PlanOptions",
     "Shard",
+    "TwoCalls",
 ]

@@ -34,6 +34,18 @@ class Book:
         self.choices, self.memory = dict(choices or {}), memory
         self.batch = max((layer.pairs for layer in layers.values()), default=0)
 
+    @classmethod
+    def of(cls, exchange: Any) -> "Book":
+        """The book of an Exchange. hpcomm.torch keeps its choices and the rates of the machine there."""
+        if exchange._state.book is None:
+            layers = {}
+            for key, kind in zip(exchange.plan.keys, exchange._state.kind.rules, strict=True):
+                pairs = int(getattr(exchange.codecs[key.name], "K", 0))
+                layers[key.name] = Layer(key.name, key.shape, pairs, kind.slots)
+            ctx = exchange.context
+            exchange._state.book = cls(layers, Cluster(ctx.size, len(exchange.plan.servers), len(set(ctx.hosts))))
+        return exchange._state.book  # type: ignore[no-any-return]
+
     def query(self, *names: str) -> Any:
         """The book's values of these names, one value or a tuple of them (Query of the paper): "n_worker" (P1),
         "n_server" (P2), "n_host", "batchsize" (K), "rates", "layers", or the name of a key, which gives its

@@ -24,7 +24,7 @@ from ..codec.base import number
 from ..consistency import BSP
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
-from ..model import Cluster, Layer, saved_seconds
+from ..model import saved_seconds
 from ..optim import SGD, RuleOrRules
 from ..plan import Plan
 from ..stats import CALLS, CodecStats, ExchangeStats, LoadStats, PeerStats, Traffic
@@ -32,14 +32,13 @@ from ..topology import ParameterServer
 from ..topology.given import Given
 from .agreed import Arguments, agreed
 from .arguments import Checked, Compiled
-from .book import Book
-from .calls import Handle
+from .calls import Calls, Handle
 from .factors import FactorsKey, Pairs, ProductKey
 from .keys import KeyState, Params
 from .options import Consistencies, EngineOptions, Keywords, PlanOptions, check_keywords
 from .processor import Processor
 from .shards import Shard
-from .split import SplitCalls
+from .split import TwoCalls
 from .state import State
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ _DEFAULT_RULE = SGD()
 _DEFAULT_ENGINE = EngineOptions()
 
 
-class Exchange(SplitCalls):
+class Exchange(Calls):
     """The updates of a job: workers push gradients, owners fold them and apply the rule, workers pull parameters.
 
     As in PHub (sections 3.1 to 3.2.4): keys are cut into chunks, and one core of one server owns each chunk for life.
@@ -133,7 +132,6 @@ class Exchange(SplitCalls):
 
     __slots__ = (
         "__weakref__",
-        "_book",
         "_decided",
         "_nbytes",
         "_processor",
@@ -165,7 +163,6 @@ class Exchange(SplitCalls):
         if not isinstance(ctx, Context):
             raise InvalidArgument(f"ctx is {ctx!r}: must be a Context, see hpcomm.init")
         self.context = ctx  # keeps it open
-        self._book: Book | None = None
         self._processor = Processor()
         self._rank, self._default = ctx.rank, ctx.config.timeout
         chosen = optim.or_default(rule, _DEFAULT_RULE, ctx.rank)
@@ -367,21 +364,22 @@ class Exchange(SplitCalls):
         return self.params
 
     @property
-    def version(self) -> int:
-        """How many folds the newest parameters that this rank knows of have had since the exchange was made: with a
-        quorum this may be more than the pushes of this rank. Without a quorum it is the pushes of a key. Of all keys:
-        the most of any key."""
-        self._check_open("version")
-        return _core.exchange_version(self._handle)
+    def split(self) -> TwoCalls:
+        """The calls by which an exchange made with split=True folds and applies: fold, apply, skip, gather, squares."""
+        return TwoCalls(self)
 
-    def version_of(self, name: str) -> int:
-        """version of one key: with a quorum its group's, without one the pushes of this key.
+    def version(self, name: str | None = None) -> int:
+        """How many folds the newest parameters that this rank knows of have had since the exchange was made: with a
+        quorum this may be more than the pushes of this rank. Without a quorum it is the pushes of the key.
+
+        Args:
+            name: of the key, whose version with a quorum is its group's; None: the largest version of all keys.
 
         Raises:
             InvalidArgument: an unknown key, or a closed exchange.
         """
-        self._check_open("version_of")
-        return _core.exchange_version_of(self._handle, self._key(name).index)
+        self._check_open("version")
+        return _core.exchange_version_of(self._handle, _core.EVERY_KEY if name is None else self._key(name).index)
 
     @property
     def late(self) -> tuple[str, ...]:
@@ -391,19 +389,6 @@ class Exchange(SplitCalls):
         if not _core.exchange_late(self._handle, -1):
             return ()
         return tuple(key.name for key in self._every.values() if _core.exchange_late(self._handle, key.index))
-
-    @property
-    def book(self) -> Book:
-        """The information book (Poseidon, section 4.1): layers, workers, servers and hosts, and the scheme that each
-        key is best exchanged by. hpcomm.torch keeps its choices and the rates of the machine there."""
-        if self._book is None:
-            layers = {}
-            for key, kind in zip(self.plan.keys, self._state.kind.rules, strict=True):
-                pairs = int(getattr(self.codecs[key.name], "K", 0))
-                layers[key.name] = Layer(key.name, key.shape, pairs, kind.slots)
-            ctx = self.context
-            self._book = Book(layers, Cluster(ctx.size, len(self.plan.servers), len(set(ctx.hosts))))
-        return self._book
 
     # ---- the rule --------------------------------------------------------------------------------------------------
 

@@ -40,8 +40,8 @@ class Squares(Handle):
         return _core.exchange_get_squares(self._exchange._handle, self._key.index)
 
 
-class SplitCalls(Calls):
-    """The calls of an exchange that was made with split=True.
+class TwoCalls:
+    """The calls of an exchange that was made with split=True: Exchange.split.
 
     fold is a push: the owners keep the mean of all workers' updates (the sum with reduce="sum"). Then all workers call
     apply or skip for the key, and squares or gather before that if they want. Every call has a nonblocking form that
@@ -63,7 +63,10 @@ class SplitCalls(Calls):
     for no call of others. squares and gather are of the update as it was folded, without its weight in the mean.
     """
 
-    __slots__ = ()
+    __slots__ = ("_ex",)
+
+    def __init__(self, ex: Calls) -> None:
+        self._ex = ex
 
     def fold_nb(self, name: str, grad: object = None, timeout: float | None = None, *, nothing: bool = False) -> Handle:
         """Starts a fold; the handle's end means that all workers' updates are there.
@@ -79,12 +82,12 @@ class SplitCalls(Calls):
             InvalidArgument: as push does; or the exchange was made without split.
         """
         if not nothing:
-            key, ticket = self._sent(_start, name, PUSH, grad, timeout)
+            key, ticket = self._ex._sent(_start, name, PUSH, grad, timeout)
         else:
-            key = self._key(name)
+            key = self._ex._key(name)
             ticket = self._use(key, _core.exchange_fold_nothing, timeout)
             key.flags = PUSH
-        return Handle(self, key, ticket, pulls=False)
+        return Handle(self._ex, key, ticket, pulls=False)
 
     def fold(self, name: str, grad: object = None, timeout: float | None = None, *, nothing: bool = False) -> None:
         """fold_nb, and waits for its end."""
@@ -100,10 +103,10 @@ class SplitCalls(Calls):
             ConfigError: workers give different scales or hyper-parameters, or one of them calls skip or gather; from
                 the wait, on every rank.
         """
-        key = self._key(name)
+        key = self._ex._key(name)
         value = float(scale)
         ticket = self._use(key, lambda h, k, left: _core.exchange_apply(h, k, value, left), timeout)
-        return Handle(self, key, ticket, pulls=True)
+        return Handle(self._ex, key, ticket, pulls=True)
 
     def apply(self, name: str, scale: float = 1.0, timeout: float | None = None) -> NDArray[np.float32]:
         """apply_nb, and waits for its end; returns the parameters."""
@@ -113,8 +116,8 @@ class SplitCalls(Calls):
         """Starts a skip: the mean is dropped. Parameters, state, step and codecs' residuals stay as if nothing had been
         folded. Under SSP(s) and ASYNC owners hear that this worker has no update this time, so that no other worker
         waits for it."""
-        key = self._key(name)
-        return Handle(self, key, self._use(key, _core.exchange_skip, timeout), pulls=True)
+        key = self._ex._key(name)
+        return Handle(self._ex, key, self._use(key, _core.exchange_skip, timeout), pulls=True)
 
     def skip(self, name: str, timeout: float | None = None) -> None:
         """skip_nb, and waits for its end."""
@@ -128,15 +131,15 @@ class SplitCalls(Calls):
         Raises:
             InvalidArgument: unit is not positive and finite.
         """
-        _core.exchange_set_unit(self._handle, self._key(name).index, float(unit))
+        _core.exchange_set_unit(self._ex._handle, self._ex._key(name).index, float(unit))
 
     def gather_nb(self, name: str, timeout: float | None = None) -> Gathering:
         """Starts a gather: every worker gets the mean, whatever the codec; wait of the handle returns it as a float32
         array of the key's shape. Where updates are float32 or pieces it lies in the array of gradient(name), and the
         worker may write that again; among peers, of factors, and under SSP(s) and ASYNC it lies apart. The mean is
         still kept: apply, skip, or another fold, which replaces it, follows."""
-        key = self._key(name)
-        return Gathering(self, key, self._use(key, _core.exchange_gather, timeout), pulls=False)
+        key = self._ex._key(name)
+        return Gathering(self._ex, key, self._use(key, _core.exchange_gather, timeout), pulls=False)
 
     def gather(self, name: str, timeout: float | None = None) -> NDArray[np.float32]:
         """gather_nb, and waits for its end; returns the mean."""
@@ -146,21 +149,21 @@ class SplitCalls(Calls):
         """Starts to ask for the sum of squares of the mean of a key; wait of the handle returns it: in float64, the
         same bits on all ranks that fold the same updates. The owners still keep the mean. For factors it is the sum
         over each two pairs of (u . u') (v . v'), and no matrix is made."""
-        key = self._key(name)
-        return Squares(self, key, self._use(key, _core.exchange_squares, timeout), pulls=False)
+        key = self._ex._key(name)
+        return Squares(self._ex, key, self._use(key, _core.exchange_squares, timeout), pulls=False)
 
     def squares(self, name: str, timeout: float | None = None) -> float:
         """squares_nb, and waits for its end; returns the sum."""
         return self.squares_nb(name, timeout).wait(timeout)
 
-    def _gathered(self, name: str) -> NDArray[np.float32]:
+    def gathered(self, name: str) -> NDArray[np.float32]:
         """The array that gathers of a key write."""
-        return gathered(self, self._every[name])
+        return gathered(self._ex, self._ex._every[name])
 
     def _use(self, key: KeyState, call: Any, timeout: float | None) -> int:
         """The ticket of call(handle, key, seconds), which is made again until it has sent all."""
         key.ready = -1  # its slot may be read or written now
-        ticket: int = call(self._handle, key.index, self._first(timeout))
+        ex, ticket = self._ex, int(call(self._ex._handle, key.index, self._ex._first(timeout)))
         if ticket >= 0:
             return ticket
-        return self._until(lambda left: call(self._handle, key.index, left), *self._limits(timeout), ticket)
+        return ex._until(lambda left: call(ex._handle, key.index, left), *ex._limits(timeout), ticket)

@@ -38,6 +38,7 @@ class State:
         kind: what a checkpoint and the exchange must have in common.
         encoders: of this rank.
         base: by key: the steps of its rows before its first fold here.
+        book: Book.of(exchange); None: not asked for yet.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class State:
         "all",
         "any",
         "base",
+        "book",
         "encoders",
         "facts",
         "handle",
@@ -70,6 +72,7 @@ class State:
         self._by_clock = [i for i, (_, span) in enumerate(self.rows) if span.key in by_clock]
         self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
         self.base = [0] * len(self.facts)
+        self.book: Any = None
         own = frozenset(name for name, its in self.facts.items() if its.own)
         kinds = (
             RuleKind(optim.c_name(rule), c_rule.slots, len(optim.arguments(rule)))

@@ -95,7 +95,7 @@ def make_steps(exchange: Exchange, step: Callable[[Exchange, int], object], firs
 
 def _folds(exchange: Exchange) -> int:
     """How far the parameters are, counted from anywhere."""
-    return exchange.clock if exchange._state.any.own else exchange.version
+    return exchange.clock if exchange._state.any.own else exchange.version()
 
 
 def check_least(op: str, first: Context, context: Context, least: int) -> None:

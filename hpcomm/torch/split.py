@@ -65,7 +65,7 @@ class Split(Mode):
 
     def bind(self, exchange: Exchange) -> None:
         self.takes(exchange)
-        self._fold, self._unit = exchange.fold_nb, 1.0
+        self._fold, self._unit = exchange.split.fold_nb, 1.0
         lie_in(self.keys, exchange)
         for key in self.keys:
             key.apart = not exchange._state.facts[key.name].takes_writes
@@ -97,11 +97,11 @@ class Split(Mode):
             with ex.together():
                 for key in self.order:
                     key.find_home()
-                    key.handle = ex.skip_nb(key.name)
+                    key.handle = ex.split.skip_nb(key.name)
         else:
             self.rules.update(ex)
             self._scaled(1.0 if scaling is None or scaling.scale is None else scaling.scale)
-            apply = ex.apply_nb
+            apply = ex.split.apply_nb
             with ex.together():
                 for key in self.order:
                     key.give()
@@ -122,7 +122,7 @@ class Split(Mode):
         if unit == self._unit:
             return
         for key in self.keys:
-            self.exchange.set_unit(key.name, unit)
+            self.exchange.split.set_unit(key.name, unit)
         self._unit = unit
 
     def _finish(self, *, again: bool = False) -> None:
@@ -167,7 +167,7 @@ class Split(Mode):
             return
         for key in self.keys:
             key.find_home()
-        for handle in [self.exchange.skip_nb(key.name) for key in self.keys]:
+        for handle in [self.exchange.split.skip_nb(key.name) for key in self.keys]:
             handle.wait()
         self._refuse(refused, self)
         for key in self.keys:
@@ -179,7 +179,7 @@ class Split(Mode):
         self._wait_folds()
         found = 0.0
         with self.exchange.together():
-            asked = [self.exchange.squares_nb(key.name) for key in self.keys]
+            asked = [self.exchange.split.squares_nb(key.name) for key in self.keys]
         for key, handle in zip(self.keys, asked, strict=True):
             found += key.factor**2 * handle.wait()
         return found
@@ -197,7 +197,7 @@ class Split(Mode):
         self._wait_folds()
         self._free_slots()
         zero = []
-        for key, handle in [(key, self.exchange.gather_nb(key.name)) for key in self.keys]:
+        for key, handle in [(key, self.exchange.split.gather_nb(key.name)) for key in self.keys]:
             mean = handle.wait()
             if mean.any():
                 self._averaged(key, mean)
@@ -244,7 +244,7 @@ class Split(Mode):
                     key.receive()
                     self._fold(key.name, nothing=True)
             self._cast()  # others may have
-            for handle in [self.exchange.skip_nb(key.name) for key in self.keys]:
+            for handle in [self.exchange.split.skip_nb(key.name) for key in self.keys]:
                 handle.wait()
         self._end()
 
@@ -355,7 +355,7 @@ class SplitQuorum(Split):
         """A mean that is over is not gathered, and gives way to this rank's own gradient, which may be in the slot."""
         super()._free_slots()
         for key in self.keys:
-            grad, to = key.param.grad, self.exchange._gathered(key.name)
+            grad, to = key.param.grad, self.exchange.split.gathered(key.name)
             if grad is None or to.ctypes.data != key.slot_at:
                 to[...] = 0 if grad is None else as_float32(grad, key.order)
 

@@ -40,10 +40,10 @@ def measured(
             before = _sent(exchange)
             ctx.barrier()
             start = monotonic()
-            exchange.fold(name)
-            exchange.gather(name)
+            exchange.split.fold(name)
+            exchange.split.gather(name)
             taken = monotonic() - start
-            exchange.skip(name)
+            exchange.split.skip(name)
             ctx.barrier()  # owners have sent all
             every = [_SPENT.unpack(one) for one in ctx.allgather(_SPENT.pack(taken, _sent(exchange) - before))]
             best, sent = min(best, max(seconds for seconds, _ in every)), sum(n for _, n in every)

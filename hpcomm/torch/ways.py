@@ -212,7 +212,7 @@ class Ways:
     def made(self, exchange: Exchange) -> None:
         """An exchange has been made of them."""
         layers, found = {key.name: self._layer(key.name) for key in self._keys}, self._decision
-        exchange._book = Book(layers, self._cluster(exchange), found.rates, found.choices, found.free)
+        exchange._state.book = Book(layers, self._cluster(exchange), found.rates, found.choices, found.free)
 
     def after_step(self, mode: Owner) -> None:
         """Between two steps. Collective."""
