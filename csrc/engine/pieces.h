@@ -37,7 +37,7 @@ size_t hpc_pieces_source_bytes(const hpc_scheme *sc, int key);
 /* Gets the place where the trainer writes a key's next update. Its memory is allocated at the first call: a trainer
  * that hands its updates in needs none. */
 int hpc_pieces_source(hpc_scheme *sc, int key, const char *op, void **at);
-/* Whether all values of an update are finite. */
+/* Returns whether all values of an update are finite. */
 int hpc_pieces_are_finite(const hpc_scheme *sc, int key, const void *update);
 /* Encodes an update into the slot of the next push. Returns nonzero when the exchange has failed. */
 int hpc_pieces_encode(hpc_scheme *sc, int key, const void *update, char *slot);

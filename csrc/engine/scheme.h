@@ -295,7 +295,7 @@ static inline int hpc_owns_row(const hpc_scheme *sc, int row) {
     return sc->plan->rows[row].owner == sc->context->group.rank;
 }
 
-/* Whether this rank is a worker. */
+/* Returns whether this rank is a worker. */
 static inline int hpc_scheme_works(const hpc_scheme *sc) {
     return sc->layout.places[sc->context->group.rank].worker;
 }
@@ -355,7 +355,7 @@ static inline void hpc_core_count_sent(const hpc_core *core, int key, int rank, 
     if (rank != core->scheme->context->group.rank) hpc_tally_add(&core->sent_of_key[key], nbytes);
 }
 
-/* Whether a failure has ended the exchange. */
+/* Returns whether a failure has ended the exchange. */
 static inline int hpc_scheme_has_failed(const hpc_scheme *sc) {
     return atomic_load_explicit(&sc->fault.failed, memory_order_relaxed) != HPC_OK;
 }

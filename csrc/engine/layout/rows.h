@@ -4,12 +4,12 @@
 
 #include "engine/scheme.h"
 
-/* The cores have been chosen and the window is there. */
+/* Called when the cores are chosen and the window exists. */
 int hpc_rows_open(hpc_scheme *sc, const char *op);
 void hpc_rows_free(hpc_scheme *sc);
 
-/* Names the outputs of this rank's rows that apply by the groups that they are for: a group's lowest rank need not be
- * one that gets parameters by the output. */
+/* Sets the lowest rank of each output of this rank's rows that apply to its group's lowest rank, which need not be a
+ * receiver of the output. */
 void hpc_rows_name_groups(hpc_scheme *sc);
 
 #endif
