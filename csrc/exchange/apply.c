@@ -1,5 +1,5 @@
-/* Calls on a gradient and a ticket, and calls that start a push or a pull; and fold and apply in two calls: a worker's
- * requests to owners that keep a fold, or to its own scheme, where that holds the update (held.c). */
+/* Calls of a key: its gradient, starts of a push or a pull, and waits for a ticket. And fold and apply as two calls: a
+ * worker's requests go to the owners that keep a fold or, if its own scheme holds the update (held.c), to that. */
 #include <math.h>
 
 #include "engine/bytes.h"
@@ -69,7 +69,7 @@ int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout
 
 /* ---- in two calls ---- */
 
-/* The check before every call here. *ticket is looked at now: nothing may be left half set by a refused call. */
+/* Checks that come before every call here. *ticket is checked too, so that a refused call leaves nothing half set. */
 static int check_call(hpc_scheme *sc, int key, const void *out, const char *op) {
     int status = hpc_worker_check_call(sc, key, op);
     if (status != HPC_OK) return status;
