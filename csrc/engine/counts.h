@@ -23,8 +23,8 @@ void hpc_counts_of_key(const hpc_scheme *sc, int key, hpc_key_stats *stats);
 int hpc_counts_add_inputs(const hpc_scheme *sc, uint64_t *counts, int cap);
 int hpc_counts_add_staleness(const hpc_scheme *sc, uint64_t *counts, int cap);
 
-/* has: whether the key's codec has a threshold. check: HPC_OK if a user may set it. set: sets it, for the encoders that
- * the flags in of name (hpc_exchange_set_delta). */
+/* has returns whether the key's codec has a threshold, its delta. check returns HPC_OK if a user may set it. set sets
+ * it for pushes or for folds, as the flags in of say (hpc_exchange_set_delta). */
 int hpc_has_delta(const hpc_scheme *sc, int key);
 int hpc_check_delta(const hpc_scheme *sc, int key, const char *op);
 void hpc_scheme_set_delta(hpc_scheme *sc, int key, int of, double delta);

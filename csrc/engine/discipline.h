@@ -1,5 +1,6 @@
-/* A discipline implements a consistency: it decides when a fold is made and of which inputs, when a push may go, and
- * when a pull is done. It consists of a gate, a pace and a use. Which ranks take part follows from the plan's edges.
+/* A discipline implements a consistency, such as BSP: it decides when a fold (the weighted sum of a row's inputs) is
+ * made and of which inputs, when a push may go, and when a pull is done. It consists of a gate, a pace and a use. Which
+ * ranks take part follows from the plan's edges.
  *
  * It is one const struct, in one file of discipline/ and in the table there. The engine and the exchange call its
  * functions (slots) and know no discipline by name. Its own state hangs on the scheme, its cores and its shares as
@@ -24,7 +25,8 @@ static inline const hpc_rule *hpc_config_own_fold(const hpc_exchange_config *con
     return NULL;
 }
 
-/* Returns whether models rotate: each step trains the model in the next slot, from where its push sends it. */
+/* Returns whether models rotate: a model is trained in the slot that its push sends, and its fold writes the next model
+ * into the next slot. */
 static inline int hpc_models_rotate(const hpc_exchange_config *f) {
     return f->in_place && hpc_plan_takes_float32(f->plan);
 }
@@ -147,8 +149,8 @@ typedef struct hpc_pace {
      * discipline has HPC_UNREAD. NULL: hpc_graph_has_read on a graph, unless senders have one slot; in all other cases
      * a push that is done is not read any more. */
     int (*has_read)(const hpc_scheme *sc, int s, uint64_t ticket);
-    /* Returns whether ticket of this rank still waits for rank, which has pushed key so many times; pushes is
-     * UINT64_MAX if that cannot be seen from here. NULL: no ticket waits for a particular rank. */
+    /* Returns whether ticket of this rank still waits for rank. pushes is how often rank has pushed key, or UINT64_MAX
+     * if this rank cannot see that. NULL: no ticket waits for a particular rank. */
     int (*is_late)(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
     /* Called when a state is loaded: row w of this rank was set to step, and its core is paused. NULL: nothing to
      * do. */

@@ -12,8 +12,8 @@ typedef enum hpc_operation {
     HPC_OP_FORWARD = 2, /* index: a row whose input from a row of the sender is in its receive slot */
     HPC_OP_PULL = 3,    /* index: a share whose parameters the sender wants; slot: HPC_ANSWERED or 0 */
     HPC_OP_ARGS = 4,    /* index: a share; the sender has put arguments of its rule, for its push in that slot */
-    /* index: a share that the sender pushes without a gradient; with several stages the next slot is meant. If slot
-     * is HPC_EMPTY_ROW, index is a row to which a row of the sender has nothing to send */
+    /* index: a share that the sender pushes without a gradient; with several stages slot is then 0, and the push takes
+     * its next slot. But if slot is HPC_EMPTY_ROW, index is a row to which a row of the sender has nothing to send */
     HPC_OP_EMPTY = 5,
     /* index: a share; slot: free for the discipline; the sender has put its request about a kept fold */
     HPC_OP_USE = 6,

@@ -1,4 +1,5 @@
-/* Updates that travel as pieces: the encoders of workers and of owners' forwards, and the decoding.
+/* Updates that travel as pieces, the bytes of variable length that a codec makes from a part of an update: the encoders
+ * of workers and of owners' forwards, and the decoding. A residual has the values that an encoder has not sent yet.
  *
  * A worker has an encoder for each key that it pushes as pieces. The trainer writes the update, as float32 or in the
  * codec's other input format, into a separate place, or hands it in. The start of the push encodes each range of

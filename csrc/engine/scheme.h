@@ -31,8 +31,10 @@
  * Each has its own header. The decisions of a discipline are slots of discipline.h; discipline/ and exchange/ stand
  * above this folder.
  *
- * A *share* is all rows of one key on one core: they are pushed together and answered together. Who writes what, and
- * when:
+ * A *row* is the work on one chunk of a key: it folds its inputs (sums them with weights), and applies the fold or
+ * sends it on. A *share* is all rows of one key on one core: they are pushed together and answered together. A *slot*
+ * is memory for one update of one sender, reused in turn. An *answer* tells a sender that its update was folded or left
+ * out. docs/glossary.md has all such words. Who writes what, and when:
  *
  *   gradients, pushed counts   their worker; the owners of the rows read them between the push and their answer
  *   params                     the owners of the rows, between the worker's push (or pull) and the answer. Exceptions:
@@ -268,7 +270,7 @@ struct hpc_scheme {
     int corked; /* events of starts may be kept back on the in_lanes */
     hpc_life life;
     hpc_exchange_stats stats;
-    uint64_t *begun;       /* steps by how far their parameters were behind (hpc_count_begun); NULL: not counted */
+    uint64_t *begun;       /* [n]: how many steps had parameters n steps behind (hpc_count_begun); NULL: not counted */
     hpc_outcome *outcomes; /* by key; NULL: owners leave no update out, and a version is a number of pushes */
     /* by share: the version of this rank's copy of its parameters; NULL: it is the owner's last answer */
     uint64_t *heard;

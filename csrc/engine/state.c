@@ -180,7 +180,7 @@ static int same_elements(const hpc_row *a, const hpc_row *b) {
     return a->key == b->key && a->offset == b->offset;
 }
 
-/* Rows of the same elements are neighbours in the plan: the version that one of them has told holds for all. */
+/* Rows of the same elements are adjacent in the plan: the version that one of them has told holds for all. */
 void hpc_copies_heard(const hpc_scheme *sc, uint64_t *heard) {
     const hpc_plan *plan = sc->plan;
     for (int i = 0; i < plan->n_rows; i++) heard[i] = UINT64_MAX;
@@ -192,8 +192,8 @@ void hpc_copies_heard(const hpc_scheme *sc, uint64_t *heard) {
         if (heard[i] == UINT64_MAX && same_elements(&plan->rows[i], &plan->rows[i + 1])) heard[i] = heard[i + 1];
 }
 
-/* Returns whether pieces of this encoder may be added back. A user decodes the last pieces of this rank in order to add
- * values that no row has applied to the residual again. Reading them changes nothing. */
+/* Returns whether values of this encoder's pieces may go back into its residual. After a loss a trainer decodes this
+ * rank's last pieces, and adds the values that no row has applied to the residuals. Decoding changes nothing. */
 static int may_go_back(const hpc_scheme *sc, int key, const hpc_encoder *encoder) {
     return encoder != NULL && encoder->codec != NULL && encoder->keeps && !sc->pieces[key].config.no_feedback;
 }

@@ -1,5 +1,5 @@
-/* The work of an owner: its cores, each core's shares of keys, and their rows. A field described as by slot, rank or
- * input is an array with that index. */
+/* The work of an owner: its cores, each core's shares (the rows of one key), and their rows (one chunk of a key each).
+ * A field described as by slot, rank or input is an array with that index. */
 #ifndef HPC_WORK_H
 #define HPC_WORK_H
 

@@ -1,5 +1,6 @@
-/* Calls of a key: its gradient, starts of a push or a pull, and waits for a ticket. And fold and apply as two calls: a
- * worker's requests go to the owners that keep a fold or, if its own scheme holds the update (held.c), to that. */
+/* Calls of a key: its gradient, starts of a push or a pull, and waits for a ticket. With fold and apply as two calls,
+ * also a worker's requests about a fold: to the owners that keep it or, if the worker's own scheme holds the update
+ * (held.c), to that scheme. */
 #include <math.h>
 
 #include "engine/bytes.h"

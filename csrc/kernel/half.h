@@ -1,4 +1,4 @@
-/* Converts one 16-bit float to float32 and back by integer operations, the same as the vector kernels do for each
+/* Converts one 16-bit float to float32 and back, by the same operations as the vector kernels apply to each
  * element. In 16 bits a NaN keeps its sign and the upper bits of its payload, and becomes quiet. */
 #ifndef HPC_HALF_H
 #define HPC_HALF_H

@@ -33,7 +33,7 @@ static inline uint64_t hpc_step_of(const hpc_scheme *sc, int key, uint64_t n) {
 static inline int hpc_phase(const hpc_scheme *sc, int key, uint64_t n) {
     return (int)(hpc_step_of(sc, key, n) % (uint64_t)sc->graph->n);
 }
-/* Sets the step: steps steps come before the push that follows push number n. */
+/* Sets the step of a key: the push after push number n comes after this many steps. */
 static inline void hpc_graph_set_step(const hpc_scheme *sc, int key, uint64_t n, uint64_t steps) {
     sc->graph->keys[key].ahead = (int64_t)(steps - n);
 }

@@ -77,8 +77,8 @@ static int check_readers(const hpc_scheme *sc, int i, int holder, const char *op
                     op, i, row->owner, holder, other);
 }
 
-/* Returns whether some row sends a key's parameters to rank. first is the key's first row; a key's rows are
- * neighbours. */
+/* Returns whether some row sends a key's parameters to rank. first is the key's first row; a key's rows are adjacent.
+ */
 static int is_sent(const hpc_scheme *sc, int first, int rank) {
     const hpc_plan *plan = sc->plan;
     for (int i = first; i < plan->n_rows && plan->rows[i].key == plan->rows[first].key; i++)

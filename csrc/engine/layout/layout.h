@@ -1,5 +1,5 @@
-/* The layout of an exchange's window, and the number of its signals. All ranks derive the same layout from the plan
- * and the discipline. */
+/* The layout of an exchange's window (the memory of each rank that all others may write), and the number of its
+ * signals. All ranks derive the same layout from the plan and the discipline. */
 #ifndef HPC_LAYOUT_H
 #define HPC_LAYOUT_H
 

@@ -22,7 +22,7 @@
  * When an input has come, the core sends it on to this rank's children in the tree of the input's rank (forward.c). The
  * event names the row of that rank (HPC_OP_PASSED), so one parent may send updates of several ranks. */
 
-/* Returns owner's row of the same elements, or -1. Such rows are neighbours in the plan. */
+/* Returns owner's row of the same elements, or -1. Such rows are adjacent in the plan. */
 static int row_of(const hpc_plan *plan, int row, int owner) {
     const hpc_row *own = &plan->rows[row];
     for (int way = -1; way <= 1; way += 2)

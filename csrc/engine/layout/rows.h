@@ -8,8 +8,8 @@
 int hpc_rows_open(hpc_scheme *sc, const char *op);
 void hpc_rows_free(hpc_scheme *sc);
 
-/* Sets the lowest rank of each output of this rank's rows that apply to its group's lowest rank, which need not be a
- * receiver of the output. */
+/* For each output of this rank's rows that apply: replaces lowest by the lowest rank of the output's group, which need
+ * not get parameters by that output. */
 void hpc_rows_name_groups(hpc_scheme *sc);
 
 #endif

@@ -179,7 +179,7 @@ int hpc_row_reaches(const hpc_scheme *sc, int row, int rank) {
     return st->many ? has_rank(st->receivers, st, row, rank) : hpc_row_has_output(&sc->plan->rows[row], rank);
 }
 
-/* The rows of a chunk are neighbours in the plan. */
+/* The rows of a chunk are adjacent in the plan. */
 int hpc_row_is_copy(const hpc_scheme *sc, int row, int step) {
     const hpc_row *rows = sc->plan->rows, *own = &rows[row];
     for (int i = row + step; i >= 0 && i < sc->plan->n_rows; i += step) {

@@ -1,4 +1,3 @@
-/* News from a core to other ranks and the user: the failure that ended the exchange, answers, and counts. */
 #include "engine/owner/answer.h"
 #include "engine/bytes.h"
 

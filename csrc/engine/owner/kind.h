@@ -1,5 +1,6 @@
-/* A row kind implements the work of one sort of rows. It is one const struct, in one file of this folder and in the
- * array of kind.c. A row gets its kind when the exchange is made; later code only calls its functions.
+/* A row kind implements the work of one sort of rows: fold, apply, send. It is one const struct, in one file of this
+ * folder and in the array of kind.c. A row gets its kind when the exchange is made; later code only calls its
+ * functions.
  *
  *   kind_pass.c         fold, rule and write of float32 in one pass
  *   kind_blocks.c       the same steps one after the other, block by block

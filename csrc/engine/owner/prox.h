@@ -14,7 +14,7 @@ static inline float *hpc_row_target(const hpc_work *w) {
     return w->rule->rule.dual ? w->state : w->param;
 }
 
-/* Both return nonzero, when the exchange has failed, if the prox fails or leaves a NaN. */
+/* Both return nonzero if the prox fails or leaves a NaN; the exchange has then failed. */
 int hpc_prox_row(hpc_core *core, const hpc_work *w, const double *args);
 int hpc_block_finish(hpc_core *core, const hpc_work *w, hpc_receivers to, const double *args, size_t from, size_t n);
 

@@ -1,5 +1,5 @@
-/* A row at work: counts and chooses its inputs, and has its kind do the work. The thread that works for the row's core
- * calls these functions; none of them waits. */
+/* A row (the work on one chunk of a key) counts and chooses its inputs, and has its kind fold and apply them. The
+ * thread that works for the row's core calls these functions; none of them waits. */
 #ifndef HPC_ENGINE_ROW_H
 #define HPC_ENGINE_ROW_H
 

@@ -1,5 +1,3 @@
-/* Sends a row's parameters to its workers: writes blocks into mapped memory as they are made, and puts the whole row to
- * workers that are not mapped. */
 #include "engine/owner/write.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
-/* The way of an update from this rank's memory to the owners of its rows. */
+/* Sends an update from this rank's slot for it to the owners of its rows: by an event of each share (the rows of one
+ * key on one core), or by puts. */
 #ifndef HPC_SEND_H
 #define HPC_SEND_H
 

@@ -10,13 +10,13 @@ double hpc_limit_left(const hpc_scheme *sc, hpc_limit *l);
  * seconds (hpc_exchange_config.patience). */
 double hpc_learned_timeout(const hpc_scheme *sc, double usual);
 
-/* Returns HPC_OK, or the failure that has ended the exchange; then it has aborted the context. */
+/* Returns HPC_OK, or the failure that has ended the exchange. In that case it also aborts the context. */
 int hpc_scheme_check(hpc_scheme *sc, const char *op);
 /* Returns HPC_OK if the trainer may push or pull key, or the error. */
 int hpc_worker_check_call(hpc_scheme *sc, int key, const char *op);
 
-/* Calls the notes of all schemes of the exchange (HPC_ON_LOOK), at every look of a wait, because other ranks may wait
- * for any of them. A failure ends the exchange and closes the context, which ends the wait. */
+/* Calls hpc_pace.note of each scheme of the exchange with HPC_ON_LOOK, at every look of a wait, because other ranks may
+ * wait for any scheme. A failure ends the exchange and closes the context, which ends the wait. */
 void hpc_worker_progress(hpc_scheme *sc);
 /* Sends all events that starts of any scheme of the exchange have kept back, because other ranks wait for them. */
 void hpc_worker_uncork(hpc_scheme *sc);
