@@ -48,9 +48,9 @@ typedef enum hpc_moment {
     /* A call is about to read encoders, counts (hpc_scheme.begun, hpc_peers.dropped), hpc_scheme.heard or .outcomes.
      * The discipline first enters there all that the owners' answers have told. */
     HPC_ON_HEAR = 32,
-    /* this rank's pushes are done; note waits until the others' updates, as many as its own, are applied here */
+    /* This rank's pushes are done; note waits until the others' updates, as many as its own, are applied here. */
     HPC_ON_SETTLE = 64,
-    /* close: the last push is done; next the worker waits for hpc_pace.has_read. note may wait */
+    /* close: the last push is done; next the worker waits for hpc_pace.has_read. note may wait. */
     HPC_ON_FINISH = 128,
     /* Points that concern the whole exchange. */
     HPC_ON_LOOK = 256,    /* at every look of a wait, and in hpc_exchange_progress */
@@ -76,9 +76,9 @@ typedef enum hpc_trait {
     /* In a plan with several stages each worker announces its calls to the owners directly, and the owners answer it.
      * Without this trait each share answers only the ranks on its own edges. */
     HPC_ANSWERS_ALL = 32,
-    /* every rank takes part in every share; without it, only the ranks on the edges of its rows */
+    /* Every rank takes part in every share; without it, only the ranks on the edges of its rows. */
     HPC_INVOLVES_ALL = 64,
-    /* a pull waits only for the shares that send this rank parameters; without it, for all shares of the key */
+    /* A pull waits only for the shares that send this rank parameters; without it, for all that answer it. */
     HPC_OWN_PARAMS = 128,
     HPC_PUTS = 256, /* updates are put even where the owner could read them in the worker's memory */
     /* Pushes may reach a row through other ranks (hpc_edge.row). Then they are put, and cores put them on to the next
@@ -87,7 +87,7 @@ typedef enum hpc_trait {
     /* The event of a share brings 8 bytes, and one event announces all puts to the share. Without this trait the event
      * of a share brings no bytes and announces updates that are read in place; each put has an event of its row. */
     HPC_BRINGS_NUMBER = 1024,
-    /* pulls ask the owners and have a second signal; without it, the answer to a push also ends its pull */
+    /* Pulls ask the owners and have a second signal; without it, the answer to a push also ends its pull. */
     HPC_PULLS = 2048,
     /* Fold and apply are two calls, and rows keep a mean, as with servers; each row serves its own rank's worker only.
      * The mean is made together with the fold, after which the inputs' slots are free. */

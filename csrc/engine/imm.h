@@ -13,9 +13,9 @@ typedef enum hpc_operation {
     HPC_OP_PULL = 3,    /* index: a share whose parameters the sender wants; slot: HPC_ANSWERED or 0 */
     HPC_OP_ARGS = 4,    /* index: a share; the sender has put arguments of its rule, for its push in that slot */
     /* index: a share that the sender pushes without a gradient; with several stages slot is then 0, and the push takes
-     * its next slot. But if slot is HPC_EMPTY_ROW, index is a row to which a row of the sender has nothing to send */
+     * its next slot. But if slot is HPC_EMPTY_ROW, index is a row to which a row of the sender has nothing to send. */
     HPC_OP_EMPTY = 5,
-    /* index: a share; slot: free for the discipline; the sender has put its request about a kept fold */
+    /* index: a share; slot: free for the discipline; the sender has put its request about a kept fold. */
     HPC_OP_USE = 6,
     HPC_OP_PASSED = 7 /* index: a row of another rank, whose push of these elements the sender passes on; the push is in
                          the receive slot of the receiver's own row */

@@ -255,7 +255,7 @@ int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *f, double deadlin
     if (status != HPC_OK) return status;
     sc->life.open = 1;
     sc->life.serves = (sc->discipline->traits & HPC_GOES_ON) || sc->passes_on ||
-                      /* while this rank lives, puts of other ranks' updates read its memory */
+                      /* While this rank lives, puts of other ranks' updates read its memory. */
                       sc->gate->outstanding != NULL;
     sc->life.serves &= sc->n_work > 0;
     for (int s = 0; s < sc->layout.n_shares; s++) { /* other ranks may push to its rows after its own last push */

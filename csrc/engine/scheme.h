@@ -62,7 +62,8 @@ typedef struct hpc_place {
     size_t params, gradients, pushed, masters, args, closed;
     size_t own;   /* the discipline's */
     size_t dense; /* split: float32 gradients of keys pushed as pieces, and means of keys not pushed as float32 */
-    /* parameters from owners that cannot write into params, as they are sent; each rank tells the others this offset */
+    /* Parameters from owners that cannot write into params, as they are sent; each rank tells the others this offset.
+     */
     size_t encoded;
     size_t nbytes;
     int cores, shares; /* their numbers at this rank */
@@ -77,7 +78,7 @@ typedef struct hpc_encoded {
     const hpc_codec *codec; /* the codec of all owners of the key, float32 included */
     size_t offset;          /* bytes from the start of hpc_place.encoded */
     int n_rows;
-    /* in some row of the key the master is not the owner's own parameters; also set if nothing is encoded */
+    /* In some row of the key the master is not the owner's own parameters; also set if nothing is encoded. */
     int apart;
     int *rows;        /* numbers of rows of the plan */
     uint64_t decoded; /* the ticket whose parameters were decoded last */
@@ -132,7 +133,7 @@ typedef struct hpc_key_pieces {
     int gives;                /* this rank pushes pieces; with weight 0 it pushes none */
     int packs;                /* pieces may be packed (compressed) */
     size_t slot_bytes;        /* bytes of an update in a slot */
-    /* where the trainer writes updates, once it has asked for this place; with split they lie in hpc_place.dense */
+    /* Where the trainer writes updates, once it has asked for this place; with split they lie in hpc_place.dense. */
     hpc_memory *source;
     hpc_encoder encoder;    /* of this rank's pushes */
     double unit, kept_unit; /* split: the units of the updates, and of the residuals that encoders keep */
@@ -169,7 +170,7 @@ typedef struct hpc_layout {
     size_t *row_room;                    /* by row: hpc_row_bytes if the key has pieces; or NULL */
     size_t *master_of;                   /* by row: offset in its owner's masters */
     size_t *slot_base;                   /* [owner * size + sender]: offset in the owner's part, or HPC_NOWHERE */
-    /* by rank: the rank whose part has the parameters of this rank, or of its host; -1: no rank's has */
+    /* By rank: the rank whose part has the parameters of this rank, or of its host; -1: no rank's has. */
     int *holders;
     int holder; /* holders[this rank] if this rank is a worker; otherwise -1 */
 } hpc_layout;
@@ -199,7 +200,7 @@ typedef struct hpc_row_memory {
 /* The choice whether threads or waits work for the cores of this rank, and the reason. */
 typedef struct hpc_progress_choice {
     int asked; /* hpc_progress */
-    /* each core has a thread, its own or one of another scheme's core; 0: every wait works for the cores */
+    /* Each core has a thread, its own or one of another scheme's core; 0: every wait works for the cores. */
     int threads;
     int lacked;        /* threads were chosen, but not all could be started */
     hpc_cpu_deal deal; /* how CPUs are dealt among the ranks that share them with this one */
@@ -262,17 +263,17 @@ struct hpc_scheme {
 
     /* worker */
     hpc_pushed *keys;
-    /* by key: the update that the worker holds (held.c); NULL: updates are sent when they are folded */
+    /* By key: the update that the worker holds (held.c); NULL: updates are sent when they are folded. */
     struct hpc_held *held;
     size_t *push_slot; /* by row: offset, in its owner's part, of slot 0 of this rank's pushes; or HPC_NOWHERE */
-    /* by core of all ranks: how many events of arguments this rank has sent that the core must answer */
+    /* By core of all ranks: how many events of arguments this rank has sent that the core must answer. */
     uint64_t *args_asked;
     int corked; /* events of starts may be kept back on the in_lanes */
     hpc_life life;
     hpc_exchange_stats stats;
     uint64_t *begun;       /* [n]: how many steps had parameters n steps behind (hpc_count_begun); NULL: not counted */
     hpc_outcome *outcomes; /* by key; NULL: owners leave no update out, and a version is a number of pushes */
-    /* by share: the version of this rank's copy of its parameters; NULL: it is the owner's last answer */
+    /* By share: the version of this rank's copy of its parameters; NULL: it is the owner's last answer. */
     uint64_t *heard;
     float **gathered; /* by key: the mean that this rank's core gathered last; NULL: it is at hpc_gathered_at */
     hpc_usual usual;  /* how long pushes take */

@@ -14,7 +14,7 @@
 hpc_key_facts hpc_facts_of_key(const hpc_scheme *sc, int key) {
     const hpc_encoder *encoder = hpc_key_has_pieces(sc, key) ? &sc->pieces[key].encoder : NULL;
     hpc_key_facts facts = sc->facts;
-    /* also under ASYNC, if slots bound the staleness */
+    /* Also under ASYNC, if slots bound the staleness. */
     facts.settles |= sc->begun != NULL && sc->asked.staleness > 0;
     facts.one_slot = sc->layout.depth == 1;
     facts.keeps_back = encoder != NULL && encoder->codec != NULL && encoder->slots > 0;
@@ -233,7 +233,7 @@ static int check_decoded(const hpc_scheme *sc, int key, int status, const char *
 
 int hpc_sent_pieces(hpc_scheme *sc, int key, uint64_t *pushes, float *values, const char *op) {
     const hpc_pushed *k = &sc->keys[key];
-    /* counts a push that is in its slot, even if only a part of it was sent */
+    /* Counts a push that is in its slot, even if only a part of it was sent. */
     *pushes = k->pushes + ((k->sending & HPC_PUSH) != 0);
     if (values != NULL && hpc_held_sent_nothing(sc, key, *pushes)) {
         memset(values, 0, (size_t)sc->plan->keys[key].count * sizeof *values);

@@ -132,7 +132,7 @@ typedef struct hpc_work {
     float *param; /* the master; where models rotate, it is in the slot of the last fold */
     float *state; /* block by block: the block's values of slot 0, then of slot 1, ... */
     float *acc;   /* memory of hpc_row_room.acc; or core->acc if the room is sum */
-    /* fold and apply as two calls: the mean that is kept, in acc or in the slot of its only input */
+    /* Fold and apply as two calls: the mean that is kept, in acc or in the slot of its only input. */
     const float *mean;
     float *gathered; /* the mean of a row that keeps its inputs; NULL before the first gather */
     int n_updates;   /* in mean */
@@ -207,18 +207,18 @@ typedef struct hpc_core {
     double due;                  /* when the core must work even if no event comes, in seconds; INFINITY: never */
     pthread_t thread;
     /* running: a thread works for the core. owns_thread: the thread is this core's own, and also works for the cores
-     * beside it */
+     * beside it. */
     int running, owns_thread;
     struct hpc_core
         *_Atomic beside; /* the next core of the same number, in another scheme, that the same thread works for */
-    /* working: its thread is at work. paused: how many threads have paused it to access its rows */
+    /* working: its thread is at work. paused: how many threads have paused it to access its rows. */
     _Atomic int working, paused;
     _Atomic int started; /* hpc_started */
     hpc_packing packing;
     void *memory; /* rule states and accumulators of its rows */
     size_t memory_bytes;
     hpc_tally tally;
-    /* bytes by rank and stage, also to this rank; like hpc_tally, read meanwhile (hpc_core_sent) */
+    /* Bytes by rank and stage, also to this rank; like hpc_tally, read meanwhile (hpc_core_sent). */
     _Atomic uint64_t *sent;
     _Atomic uint64_t *sent_of_key; /* bytes to other ranks, by key */
 } hpc_core;

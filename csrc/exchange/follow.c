@@ -331,7 +331,7 @@ static void follow_smoothly(const hpc_follower *f) {
         const double at = hpc_now();
         if (last.waiting > 0 && now.waiting > 0) {
             busy += at - before;
-            /* the count falls when connections close */
+            /* The count falls when connections close. */
             bytes += now.sent > last.sent ? (double)(now.sent - last.sent) : 0;
         }
         last = now, before = at;
@@ -426,7 +426,7 @@ void hpc_follow_stop(hpc_exchange *ex) {
     if (f == NULL) return;
     __atomic_store_n(&f->stop, 1, __ATOMIC_RELEASE);
     if (f->running) pthread_join(f->thread, NULL);
-    /* owners that live on are told that no path from here is poor */
+    /* Owners that live on are told that no path from here is poor. */
     for (int i = 0; f->running && i < f->n; i++) f->poor[i] = 0;
     for (double until = hpc_now() + LAST_WORDS; f->running && !atomic_load(&f->context->group.closed);) {
         const int all = tell_owners(f) & tell_hint(f);

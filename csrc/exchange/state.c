@@ -84,7 +84,7 @@ int64_t hpc_exchange_encoder_values(const hpc_exchange *ex, int key, int row) {
 static int check_encoder(hpc_scheme *sc, int key, const char *op) {
     int status = HPC_OK;
     if (sc == NULL) return HPC_ERR_INVALID;
-    /* the pending call may have ended by now */
+    /* The pending call may have ended by now. */
     if (hpc_scheme_under_way(sc) >= 0) status = hpc_worker_check_idle(sc, op);
     return status == HPC_OK ? hpc_scheme_hear(sc, key) : status;
 }

@@ -39,8 +39,8 @@ struct hpc_factor_kernels {
     /* Adds the weighted sum of n pairs, at most HPC_FACTOR_PAIRS, to a part's elements, pair after pair. */
     void (*add)(const hpc_factor_part *part, const hpc_factor_pair *pairs, size_t n);
     /* take subtracts rate times the weighted sum of n pairs from a part. The sum begins with 0; elements without
-     * products may stay as they are. can_take returns whether take can do this in one pass, which needs pairs of one
-     * kind. */
+     * products may stay as they are. can_take returns whether take can do this in one pass: the pairs must be of one
+     * kind, and at most HPC_FACTOR_DENSE_PAIRS if dense. */
     void (*take)(const hpc_factor_part *part, const hpc_factor_pair *pairs, size_t n, float rate);
     int (*can_take)(const hpc_factor_pair *pairs, size_t n);
     /* Computes param -= rate * sum, row by row. */

@@ -46,7 +46,7 @@ const hpc_builtin_rule *const *hpc_rules_of(int isa);
 int hpc_rule_averages(const hpc_rule *rule);
 
 /* Returns the pass of the built-in rule that apply belongs to. Returns NULL if that has no pass, if apply or fold is a
- * user's, or if hpc_rule_proxes. */
+ * user's, or if hpc_rule_proxes returns 1. */
 hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule);
 
 /* Returns whether apply is that of sgd: without decay it changes only elements whose fold is not 0. With dual these are

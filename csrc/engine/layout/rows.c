@@ -223,7 +223,7 @@ static void find_outputs(hpc_scheme *sc, hpc_work *w) {
         for (int e = 0; e < row->n_out; e++) {
             const int r = row->out[e].rank, to_row = row->out[e].row >= 0;
             if ((r <= me) != wraps) continue;
-            /* a shared copy is written once */
+            /* A shared copy is written once. */
             if (to_row || (sc->layout.holders[r] == r && r != home)) add_output(sc, w, &row->out[e]);
         }
 }

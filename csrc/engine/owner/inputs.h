@@ -28,7 +28,7 @@ typedef struct hpc_inputs {
     const double *args; /* arguments of the rule */
     hpc_receivers to;   /* which workers get the parameters */
     int n_updates;      /* how many updates the fold has; the rule is told this number */
-    /* slot of the inputs and of their forward; where models rotate, the fold is written into the next slot */
+    /* Slot of the inputs and of their forward; where models rotate, the fold is written into the next slot. */
     uint64_t slot;
 } hpc_inputs;
 

@@ -8,7 +8,7 @@
 
 enum { LINE = 16 /* elements of 64 bytes: a block that begins at a multiple may be stored past the caches */ };
 
-/* A row that emits has a fold as its parameters, and no rule. */
+/* A row that emits takes its fold as the parameters, without the key's rule. */
 static int has_prox(const hpc_work *w) {
     return hpc_rule_proxes(&w->rule->rule) && w->row->action == HPC_APPLY;
 }

@@ -101,7 +101,7 @@ int hpc_push_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     hpc_pushed *k = &sc->keys[share->key];
     int me = sc->context->group.rank, status = HPC_OK;
     if (k->started & HPC_PUSH_EMPTY) return push_empty(sc, s, slot, l);
-    /* the update reaches it through other rows or ranks */
+    /* The update reaches it through other rows or ranks. */
     if (share->pushed == 0 && share->tells == 0) return HPC_OK;
     const int in_place = hpc_reads_in_place(sc, share->owner, me);
     for (; !in_place && k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
