@@ -48,7 +48,7 @@ double *hpc_args_fill_pull(const hpc_scheme *sc, int key, double factor) {
 
 /* ---- the core ---- */
 
-/* The signal by which an owner's core says that it has seen arguments. */
+/* Returns the signal by which an owner's core tells that it has seen arguments. */
 static int signal_of(const hpc_scheme *sc, const hpc_share *share) {
     return sc->context->group.size + sc->layout.places[share->owner].first_core + share->core;
 }
@@ -67,14 +67,14 @@ const double *hpc_args_of(const hpc_scheme *sc, const hpc_share *share, int rank
     return place_of(sc, share, rank, slot);
 }
 
-/* The number of the first argument that differs between a and b, from 1 on; 0: all are equal. */
+/* Returns the number, from 1 on, of the first argument that differs between a and b; 0 if all are equal. */
 static int first_other(const double *a, const double *b) {
     for (int i = 1; i < HPC_RULE_ARGS; i++)
         if (a[i] != b[i]) return i;
     return 0;
 }
 
-/* Whether pushes of rank are in input number only of a row; -1: in any of its inputs. */
+/* Returns whether pushes of rank reach a row through its input number only (-1: through any input). */
 static int is_in(const hpc_scheme *sc, const hpc_work *w, int only, int rank) {
     if (only < 0) return hpc_row_is_fed_by(sc, w->index, rank);
     const hpc_input *in = &w->inputs[only];
@@ -83,7 +83,7 @@ static int is_in(const hpc_scheme *sc, const hpc_work *w, int only, int rank) {
 
 void hpc_args_differ(hpc_scheme *sc, const hpc_work *w, int arg, uint64_t push, const int ranks[2],
                      const double values[2]) {
-    char name[HPC_ARG_NAME_BYTES], why[2 * HPC_FAILURE_BYTES]; /* long names: the end may be cut */
+    char name[HPC_ARG_NAME_BYTES], why[2 * HPC_FAILURE_BYTES]; /* a long rule name may cut the end off */
     hpc_rule_arg_name(w->rule->arg_names, arg, name, sizeof name);
     snprintf(
         why, sizeof why,
@@ -144,8 +144,8 @@ static int who_sees(void *arg, int *ranks) {
     return 1;
 }
 
-/* Whether a share takes arguments from this rank. Relays use none, and forwards use them for a user's own fold alone.
- * Where the discipline's forwards sum, they alone take arguments, and send them on with the sums. */
+/* Returns whether a share takes arguments from this rank. Relays take none, and forwards only for a user's own fold.
+ * With HPC_SUMS only the forwards take arguments; they send them on with their sums. */
 static int takes_args(const hpc_scheme *sc, const hpc_share *share) {
     const int action = sc->plan->rows[share->rows[0]].action;
     if (sc->discipline->traits & HPC_SUMS)
@@ -154,7 +154,7 @@ static int takes_args(const hpc_scheme *sc, const hpc_share *share) {
     return hpc_feeds_share(sc, share, sc->context->group.rank);
 }
 
-/* Under owners that answer all workers, every answer tells that the place of the old arguments is free. */
+/* If owners answer all workers (HPC_ANSWERS_ALL), every answer shows that the old arguments' place is free. */
 int hpc_args_check_change(const hpc_scheme *sc, int key, const char *op) {
     const hpc_pushed *k = &sc->keys[key];
     int me = sc->context->group.rank;
@@ -164,7 +164,7 @@ int hpc_args_check_change(const hpc_scheme *sc, int key, const char *op) {
         for (int r = 0; r < share->n_rows && takes_args(sc, share); r++) {
             int row = share->rows[r];
             if (!hpc_row_is_fed_by(sc, row, me) || hpc_row_reaches(sc, row, me)) continue;
-            if (hpc_row_has_input(&sc->plan->rows[row], me)) continue; /* it answers this rank */
+            if (hpc_row_has_input(&sc->plan->rows[row], me)) continue; /* the row answers this rank */
             return hpc_fail(HPC_ERR_UNSUPPORTED, op,
                             "%s: row %d of key %s applies the updates of rank %d, which gets nothing of it, so new "
                             "arguments need a plan of depth 2; this one has 1",
@@ -188,8 +188,8 @@ static int send_args(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     return status;
 }
 
-/* Waits until the owner has seen the arguments, if this rank's updates come to it by other rows: an update could come
- * first. */
+/* Waits until the owner has seen the arguments, if this rank's updates reach it through other rows: the update could
+ * arrive first. */
 static int await_args(hpc_scheme *sc, int s, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     if (!hpc_feeds_share_by_stages(sc, share, sc->context->group.rank)) return HPC_OK;
@@ -200,7 +200,7 @@ static int await_args(hpc_scheme *sc, int s, hpc_limit *l) {
     return status == HPC_OK ? hpc_scheme_check(sc, "push") : status;
 }
 
-/* Sends to all owners before it waits for one, so that all together take one round trip. */
+/* Sends to all owners before it waits for any, so all waits together take one round trip. */
 int hpc_args_bring(hpc_scheme *sc, int key, int slot, hpc_limit *l) {
     hpc_pushed *k = &sc->keys[key];
     const int n = sc->own_args ? 0 : k->n_shares;

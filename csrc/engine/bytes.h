@@ -1,56 +1,56 @@
-/* Bytes of updates and parameters on their way to and from a row, and their places in an update or a slot. */
+/* How many bytes updates and parameters of a row take when they are sent, and where they lie in an update or a slot. */
 #ifndef HPC_BYTES_H
 #define HPC_BYTES_H
 
 #include "engine/discipline.h"
 
-/* Bytes of a push to a row, as it comes; at most, where pushes are pieces. */
+/* Returns the bytes of a push to a row as it is sent; for pieces, the most bytes that it may take. */
 static inline size_t hpc_input_bytes(const hpc_scheme *sc, const hpc_row *row) {
     return hpc_codec_of(row->codec_in)->max_bytes(sc->configs[row->key], row->count);
 }
 
-/* Bytes of the push to a row that lies at src. */
+/* Returns the bytes of the push to a row that lies at src. */
 static inline size_t hpc_push_bytes(const hpc_scheme *sc, const hpc_row *row, const void *src) {
     return hpc_codec_of(row->codec_in)->length(sc->configs[row->key], src, row->count);
 }
 
-/* Bytes of an output of a row, as it is sent. */
+/* Returns the most bytes that an output of a row takes as it is sent. */
 static inline size_t hpc_output_bytes(const hpc_scheme *sc, const hpc_row *row) {
     return hpc_codec_of(row->codec_out)->max_bytes(sc->configs[row->key], row->count);
 }
 
-/* Whether a row keeps the parameters of its elements: a forward only has a fold, and a relay its input. */
+/* Returns whether a row keeps parameters. A forward has only a fold, and a relay only its input. */
 static inline int hpc_row_keeps_params(const hpc_row *row) {
     return row->action == HPC_APPLY || row->action == HPC_EMIT;
 }
 
-/* Whether a row sends parameters that are not plain float32. */
+/* Returns whether a row sends parameters in another format than plain float32. */
 static inline int hpc_row_encodes(const hpc_row *row) {
     return row->action != HPC_FORWARD && !hpc_codec_of(row->codec_out)->plain;
 }
 
-/* Whether the key's updates travel as pieces, if only from row to row. */
+/* Returns whether the key's updates travel as pieces anywhere, if only from row to row. */
 static inline int hpc_key_has_pieces(const hpc_scheme *sc, int key) {
     return sc->pieces != NULL && sc->pieces[key].codec != NULL;
 }
 
-/* Whether pushes of the key are pieces. */
+/* Returns whether workers push the key as pieces. */
 static inline int hpc_key_pushes_pieces(const hpc_scheme *sc, int key) {
     return sc->pieces != NULL && sc->pieces[key].n_ranges > 0;
 }
 
-/* The room that an input of a row takes in a slot. */
+/* Returns the bytes that a slot reserves for one input of a row. */
 static inline size_t hpc_row_bytes(const hpc_scheme *sc, const hpc_row *row) {
     if (hpc_key_has_pieces(sc, row->key)) return sc->layout.row_room[row - sc->plan->rows];
     return (hpc_input_bytes(sc, row) + 63) / 64 * 64;
 }
 
-/* The codec of an input of a row. */
+/* Returns the codec of an input of a row. */
 static inline const hpc_codec *hpc_edge_codec(const hpc_plan *plan, const hpc_row *row, const hpc_edge *edge) {
     return hpc_codec_of(edge->row < 0 ? row->codec_in : plan->rows[edge->row].codec_out);
 }
 
-/* Bytes from the start of a key's update to the first element of a row. */
+/* Returns the bytes from the start of a key's update to the row's first element. */
 static inline size_t hpc_row_from(const hpc_scheme *sc, const hpc_row *row) {
     if (hpc_key_pushes_pieces(sc, row->key)) return sc->layout.row_from[row - sc->plan->rows];
     return hpc_codec_span(sc->keys[row->key].codec, row->offset);

@@ -15,7 +15,6 @@ uint64_t hpc_sent_to_rows(const hpc_scheme *sc, int rank) {
            hpc_sent_to(sc, rank, HPC_TRAFFIC_RELAY);
 }
 
-/* Sets the counts to 0 while no core is at work. */
 void hpc_counts_forget(hpc_scheme *sc) {
     for (int r = 0; r < sc->context->group.size; r++) {
         atomic_store_explicit(&sc->peers.received[r], 0, memory_order_relaxed);

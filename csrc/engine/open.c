@@ -23,8 +23,8 @@
 
 static const char op_create[] = "exchange";
 
-/* Refuses a row that sends parameters to a worker that does not push to it, as a worker's parameters may change between
- * its push and its pull only. Where owners go on without some workers, all rows of a key must have the same workers. */
+/* Refuses a row that sends parameters to a worker that does not push to the row: a worker's parameters may change only
+ * between its push and its pull. If owners go on without some workers, all rows of a key must have the same workers. */
 static int check_outputs(const hpc_scheme *sc) {
     for (int i = 0; i < sc->plan->n_rows; i++) {
         const hpc_row *row = &sc->plan->rows[i], *before = i > 0 ? row - 1 : NULL;
@@ -48,7 +48,8 @@ static int check_outputs(const hpc_scheme *sc) {
     return HPC_OK;
 }
 
-/* Parameters go past the caches when all that the ranks touch in a step would not fit the last one. */
+/* Returns whether parameters are stored past the caches: yes, if all memory that a step touches exceeds the last-level
+ * cache. */
 static int writes_past_caches(const hpc_scheme *sc) {
     size_t workers = 0, copies = 0;
     for (int r = 0; r < sc->context->group.size; r++) {
@@ -61,7 +62,8 @@ static int writes_past_caches(const hpc_scheme *sc) {
     return touched > hpc_host_cache("");
 }
 
-/* Memory that one core works on is placed on its NUMA node. Pieces come in rising order; adjacent ones are merged. */
+/* Places memory that one core works on, on that core's NUMA node. Ranges come in rising order; adjacent ones are
+ * merged. */
 struct pieces {
     const hpc_scheme *sc;
     hpc_placement *places;
@@ -89,7 +91,7 @@ static void add_masters(struct pieces *p) {
         }
 }
 
-/* The receive slots of one sender: hpc_layout_walk goes from core to core, and is called once for each sender. */
+/* The receive slots of one sender. hpc_layout_walk visits them core by core, so it is called once for each sender. */
 struct slots {
     struct pieces *pieces;
     int sender;
@@ -104,8 +106,8 @@ static void add_slots(void *arg, int row, int edge, size_t offset) {
         add_piece(s->pieces, r->core, base + offset, hpc_slot_stride(sc, r) * (size_t)hpc_slot_depth(sc));
 }
 
-/* Whether the windows of all ranks of each host fit there together; all ranks find the same. all: room for as many
- * pairs as there are ranks. */
+/* Checks that the windows of all ranks of a host fit into its memory together; all ranks get the same result. all: room
+ * for one pair for each rank. */
 static int check_memory(const hpc_scheme *sc, uint64_t (*all)[2], double deadline) {
     const hpc_context *c = sc->context;
     const int size = c->group.size;
@@ -131,9 +133,9 @@ static int open_memory(hpc_scheme *sc, double deadline) {
     int me = c->group.rank, placed = 0;
     for (int i = 0; i < sc->n_own_cores; i++) placed |= sc->cores[i].node >= 0;
     struct pieces pieces = {sc, NULL, 0};
-    if (placed) /* at most one for each core: of the masters, and of the slots of each sender */
+    if (placed) /* at most one range for each core: of its masters, and of each sender's slots */
         pieces.places = calloc((size_t)sc->n_own_cores * ((size_t)c->group.size + 1) + 1, sizeof *pieces.places);
-    if (pieces.places != NULL) { /* without this memory only the hint is lost */
+    if (pieces.places != NULL) { /* if this allocation failed, memory is just not placed */
         add_masters(&pieces);
         for (int s = 0; s < c->group.size; s++) hpc_layout_walk(sc, me, -1, add_slots, &(struct slots){&pieces, s});
     }
@@ -145,7 +147,8 @@ static int open_memory(hpc_scheme *sc, double deadline) {
     return status;
 }
 
-/* Both lanes of a core use one rail: a chunk goes back by the path on which its updates came (PHub, section 3.2.4). */
+/* Both lanes of a core use one rail (NIC): a chunk returns by the path on which its updates came (PHub, section
+ * 3.2.4). */
 static int open_lanes(hpc_scheme *sc, double deadline) {
     int status = HPC_OK;
     sc->in_lanes = calloc((size_t)sc->n_lanes, sizeof(hpc_lane *));
@@ -193,10 +196,9 @@ static int send_values(hpc_scheme *sc, const float *const *values, double deadli
     return status == HPC_OK ? hpc_flush(NULL, sc->window, -1, hpc_left(deadline)) : status;
 }
 
-/* Every row's parameters go to its workers, from every owner. Collective, while no rank has a call pending. */
 int hpc_scheme_send_params(hpc_scheme *sc, const char *op, double deadline) {
     int status = hpc_note(sc, -1, HPC_ON_PUBLISH, &(hpc_limit){0, deadline}, op);
-    for (int hops = 0; hops <= sc->layout.stages.most_hops; hops++) { /* each relay after those before it */
+    for (int hops = 0; hops <= sc->layout.stages.most_hops; hops++) { /* a relay comes after the relays before it */
         if (status == HPC_OK) {
             hpc_cores_write(sc, hops);
             status = hpc_scheme_check(sc, op);
@@ -211,8 +213,8 @@ int hpc_scheme_send_params(hpc_scheme *sc, const char *op, double deadline) {
     return status;
 }
 
-/* Rank 0's values are in all masters and params. Where parameters travel encoded, params get the bits that they would
- * get from the owners. This traffic is not counted, like rank 0's puts. */
+/* After send_values all masters and params hold rank 0's values. If parameters travel encoded, this gives params the
+ * bits that they would get from the owners. It is not counted as traffic, nor are rank 0's puts. */
 static int round_values(hpc_scheme *sc, double deadline) {
     int status = hpc_scheme_send_params(sc, op_create, deadline);
     for (int i = 0; i < sc->n_own_cores; i++)
@@ -248,14 +250,15 @@ int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *f, double deadlin
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status != HPC_OK) return status;
     if (c->group.rank == 0) status = send_values(sc, f->values, deadline);
-    status = hpc_context_agree(c, op_create, status, deadline); /* also the barrier before the first push */
+    status = hpc_context_agree(c, op_create, status, deadline); /* this is also the barrier before the first push */
     if (status == HPC_OK && sc->layout.encodes) status = round_values(sc, deadline);
     if (status != HPC_OK) return status;
     sc->life.open = 1;
     sc->life.serves = (sc->discipline->traits & HPC_GOES_ON) || sc->passes_on ||
-                      sc->gate->outstanding != NULL; /* puts of others' updates read this memory */
+                      /* While this rank lives, puts of other ranks' updates read its memory. */
+                      sc->gate->outstanding != NULL;
     sc->life.serves &= sc->n_work > 0;
-    for (int s = 0; s < sc->layout.n_shares; s++) { /* others may push to its rows after its own last push */
+    for (int s = 0; s < sc->layout.n_shares; s++) { /* other ranks may push to its rows after its own last push */
         const hpc_share *share = &sc->layout.shares[s];
         if (share->owner == c->group.rank &&
             (!hpc_share_involves(sc, share, c->group.rank) || (share->clocks != NULL && !hpc_owners_leave(sc))))
@@ -320,9 +323,9 @@ int hpc_scheme_prepare(hpc_scheme *sc, const hpc_exchange_config *f) {
 
 /* ---- close ---- */
 
-/* Tells every rank how far the pushes from here go (those sent in part do not count), or later that no answer comes
- * from here either. A rank that is gone needs not know. By a lane of the exchange, which is flushed before the memory
- * goes. */
+/* Tells every rank how many pushes this rank has made (a push sent in part does not count); or, later, that it answers
+ * nothing more. Ranks that are gone are skipped. It uses a lane of the exchange, which is flushed before the memory is
+ * freed. */
 static int announce(hpc_scheme *sc, uint64_t what) {
     hpc_context *c = sc->context;
     int me = c->group.rank, first_failure = HPC_OK;
@@ -350,7 +353,8 @@ static int outstanding(const hpc_scheme *sc, int *ranks) {
     return sc->gate->outstanding == NULL ? 0 : sc->gate->outstanding(sc, ranks);
 }
 
-/* Ranks of which something is outstanding. A rank that left had sent all: the cores of this rank have it to take. */
+/* Writes the ranks that still have something to send or take. A rank that left has sent all, so in its place this rank
+ * is named: its cores must still take that. */
 static int outstanding_here(const hpc_scheme *sc, int *ranks) {
     const hpc_group *group = &sc->context->group;
     int found = outstanding(sc, ranks), n = 0;
@@ -369,8 +373,8 @@ static int open_workers(void *arg, int *ranks) {
     return n == 0 ? outstanding_here(sc, ranks) : n;
 }
 
-/* Whether no rank needs this one any more. After a revoke the others go on without a rank that closes the exchange, and
- * do not come back to it; a rank that only serves goes on with them. */
+/* Returns whether no rank needs this one any more. After a revoke the others go on without a rank that closes the
+ * exchange, and do not come back to it. A rank that only serves goes on with them. */
 static int all_closed(void *arg) {
     hpc_scheme *sc = arg;
     if (sc->inline_progress) hpc_context_work(sc->context);
@@ -387,7 +391,8 @@ int hpc_scheme_serve(hpc_scheme *sc, const char *op, double timeout) {
     return status == HPC_OK || status == HPC_ERR_INVALID ? hpc_scheme_check(sc, op) : status;
 }
 
-/* Pending pushes are waited for: others may wait for rows of this rank. After a timeout a second call goes on. */
+/* Waits for pending pushes, because other ranks may wait for rows of this rank. After a timeout the next call
+ * continues. */
 int hpc_scheme_leave(hpc_scheme *sc, const char *op, double deadline) {
     int status = hpc_scheme_check(sc, op), rank = sc->context->group.rank;
     if (sc->life.closed) return status;
@@ -396,7 +401,7 @@ int hpc_scheme_leave(hpc_scheme *sc, const char *op, double deadline) {
     if (status == HPC_OK) status = hpc_cores_send_kept(sc, op, hpc_left(deadline));
     if (status == HPC_ERR_TIMEOUT) return status;
     if (status == HPC_OK) status = hpc_note(sc, -1, HPC_ON_CLOSE, NULL, op);
-    int muted = hpc_mute_errors(1); /* close reports an earlier failure, if there is one */
+    int muted = hpc_mute_errors(1); /* close reports an earlier failure instead */
     if (status == HPC_OK) hpc_mute_errors(muted);
     int announced = announce(sc, HPC_CLOSED);
     hpc_mute_errors(muted);
@@ -404,13 +409,12 @@ int hpc_scheme_leave(hpc_scheme *sc, const char *op, double deadline) {
     return status == HPC_OK ? announced : status;
 }
 
-/* Its cores have stopped. */
+/* All cores of the scheme have stopped. */
 void hpc_scheme_free(hpc_scheme *sc) {
-    double deadline = hpc_now() + 1; /* answers must arrive before HPC_FREED; a rank that stands still has seen neither
-                                      */
+    double deadline = hpc_now() + 1; /* answers must arrive before HPC_FREED. A rank that hangs has seen neither */
     for (int i = 0; i < sc->n_lanes && sc->life.open; i++) hpc_lane_flush(sc->out_lanes[i], hpc_left(deadline));
     if (sc->life.open) announce(sc, HPC_FREED);
-    for (int i = 0; i < sc->n_lanes; i++) { /* first: pending puts read memory that is freed below */
+    for (int i = 0; i < sc->n_lanes; i++) { /* lanes first: pending puts read memory that is freed below */
         if (sc->in_lanes != NULL) hpc_lane_free(sc->in_lanes[i]);
         if (sc->out_lanes != NULL) hpc_lane_free(sc->out_lanes[i]);
     }

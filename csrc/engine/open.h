@@ -1,20 +1,20 @@
-/* A scheme is opened: its layout, its memory, its lanes, the first parameters. And it is left: pending calls end, the
- * other ranks hear of it, and rows serve until all have left. */
+/* Opens a scheme: its layout, memory, lanes and first parameters. And leaves it: ends pending calls, tells the other
+ * ranks, and serves rows until all workers have closed. */
 #ifndef HPC_OPEN_H
 #define HPC_OPEN_H
 
 #include "engine/discipline.h"
 
-/* The handle of a scheme, which holds a copy of the plan and nothing else yet; then its own memory; then, collectively,
- * all of it. */
+/* Three steps: new returns a handle that holds only a copy of the plan; prepare takes this rank's own memory; open,
+ * which is collective, does the rest. */
 hpc_scheme *hpc_scheme_new(hpc_context *c, const hpc_exchange_config *config, const hpc_discipline *d, const char *op);
 int hpc_scheme_prepare(hpc_scheme *sc, const hpc_exchange_config *config);
 int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *config, double deadline);
-/* Collective, while no rank has a call pending: every row's parameters go to its workers, from every owner. */
+/* Sends the parameters of every row from its owner to its workers. Collective; no rank may have a call pending. */
 int hpc_scheme_send_params(hpc_scheme *sc, const char *op, double deadline);
 
-/* leave ends all pending calls, and tells the other ranks; serve waits until they have left; free when all of this
- * rank's cores have stopped. */
+/* leave ends all pending calls and tells the other ranks. serve waits until these have closed. free comes when all
+ * cores of this rank have stopped. */
 int hpc_scheme_leave(hpc_scheme *sc, const char *op, double deadline);
 int hpc_scheme_serve(hpc_scheme *sc, const char *op, double timeout);
 void hpc_scheme_free(hpc_scheme *sc);

@@ -8,7 +8,7 @@
 
 /* ---- layout ---- */
 
-/* The codecs of the parameters of all keys, and their offsets in hpc_place.encoded. */
+/* Finds the codec of each key's parameters, and each key's offset in hpc_place.encoded. */
 static void find_codecs(hpc_scheme *sc) {
     const hpc_plan *plan = sc->plan;
     for (int k = 0; k < plan->n_keys; k++) sc->keys[k].encoded.codec = hpc_codec_of(HPC_F32);
@@ -32,7 +32,7 @@ static int comes_encoded(const hpc_scheme *sc, const hpc_row *row) {
     return hpc_row_has_output(row, me);
 }
 
-/* Mapping is mutual: both ends of a pair have the same transport. */
+/* Mapping is mutual, because both ends of a pair use the same transport. */
 int hpc_params_take_place(hpc_scheme *sc, const char *op) {
     hpc_place *place = &sc->layout.places[sc->context->group.rank];
     find_codecs(sc);

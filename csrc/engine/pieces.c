@@ -29,7 +29,7 @@ static int is_pushed(const hpc_row *row) {
     return 0;
 }
 
-/* Rows of one key that are pushed, in the order of the plan: by offset. Rows of the same elements have one range. */
+/* The rows of a key are in the order of their offsets. Rows of the same elements share one range. */
 int hpc_pieces_find(hpc_scheme *sc, int key, int first, const char *op) {
     const hpc_plan *plan = sc->plan;
     hpc_key_pieces *its = &sc->pieces[key];
@@ -70,7 +70,7 @@ int hpc_pieces_find(hpc_scheme *sc, int key, int first, const char *op) {
 
 /* ---- open ---- */
 
-/* The room that an input takes in a slot of each row: that of the largest codec of its inputs. */
+/* Finds, for each row, the bytes that a slot reserves for an input, by the largest codec among its inputs. */
 static void find_rooms(const hpc_scheme *sc) {
     for (int i = 0; i < sc->plan->n_rows; i++) {
         const hpc_row *row = &sc->plan->rows[i];
@@ -120,7 +120,7 @@ int hpc_pieces_open(hpc_scheme *sc, const hpc_exchange_config *f, const char *op
     return HPC_OK;
 }
 
-/* Room for the largest piece of any row. */
+/* Allocates room for the largest piece of any row. */
 static int open_packing(const hpc_scheme *sc, hpc_packing *packing, const char *op) {
     for (int i = 0; sc->pieces != NULL && i < sc->plan->n_rows; i++) {
         const hpc_row *row = &sc->plan->rows[i];
@@ -187,12 +187,12 @@ static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {
     return aligned((size_t)count * sizeof(float) * (size_t)hpc_codec_state_slots(its->codec, &its->config));
 }
 
-/* A fold that may be skipped needs the state twice. */
+/* If a fold may be skipped, the encoder keeps the state before it too. */
 static size_t all_bytes(const hpc_scheme *sc, const hpc_key_pieces *its, uint64_t count) {
     return state_bytes(its, count) * (sc->use != NULL ? 2 : 1);
 }
 
-/* memory: all_bytes of zeros. */
+/* memory: all_bytes of zeroes. */
 static void init(const hpc_scheme *sc, hpc_encoder *encoder, const hpc_key_pieces *its, uint64_t count, void *memory) {
     encoder->codec = its->codec;
     encoder->encoding.config = &its->config;
@@ -257,7 +257,7 @@ static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces,
     hpc_tally_add_seconds(&encoder->seconds, hpc_now() - since);
 }
 
-/* The state of a piece lies with its elements: the slots of one range after the slots of the range before. */
+/* The state lies range after range: all slots of one range, then all slots of the next. */
 static int64_t encode_range(hpc_encoder *encoder, const hpc_codec_source *source, uint64_t offset, uint64_t n,
                             void *out, int64_t *kept, const hpc_packing *packing) {
     const hpc_codec_config *config = encoder->encoding.config;
@@ -307,7 +307,7 @@ int hpc_pieces_source(hpc_scheme *sc, int key, const char *op, void **at) {
     }
     if (its->source == NULL) status = hpc_memory_create(hpc_pieces_source_bytes(sc, key), op, &its->source);
     if (status == HPC_OK) {
-        hpc_memory_close_descriptor(its->source); /* arrays of this process alone map it */
+        hpc_memory_close_descriptor(its->source); /* only this process maps it */
         *at = hpc_memory_data(its->source);
     }
     return status;
@@ -346,7 +346,7 @@ int hpc_pieces_encode(hpc_scheme *sc, int key, const void *update, char *slot) {
 
 /* ---- folds that are over ---- */
 
-#define SKIPPED (-1.0) /* in the place of a factor */
+#define SKIPPED (-1.0) /* marks a skipped fold, in the place of a factor */
 
 static void forget_fold(hpc_encoder *encoder) {
     if (!encoder->fresh) return;
@@ -357,7 +357,8 @@ static void forget_fold(hpc_encoder *encoder) {
     encoder->fresh = 0;
 }
 
-/* The part of a residual that is older than the last fold is brought to the units of that fold. */
+/* Multiplies the part of a residual that is older than the last fold by factor: it is then in the units of that
+ * fold. */
 static void scale_range(const hpc_encoder *encoder, uint64_t offset, uint64_t n, double factor) {
     const size_t at = offset * encoder->slots;
     const float *before = encoder->fresh ? encoder->before + at : encoder->state + at;
@@ -389,8 +390,8 @@ void hpc_pieces_end_fold(hpc_scheme *sc, int key, int applied) {
     }
 }
 
-/* The outcome of the row's last fold: the worker has told it before this rank's next push, behind whose event the core
- * comes. Nothing is told of a fold that was applied in the units of the one before. */
+/* Takes the outcome of the row's last fold, which the worker told before this rank's next push; the core runs after
+ * that push's event. If the worker told nothing, the fold was applied in the units of the fold before. */
 static void settle_fold(const hpc_work *w) {
     const hpc_pushed_range whole = {0, w->encoder->count, 0};
     _Atomic double *outcome = &w->encoder->outcomes[(w->share->version - 1) % 2];
@@ -399,7 +400,7 @@ static void settle_fold(const hpc_work *w) {
     end_fold(w->encoder, &whole, 1, told == 0 ? 1 : told);
 }
 
-/* Adds a piece of this rank to the residual from which it was taken. A NaN or Inf in the residual does not stay. */
+/* Adds a piece of this rank back to the residual from which it was taken. NaN and Inf in the residual become 0. */
 static void put_back(hpc_scheme *sc, const hpc_row *row, hpc_encoder *encoder, float *residual, const char *piece,
                      const hpc_packing *packing) {
     const hpc_key_pieces *its = &sc->pieces[row->key];
@@ -423,7 +424,7 @@ void hpc_pieces_return(hpc_scheme *sc, const hpc_row *row, const char *slot) {
     put_back(sc, row, &its->encoder, residual, slot + hpc_row_from(sc, row), &sc->packing);
 }
 
-/* The core reads it (relaxed) behind an event of this rank's next push, which comes after this store. */
+/* Order: this store comes before this rank's next push; the core loads it (relaxed) after that push's event. */
 void hpc_pieces_leave_out(hpc_work *w) {
     if (w->encoder != NULL) atomic_store_explicit(&w->encoder->left_out, 1, memory_order_relaxed);
 }
@@ -490,7 +491,7 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
     return 0;
 }
 
-/* Notes the pieces of all inputs in core->pieces, and counts them as received, if they count: the bytes of all. */
+/* Lists the pieces of all inputs in core->pieces, and returns their bytes. With counts it counts them as received. */
 static uint64_t gather(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, int counts) {
     const hpc_codec *codec = core->scheme->pieces[w->row->key].codec;
     uint64_t nbytes = 0;

@@ -14,7 +14,8 @@
 hpc_key_facts hpc_facts_of_key(const hpc_scheme *sc, int key) {
     const hpc_encoder *encoder = hpc_key_has_pieces(sc, key) ? &sc->pieces[key].encoder : NULL;
     hpc_key_facts facts = sc->facts;
-    facts.settles |= sc->begun != NULL && sc->asked.staleness > 0; /* under ASYNC too where slots bound it */
+    /* Also under ASYNC, if slots bound the staleness. */
+    facts.settles |= sc->begun != NULL && sc->asked.staleness > 0;
     facts.one_slot = sc->layout.depth == 1;
     facts.keeps_back = encoder != NULL && encoder->codec != NULL && encoder->slots > 0;
     facts.takes_writes = !sc->keys[key].encoded.apart;
@@ -24,8 +25,7 @@ hpc_key_facts hpc_facts_of_key(const hpc_scheme *sc, int key) {
 /* ---- rows ---- */
 
 /* Copies the rule's state between the core's order (block by block) and the caller's (slot by slot). out: to the
- * caller.
- */
+ * caller; otherwise from it. */
 static void copy_row(const hpc_work *w, float *to, const float *from, int out) {
     size_t count = (size_t)w->row->count, slots = (size_t)w->rule->rule.slots;
     for (size_t b = 0; b < count; b += HPC_BLOCK) {
@@ -59,7 +59,7 @@ void hpc_row_restore(hpc_scheme *sc, int row, uint64_t step, const float *params
 
 /* ---- encoders ---- */
 
-/* The encoder of a row, or (-1) of the pushes of a key; NULL: it has no encoder. */
+/* Returns the encoder of a row or, if row is -1, of the pushes of a key; NULL if it has no encoder. */
 static hpc_encoder *find_encoder(const hpc_scheme *sc, int key, int row) {
     if (sc->pieces == NULL) return NULL;
     if (row >= 0) return hpc_work_of(sc, row)->encoder;
@@ -76,8 +76,8 @@ int64_t hpc_encoder_values(const hpc_scheme *sc, int key, int row) {
     return count_values(find_encoder(sc, key, row));
 }
 
-/* Copies a part's state between the encoder's order (slots of each part) and the caller's (slot by slot), whose
- * residual is in units of 1. */
+/* Copies a range's state between the encoder's order (all slots of the range) and the caller's (slot by slot). The
+ * caller's residual is in units of 1. */
 static void copy_part(const hpc_encoder *encoder, uint64_t offset, uint64_t count, float *values, int out,
                       double unit) {
     const size_t slots = encoder->slots, first = !encoder->keeps;
@@ -118,7 +118,7 @@ int hpc_encoder_copy(hpc_scheme *sc, int key, int row, uint64_t *made, float *va
 
 /* ---- arguments ---- */
 
-/* Writes the arguments into the places of a rank that only serves, from which its folds take them. */
+/* Writes the arguments into the places of a rank that only serves; its folds read them there. */
 static void write_places(hpc_scheme *sc, int key, const double *args) {
     for (int s = 0; s < sc->layout.n_shares; s++) {
         const hpc_share *share = &sc->layout.shares[s];
@@ -139,7 +139,7 @@ int hpc_args_check_new(hpc_scheme *sc, int key, const double *args, const char *
 }
 
 void hpc_args_take_new(hpc_scheme *sc, int key, const double *args) {
-    int cut_short = sc->keys[key].brings != 0; /* a push that is sent in part keeps the old ones */
+    int cut_short = sc->keys[key].brings != 0; /* a push that is sent in part keeps its old arguments */
     memcpy(sc->rules[key].rule.args + 1, args + 1, HPC_ARGS_BYTES - sizeof *args);
     if (sc->use == NULL) sc->keys[key].news = (unsigned char)(sc->layout.depth + cut_short);
     if (!hpc_scheme_works(sc)) write_places(sc, key, sc->rules[key].rule.args);
@@ -160,7 +160,7 @@ void hpc_args_get(const hpc_scheme *sc, int key, double *args) {
 
 /* ---- copies, and pieces that were sent ---- */
 
-/* Whether the answers of a share tell how new this rank's copy is. */
+/* Returns whether the answers of a share tell the version of this rank's copy. */
 static int tells(const hpc_scheme *sc, int s) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_pushed *k = &sc->keys[share->key];
@@ -180,7 +180,7 @@ static int same_elements(const hpc_row *a, const hpc_row *b) {
     return a->key == b->key && a->offset == b->offset;
 }
 
-/* Rows of the same elements lie side by side: the version that one of them has told holds for all. */
+/* Rows of the same elements are adjacent in the plan: the version that one of them has told holds for all. */
 void hpc_copies_heard(const hpc_scheme *sc, uint64_t *heard) {
     const hpc_plan *plan = sc->plan;
     for (int i = 0; i < plan->n_rows; i++) heard[i] = UINT64_MAX;
@@ -192,14 +192,14 @@ void hpc_copies_heard(const hpc_scheme *sc, uint64_t *heard) {
         if (heard[i] == UINT64_MAX && same_elements(&plan->rows[i], &plan->rows[i + 1])) heard[i] = heard[i + 1];
 }
 
-/* The last pieces that this rank has made are decoded: what no row has applied goes back into the residuals from which
- * it was taken. Reading changes nothing. */
+/* Returns whether values of this encoder's pieces may go back into its residual. After a loss a trainer decodes this
+ * rank's last pieces, and adds the values that no row has applied to the residuals. Decoding changes nothing. */
 static int may_go_back(const hpc_scheme *sc, int key, const hpc_encoder *encoder) {
     return encoder != NULL && encoder->codec != NULL && encoder->keeps && !sc->pieces[key].config.no_feedback;
 }
 
-/* Writes the elements of the pieces of push number n of a key; 0 where the encoder keeps no residual. Returns 0, or the
- * codec's status. */
+/* Writes the values of the pieces of push number n of a key; zeroes if the encoder keeps no residual. Returns 0, or the
+ * codec's error. */
 static int read_push(hpc_scheme *sc, int key, uint64_t n, float *to) {
     memset(to, 0, (size_t)sc->plan->keys[key].count * sizeof *to);
     if (n == 0 || !hpc_key_has_pieces(sc, key) || !may_go_back(sc, key, &sc->pieces[key].encoder)) return 0;
@@ -214,7 +214,7 @@ static int read_push(hpc_scheme *sc, int key, uint64_t n, float *to) {
     return status;
 }
 
-/* The same of the last piece that a row has forwarded. */
+/* Does the same for the last piece that a row has forwarded. */
 static int read_fold(hpc_scheme *sc, const hpc_work *w, float *to) {
     const int key = w->row->key;
     memset(to, 0, (size_t)w->row->count * sizeof *to);
@@ -233,7 +233,8 @@ static int check_decoded(const hpc_scheme *sc, int key, int status, const char *
 
 int hpc_sent_pieces(hpc_scheme *sc, int key, uint64_t *pushes, float *values, const char *op) {
     const hpc_pushed *k = &sc->keys[key];
-    *pushes = k->pushes + ((k->sending & HPC_PUSH) != 0); /* which is in its slot, whether all of it was sent or not */
+    /* Counts a push that is in its slot, even if only a part of it was sent. */
+    *pushes = k->pushes + ((k->sending & HPC_PUSH) != 0);
     if (values != NULL && hpc_held_sent_nothing(sc, key, *pushes)) {
         memset(values, 0, (size_t)sc->plan->keys[key].count * sizeof *values);
         return HPC_OK;

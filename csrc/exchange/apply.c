@@ -1,5 +1,6 @@
-/* Calls on a gradient and a ticket, and calls that start a push or a pull; and fold and apply in two calls: a worker's
- * requests to owners that keep a fold, or to its own scheme, where that holds the update (held.c). */
+/* Calls of a key: its gradient, starts of a push or a pull, and waits for a ticket. With fold and apply as two calls,
+ * also a worker's requests about a fold: to the owners that keep it or, if the worker's own scheme holds the update
+ * (held.c), to that scheme. */
 #include <math.h>
 
 #include "engine/bytes.h"
@@ -69,7 +70,7 @@ int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout
 
 /* ---- in two calls ---- */
 
-/* The check before every call here. *ticket is looked at now: nothing may be left half set by a refused call. */
+/* Checks that come before every call here. *ticket is checked too, so that a refused call leaves nothing half set. */
 static int check_call(hpc_scheme *sc, int key, const void *out, const char *op) {
     int status = hpc_worker_check_call(sc, key, op);
     if (status != HPC_OK) return status;

@@ -1,4 +1,4 @@
-/* Checks the configuration of an exchange: first on this rank, then that all ranks gave the same. */
+/* Checks the configuration of an exchange: first on this rank, then that all ranks gave the same one. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,21 +15,21 @@ static const char op_create[] = "exchange";
 
 enum { NAME_BYTES = 64 };
 
-/* A rank describes its exchange to the others by this struct, with n_keys key_descriptions behind it. */
+/* A rank's description of its exchange, which the others compare. n_keys key_descriptions follow it in memory. */
 struct description {
     uint64_t digest; /* of the plan */
     double grace;
     int32_t consistency, shared_params, in_place, n_keys, n_phases, staleness, quorum, split;
-    int32_t n_schemes, threads; /* threads: with which the rank computes */
+    int32_t n_schemes, threads; /* threads: how many threads of the rank compute */
 };
 
 struct key_description {
-    char name[NAME_BYTES]; /* the beginning; the digest covers all of it */
+    char name[NAME_BYTES]; /* its beginning; the digest covers the whole name */
     uint64_t count;
     char rule[NAME_BYTES];
     double args[HPC_RULE_ARGS];
     int32_t slots, has_fold, fold_wires, dual, prox_whole;
-    uint64_t columns; /* 0: no prox */
+    uint64_t columns; /* 0: the rule has no prox */
     char prox[NAME_BYTES];
     hpc_codec_description codec;
 };
@@ -41,8 +41,7 @@ static int is_edge(const hpc_graph *g, int to, int from) {
     return 0;
 }
 
-/* A row of a graph is owned by the rank that folds it. Its in-edges are the graph's, in the same order and with the
- * same weights. */
+/* Refuses a row of a graph unless its owner folds it, and its in-edges are the graph's, in order and weight. */
 static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
     int edges = 0, sound = row->action == HPC_APPLY && row->n_out == 1 && row->out[0].rank == row->owner;
     for (int from = 0; from < g->ranks; from++) {
@@ -57,7 +56,8 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
                     "exchange: row %d is not of the graph: make the plan by planner \"graph\"", i);
 }
 
-/* Receivers apply one row's fold of all updates (hpc_apply_at). Under SSP the discipline refuses other plans. */
+/* Checks plans in which receivers apply one row's fold of all updates (hpc_apply_at). Under SSP the discipline refuses
+ * other plans. */
 static int check_receivers(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && f->consistency == HPC_BSP; i++) {
         const hpc_row *row = &f->plan->rows[i];
@@ -72,7 +72,7 @@ static int check_receivers(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* A user's fold must read elements of the wire's size: else it would read and write past a block. */
+/* A user's fold must read elements of the wire's size; with another size it would read and write past a block. */
 static int check_fold(const hpc_exchange_config *f) {
     char names[NAME_BYTES];
     for (int i = 0; i < f->plan->n_rows; i++) {
@@ -90,7 +90,7 @@ static int check_fold(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* Pushes that come by other ranks need a discipline whose ranks pass them on. */
+/* Refuses pushes that pass other ranks unless the discipline's ranks pass them on (HPC_PASSES_ON). */
 static int check_via(const hpc_exchange_config *f) {
     const hpc_discipline *d = hpc_discipline_of(f);
     for (int i = 0; i < f->plan->n_rows && (d == NULL || !(d->traits & HPC_PASSES_ON)); i++)
@@ -104,7 +104,7 @@ static int check_via(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* A prox gets whole rows of the key's matrix, so no chunk may cut one apart. */
+/* A prox gets whole rows of the key's matrix, so chunks must not cut such rows. */
 static int check_prox(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
@@ -128,13 +128,13 @@ static int check_prox(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* A push of weight 0 brings no bytes: it only tells that its rank is ready. */
+/* Checks inputs of weight 0: such a push brings no bytes and only tells that its rank is ready. */
 static int check_empty(const hpc_exchange_config *f) {
     const hpc_discipline *d = hpc_discipline_of(f);
     for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
         const hpc_row *row = &f->plan->rows[i];
         int empty = 0;
-        if (i > 0 && row->in == row[-1].in) continue; /* as in every hub */
+        if (i > 0 && row->in == row[-1].in) continue; /* it has the edges of the row before, as in every hub */
         for (int e = 0; e < row->n_in; e++) empty += row->in[e].row < 0 && row->in[e].weight == 0;
         if (empty == row->n_in)
             return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: all %d inputs of row %d have weight 0", row->n_in, i);
@@ -147,7 +147,8 @@ static int check_empty(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* Parameters that are rounded on their way need a master apart, and a copy of the parameters for each worker. */
+/* Parameters that are rounded when they are sent need a separate master, and a copy of the parameters for each
+ * worker. */
 static int check_encoded(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && (f->graph != NULL || f->shared_params); i++) {
         const hpc_row *row = &f->plan->rows[i];
@@ -161,7 +162,8 @@ static int check_encoded(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* Whether models are trained in place, and go over the wire without being encoded. */
+/* Checks in_place: models must be averaged on a graph without a quorum; float32 models, which rotate, need two
+ * slots. */
 static int check_in_place(const hpc_exchange_config *f) {
     for (int k = 0; k < f->plan->n_keys && f->in_place; k++)
         if (f->graph == NULL || !hpc_rule_averages(hpc_config_rule(f, k)))
@@ -196,7 +198,8 @@ static int check_graph(const hpc_context *c, const hpc_exchange_config *f) {
     return status;
 }
 
-/* A quorum is one of the inputs of rows that make parameters; rows that forward or relay wait for all. */
+/* Returns whether a quorum counts the inputs of a row. Only rows that make parameters have a quorum; forwards and
+ * relays wait for all inputs. */
 static int counts_inputs(const hpc_row *row) {
     return row->action == HPC_APPLY || row->action == HPC_EMIT;
 }
@@ -220,8 +223,8 @@ static int check_quorum(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* A quorum needs a discipline that has one. Its refusals hold for a quorum of all inputs too, which then waits for all:
- * whether it is all of them can differ between plans of one program. */
+/* A quorum needs a discipline with a quorum, which may refuse. It is asked even about a quorum of all inputs, because
+ * with another plan of the same program this number may be less than all. */
 static int check_quorum_discipline(const hpc_context *c, const hpc_exchange_config *f) {
     hpc_exchange_config one = *f;
     int most = 0;
@@ -232,7 +235,7 @@ static int check_quorum_discipline(const hpc_context *c, const hpc_exchange_conf
     one.quorum = 1;
     const hpc_discipline *d = hpc_discipline_of(&one);
     if (d != NULL && d->traits & HPC_BY_QUORUM) return d->check(c, f);
-    if (most <= 1) return HPC_OK; /* one input is all */
+    if (most <= 1) return HPC_OK; /* a row with one input always waits for all */
     return hpc_fail(HPC_ERR_UNSUPPORTED, op_create,
                     "exchange: quorum is %d; this build has no discipline with a quorum %s", f->quorum,
                     f->graph != NULL ? "on a graph" : "with servers");
@@ -299,7 +302,7 @@ int hpc_scheme_check_config(const hpc_context *c, const hpc_exchange_config *f) 
     return HPC_OK;
 }
 
-/* Whether a description that came from another process has the right length. Ends its texts. */
+/* Returns whether a description from another process has the right length. Terminates its strings. */
 static int is_sound(hpc_reply *reply) {
     struct description *d = reply->data;
     if (reply->nbytes < sizeof *d || d->n_keys < 0 ||
@@ -311,7 +314,7 @@ static int is_sound(hpc_reply *reply) {
     return 1;
 }
 
-/* own: this rank's rule of the key, which knows the names of the arguments; NULL: it has no such key. */
+/* own: this rank's rule of the key, which has the names of the arguments; NULL if this rank lacks the key. */
 static int compare_rules(int r, const struct key_description *k, const struct key_description *f,
                          const hpc_key_rule *own) {
     const char *names = own != NULL && strcmp(own->name, k->rule) == 0 ? own->arg_names : NULL;

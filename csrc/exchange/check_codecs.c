@@ -1,4 +1,4 @@
-/* Refusals of codecs with pieces of variable length. */
+/* Refuses configurations in which codecs with pieces of variable length cannot work. */
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -28,13 +28,13 @@ static int check_row(const hpc_exchange_config *f, int i, const hpc_codec *codec
     return HPC_OK;
 }
 
-/* Whether a row sends its only input on as it came (kind_passthrough.c). */
+/* Returns whether a row sends its only input on without decoding it (kind_passthrough.c). */
 static int passes_on(const hpc_exchange_config *f, const hpc_row *row) {
     return row->n_in == 1 && row->in[0].row >= 0 && row->in[0].weight == 1 &&
            f->plan->rows[row->in[0].row].codec_out == row->codec_out;
 }
 
-/* A sum is an array: a codec with another source cannot encode it. */
+/* A codec with another source than float32 cannot encode a sum, which is an array. */
 static int check_source(const hpc_exchange_config *f, int i, const hpc_codec *codec) {
     const hpc_row *row = &f->plan->rows[i];
     if (codec->source_bytes == NULL || row->action != HPC_FORWARD || row->codec_out != codec->number) return HPC_OK;
@@ -82,7 +82,7 @@ static int check_whole(const hpc_exchange_config *f) {
     return hpc_pieces_refuse(f, d->name, "a fold may find an update half written");
 }
 
-/* The row's codec of pieces is the key's, whose number is given: a key has one configuration. */
+/* number: the codec of the key's pieces. The row's must be the same, as a key has one configuration. */
 static int check_one(const hpc_exchange_config *f, int i, int number) {
     const hpc_row *row = &f->plan->rows[i];
     const int both[2] = {row->codec_in, row->codec_out};

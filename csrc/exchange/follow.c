@@ -1,21 +1,22 @@
-/* Thresholds that follow the network (Parameter Flow, section 3.3.3). A thread of the exchange does this while trainers
- * train. It looks at the paths by which this rank sends to other hosts, and sets the deltas of this rank's encoders.
+/* Thresholds that follow the network (Parameter Flow, section 3.3.3). A thread of the exchange observes the paths from
+ * this rank to other hosts while the trainer trains, and sets the thresholds (deltas) of this rank's encoders.
  *
- * By probes: it asks again and again whether a path has at_least left (hpc_context_bandwidth). This rank's pushes have
- * `up` while one of its paths has less. Its forwards as an owner have `up` while a path of their tree has less. Some of
- * these paths are probed by the ranks that pass its folds on. Each of them tells the owner about its own paths, by a
- * word of the control channel. A path whose probes are not answered counts as sufficient, and a note says so.
+ * By probes: the thread asks again and again whether a path has at_least bytes a second left (hpc_context_bandwidth).
+ * This rank's pushes use the larger delta `up` while any of its paths has less. Its forwards as an owner use `up` while
+ * a path of their tree has less. Some of these paths begin at ranks that pass its folds on; each such rank probes its
+ * own paths, and tells the owner by a word of the control channel. A path whose probes are not answered counts as
+ * sufficient, and a note says so.
  *
- * The paths take turns. While one is known to have too little, paths whose verdict could change nothing are left alone.
- * By another word each rank names the peer to which it has too little: paths of other ranks to that peer may share the
- * link, so they are looked at next. When the word is taken back, they are looked at once more.
+ * The paths take turns. While one is known to be poor (to have too little left), paths whose verdict would change no
+ * delta are skipped. By another word, a hint, each rank names the peer to which its path is poor. Other ranks' paths to
+ * that peer may share the link, so they are probed next, and once more when the hint is taken back.
  *
- * Smoothly: it measures the throughput of this rank's connections to other hosts while some bytes wait to be sent. That
- * is the throughput which the network lets them have. It accounts for all other traffic, and no probe is needed.
+ * Smoothly: the thread measures the throughput of this rank's connections to other hosts while bytes wait to be sent.
+ * This is the throughput that the network grants them, all other traffic included, and it needs no probe.
  *
- * Writers, readers and order: the thread alone writes the follower, except stop. Deltas are atomic, and
- * an encoder reads its own when it begins. Words are the control channel's. A word has the number of the exchange,
- * counted alike on all ranks, so one that an earlier exchange left behind means nothing. */
+ * Threads and order: only this thread writes the follower, except stop. Deltas are atomic; an encoder reads its delta
+ * when it begins. Words belong to the control channel. Each word carries the number of the exchange, counted alike on
+ * all ranks, so a word that an earlier exchange left behind is ignored. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <pthread.h>
@@ -31,10 +32,10 @@
 #include "engine/counts.h"
 #include "exchange/exchange.h"
 
-/* Fleets are smaller than pathload's: a verdict comes sooner, and the next one soon after it. */
+/* Fleets (groups of probe trains) are smaller than pathload's: a verdict comes sooner, and the next one soon after. */
 enum { STREAMS = 4, PACKETS = 60 };
 
-/* Places of words, by the number of the exchange: verdicts, and hints, which name a peer. */
+/* Places of words, chosen by the number of the exchange: first verdicts, then hints, which name a peer. */
 enum { PLACES = HPC_WORDS / 2, HINT_BITS = 16, NO_HINT = 0 };
 
 typedef struct hpc_follower {
@@ -43,29 +44,29 @@ typedef struct hpc_follower {
     pthread_t thread;
     int running, stop;
     int how;   /* hpc_follow_how */
-    int crowd; /* ranks that may probe at once by a link that this one probes by */
+    int crowd; /* how many ranks may probe over the same link at once */
     double at_least;
-    uint32_t number; /* of the exchange, among exchanges that follow */
-    int *peers, n;   /* ranks of other hosts to which this one sends */
-    int last, turn;  /* by peer's place: the path that was probed last; the one whose turn was last */
-    char *poor;      /* by peer's place: the path has too little left */
-    char *own;       /* by peer's place: it is in the tree of this rank's own folds */
-    char *passes;    /* by owner and peer's place: this rank passes the owner's folds on there */
-    uint32_t *told;  /* by owner: the last verdict that was told */
-    uint32_t *hints; /* by rank: the last hint that was told */
+    uint32_t number; /* number of this exchange among exchanges that follow */
+    int *peers, n;   /* the ranks on other hosts to which this one sends. Arrays by peer have the indices of peers */
+    int last, turn;  /* by peer: last is the path probed last, turn the path whose turn was last */
+    char *poor;      /* by peer: the path has too little left */
+    char *own;       /* by peer: the path belongs to the tree of this rank's own folds */
+    char *passes;    /* by owner and peer: this rank passes the owner's folds on to the peer */
+    uint32_t *told;  /* by owner: the last verdict that it was told */
+    uint32_t *hints; /* by rank: the last hint that it was told */
     hpc_bandwidth *results;
 } hpc_follower;
 
-static const double PAUSE = 0.5;      /* seconds, after a probe that failed or was not answered */
-static const double LOOK = 0.1;       /* seconds between two looks at words */
-static const double SHARE = 0.05;     /* of this host's link, which the probes of all paths may take */
+static const double PAUSE = 0.5;      /* seconds to wait after a probe that failed or was not answered */
+static const double LOOK = 0.1;       /* seconds between looks at words */
+static const double SHARE = 0.05;     /* the part of this host's link that the probes of all paths may take */
 static const double LAST_WORDS = 1;   /* seconds to take words back when an exchange stops following */
-static const double LEFT = 0.5;       /* of at_least, where less than that is left */
-static const double LIMIT = 30;       /* seconds of a probe */
-static const double SLICE = 0.02;     /* SMOOTHLY: seconds between two looks at the connections */
-static const double WINDOW = 0.5;     /* and between two deltas */
-static const double LEAST_BUSY = 0.1; /* of a window, in which something waited */
-static const double PRESENT = 0.5;    /* the weight of a window */
+static const double LEFT = 0.5;       /* the part of at_least that a poor path is assumed to have */
+static const double LIMIT = 30;       /* timeout of a probe, in seconds */
+static const double SLICE = 0.02;     /* SMOOTHLY: seconds between looks at the connections */
+static const double WINDOW = 0.5;     /* SMOOTHLY: seconds between two settings of the deltas */
+static const double LEAST_BUSY = 0.1; /* SMOOTHLY: the part of a window in which bytes must have waited */
+static const double PRESENT = 0.5;    /* SMOOTHLY: the weight of the newest window in the mean */
 
 static int stops(const hpc_follower *f) {
     return __atomic_load_n(&f->stop, __ATOMIC_ACQUIRE) || atomic_load(&f->context->group.closed);
@@ -83,14 +84,15 @@ static const hpc_codec_config *follows(const hpc_scheme *sc, int key) {
     return sc->pieces[key].config.follow ? &sc->pieces[key].config : NULL;
 }
 
-/* The row that has encoded the output of a row: itself, or one whose output it passes on unopened. */
+/* Returns the row that encoded a row's output: the row itself, or the row whose output it passes on without
+ * decoding. */
 static const hpc_row *encodes(const hpc_plan *plan, const hpc_row *row) {
     while (row->n_in == 1 && row->in[0].row >= 0 && plan->rows[row->in[0].row].codec_out == row->codec_out)
         row = &plan->rows[row->in[0].row];
     return row;
 }
 
-/* The place of a peer among the peers on other hosts; it is added if it is new. -1: it is on this host. */
+/* Returns the index of a peer among the peers on other hosts, after adding a new one; -1 if it is on this host. */
 static int place_of(hpc_follower *f, int rank) {
     const hpc_context *c = f->context;
     if (hpc_same_host(&c->addresses[rank], &c->addresses[c->group.rank])) return -1;
@@ -119,7 +121,8 @@ static void find_paths(hpc_follower *f, const hpc_scheme *sc) {
     }
 }
 
-/* The ranks of this host share its link; and where many send to few, they share the links of those. */
+/* Returns how many ranks may probe a link at once. The ranks of this host share its link; where many ranks send to few,
+ * they share the links of the few. */
 static int crowd_of(const hpc_follower *f) {
     const hpc_context *c = f->context;
     int here = 0, each = f->n > 0 ? (c->group.size - 1) / f->n : 1;
@@ -159,8 +162,8 @@ static int hints(const hpc_follower *f) {
     return PLACES + verdicts(f);
 }
 
-/* Tells each owner about the paths on which its folds are passed on from here. What cannot be told now is told at the
- * next look. Whether all was told. */
+/* Tells each owner whether a path on which this rank passes its folds on is poor. Words that cannot be sent now are
+ * sent at the next call. Returns whether all were sent. */
 static int tell_owners(hpc_follower *f) {
     const hpc_group *g = &f->context->group;
     int all = 1;
@@ -179,7 +182,8 @@ static int tell_owners(hpc_follower *f) {
     return all;
 }
 
-/* Tells all ranks which path has too little left from here: theirs to that peer may share the link. Likewise. */
+/* Tells all ranks the peer to which this rank's path is poor, as their paths to that peer may share the link. Returns
+ * whether all words were sent. */
 static int tell_hint(hpc_follower *f) {
     const hpc_group *g = &f->context->group;
     int all = 1;
@@ -211,8 +215,8 @@ static void apply_verdicts(const hpc_follower *f) {
 
 /* ---- the thread ---- */
 
-/* Whether a path's verdict could change a delta: not where every use of the path has another path that is known to have
- * too little. */
+/* Returns whether a path's verdict could change a delta. It could not if every use of the path also has another path
+ * that is known to be poor. */
 static int matters(const hpc_follower *f, int at) {
     const size_t size = (size_t)f->context->group.size;
     int any = 0, own = 0, of_passed = 0;
@@ -229,7 +233,7 @@ static int matters(const hpc_follower *f, int at) {
     return !any || (f->own[at] && !own) || of_passed;
 }
 
-/* How many other ranks have too little left to the peer of a path. */
+/* Returns how many other ranks have a poor path to this path's peer. */
 static int hinting(const hpc_follower *f, int at) {
     int n = 0;
     for (int r = 0; r < f->context->group.size; r++)
@@ -237,7 +241,8 @@ static int hinting(const hpc_follower *f, int at) {
     return n;
 }
 
-/* The paths that matter take turns. Every second time it is one to a peer to which another rank has too little. */
+/* Returns the path to probe next. Paths that matter take turns; every second time it is a path to a peer that another
+ * rank has named in a hint. */
 static int next_path(hpc_follower *f) {
     const int was_turn = f->last == f->turn;
     for (int k = 1; was_turn && k <= f->n; k++) {
@@ -249,7 +254,8 @@ static int next_path(hpc_follower *f) {
     return f->last = f->turn;
 }
 
-/* The first time, one train has to confirm that a path has the largest bucket of the others: most are this host's. */
+/* A first probe begins with the largest bucket of the other paths, which one train has to confirm: most buckets belong
+ * to this host. */
 static void guess_bucket(const hpc_follower *f, hpc_bandwidth *result, int peer) {
     if (result->capacity >= f->at_least) return;
     *result = (hpc_bandwidth){.peer = peer, .bucket = result->bucket};
@@ -257,9 +263,9 @@ static void guess_bucket(const hpc_follower *f, hpc_bandwidth *result, int peer)
         if (f->results[i].bucket > result->bucket) result->bucket = f->results[i].bucket;
 }
 
-/* Probes a path, and gives the time at which the next probe is due: when the bytes sent are no more than SHARE of the
- * link. Ranks that probe by the same link divide this share. Where the link has too little left, the share is of that
- * little. A probe that fails tells nothing; if a peer is gone, the trainer's own calls say so. */
+/* Probes a path and returns when the next probe may begin, so that probes take no more than SHARE of the link. Ranks
+ * that probe the same link divide this share. If the link has too little left, the share is a part of what remains. A
+ * probe that fails gives no verdict; if a peer is gone, the trainer's own calls report it. */
 static double probe(hpc_follower *f, int at) {
     const double begin = hpc_now();
     hpc_bandwidth_options options;
@@ -283,8 +289,9 @@ static double probe(hpc_follower *f, int at) {
     return begin + (double)result->nbytes / (SHARE * left);
 }
 
-/* A rank that sends to no other host only hears of paths. Where another rank has enough left again to the peer that was
- * probed last, this rank may have, too, and looks soon. */
+/* Probes, tells verdicts and sets deltas until the exchange stops. A rank that sends to no other host only listens. If
+ * another rank takes its hint about the peer probed last back, this rank's path may have enough again, and is probed
+ * soon. */
 static void follow_by_probes(hpc_follower *f) {
     double due = hpc_now(), soon = due;
     int before = 0, is_again = 0;
@@ -308,14 +315,14 @@ static void follow_by_probes(hpc_follower *f) {
     }
 }
 
-/* The part of the way from delta to up. */
+/* Returns where the delta lies between delta (0) and up (1), for a throughput. */
 static double part_of(const hpc_follower *f, double throughput) {
     const double part = 2 - throughput / f->at_least;
     return part < 0 ? 0 : part > 1 ? 1 : part;
 }
 
 static void follow_smoothly(const hpc_follower *f) {
-    double smooth = 0; /* the throughput, with the past; 0: none was seen yet */
+    double smooth = 0; /* mean throughput in bytes a second; 0 before the first window */
     double busy = 0, bytes = 0, end = hpc_now() + WINDOW, before = hpc_now();
     hpc_carried last = hpc_probes_carried(f->context, -1);
     while (!stops(f)) {
@@ -324,7 +331,8 @@ static void follow_smoothly(const hpc_follower *f) {
         const double at = hpc_now();
         if (last.waiting > 0 && now.waiting > 0) {
             busy += at - before;
-            bytes += now.sent > last.sent ? (double)(now.sent - last.sent) : 0; /* less when connections close */
+            /* The count falls when connections close. */
+            bytes += now.sent > last.sent ? (double)(now.sent - last.sent) : 0;
         }
         last = now, before = at;
         if (at < end) continue;
@@ -338,7 +346,7 @@ static void follow_smoothly(const hpc_follower *f) {
 
 static void *follow(void *arg) {
     hpc_follower *f = arg;
-    hpc_mute_errors(1); /* a trainer's calls have their own */
+    hpc_mute_errors(1); /* errors of this thread do not overwrite the trainer's */
     if (f->how == HPC_FOLLOW_SMOOTHLY)
         follow_smoothly(f);
     else
@@ -380,7 +388,7 @@ static int open_follower(hpc_exchange *ex, const hpc_codec_config *config, const
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory to follow the network", op);
     for (int i = 0; i < ex->n_schemes; i++) find_paths(f, ex->schemes[i]);
     f->crowd = crowd_of(f);
-    sigfillset(&all); /* signals are for the caller's threads */
+    sigfillset(&all); /* signals are left to the caller's threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     f->running = pthread_create(&f->thread, NULL, follow, f) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -418,7 +426,8 @@ void hpc_follow_stop(hpc_exchange *ex) {
     if (f == NULL) return;
     __atomic_store_n(&f->stop, 1, __ATOMIC_RELEASE);
     if (f->running) pthread_join(f->thread, NULL);
-    for (int i = 0; f->running && i < f->n; i++) f->poor[i] = 0; /* an owner that goes on hears of no path from here */
+    /* Owners that live on are told that no path from here is poor. */
+    for (int i = 0; f->running && i < f->n; i++) f->poor[i] = 0;
     for (double until = hpc_now() + LAST_WORDS; f->running && !atomic_load(&f->context->group.closed);) {
         const int all = tell_owners(f) & tell_hint(f);
         if (all || hpc_now() >= until) break;

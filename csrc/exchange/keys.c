@@ -1,4 +1,4 @@
-/* The look-up of keys and rows: from a number in the exchange to a scheme and the number there; and facts of a key. */
+/* Finds the scheme of a key or a row, and its number there; and returns the facts of a key. */
 #include "engine/state.h"
 #include "engine/bytes.h"
 #include "exchange/exchange.h"

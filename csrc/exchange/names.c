@@ -1,4 +1,4 @@
-/* Names of the transports, rules and proxes of this build, by number. */
+/* Returns the names of this build's transports, rules and proxes, by number. */
 #include "kernel/rule.h"
 #include "transport/transport.h"
 

@@ -1,4 +1,4 @@
-/* An exchange: its schemes are made, left, and called together. */
+/* An exchange makes, leaves and calls its schemes together. */
 #include "exchange/exchange.h"
 
 #include <stdlib.h>
@@ -39,7 +39,7 @@ static hpc_exchange *no_memory(hpc_exchange *ex) {
     return NULL;
 }
 
-/* The schemes in a ring, each with a copy of its plan and nothing else. */
+/* Makes the schemes, in a ring; each has only a copy of its plan. */
 static hpc_exchange *new_exchange(hpc_context *c, const hpc_exchange_config *f) {
     hpc_exchange *ex = calloc(1, sizeof *ex);
     int n = 0;
@@ -197,8 +197,8 @@ int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
     return status;
 }
 
-/* All schemes are left before one of them serves: others may wait for the news of any of them. The first failure
- * counts, and a timeout ends the call: a second one goes on. */
+/* Leaves all schemes before it serves any, as other ranks may wait for news of each scheme. Returns the first failure.
+ * After a timeout the next call continues. */
 int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     static const char op[] = "close";
     HPC_SPAN(timeline_of(ex), op, NULL);
@@ -220,7 +220,7 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     return status;
 }
 
-/* Cores stop first, all of them: one thread works for several schemes. */
+/* Stops all cores first, because one thread works for several schemes. */
 void hpc_exchange_free(hpc_exchange *ex) {
     if (ex == NULL) return;
     if (ex->n_schemes > 0 && !hpc_group_is_mine(&ex->schemes[0]->context->group)) return;

@@ -1,7 +1,7 @@
-/* The state of an exchange that a trainer reads and sets, while it has no call pending: the rows that this rank owns
- * and its encoders, for checkpoints; and arguments of the rules, which travel with the next pushes (engine/args.h).
- * Also the knowledge of a rank that is left when others are lost: how new its copies of parameters are, and which of
- * its updates may have been applied nowhere. Its cores have stopped then. */
+/* The state of an exchange that a trainer reads and sets while it has no call pending. For checkpoints: the rows that
+ * this rank owns, and its encoders. The arguments of rules, which travel with the next pushes (engine/args.h). And, if
+ * other ranks are lost: how new this rank's copies of parameters are, and which of its updates may have been applied
+ * nowhere; its cores have then stopped. */
 #include "engine/state.h"
 
 #include "discipline/clocks.h"
@@ -10,9 +10,9 @@
 
 /* ---- rows ---- */
 
-/* Whether a rank is lost, so that pending pushes never end; then this rank's cores stop. Rows stay as they are from
- * here on, and can be saved for an exchange of the ranks that are left. The same holds after a revoke, also where a
- * rank that left has closed the exchange but not its context. */
+/* Returns whether a rank is lost, so that pending pushes never end; if so, stops this rank's cores. From then on rows
+ * do not change, and can be saved for an exchange of the surviving ranks. The same holds after a revoke, and if a rank
+ * that left has closed the exchange but not its context. */
 static int is_over(hpc_scheme *sc) {
     const hpc_group *g = &sc->context->group;
     int lost = atomic_load(&g->revoked);
@@ -26,7 +26,7 @@ int hpc_scheme_under_way(hpc_scheme *sc) {
     return is_over(sc) ? -1 : hpc_worker_under_way(sc);
 }
 
-/* HPC_OK if this rank owns the row and has no call pending. */
+/* Returns HPC_OK if this rank owns the row and has no call pending. */
 static int check_row(hpc_scheme *sc, int row, const char *op) {
     if (sc == NULL) return HPC_ERR_INVALID;
     if (!hpc_owns_row(sc, row))
@@ -56,14 +56,15 @@ int hpc_scheme_folded(hpc_scheme *sc, int rank, uint64_t *pushes) {
     if (rank < 0 || rank >= sc->context->group.size)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: rank %d is out of range; there are %d", op, rank,
                         sc->context->group.size);
-    is_over(sc); /* no core counts on if a rank is lost */
+    is_over(sc); /* if a rank is lost, this stops the cores, and so the counts */
     hpc_clocks_raise_begun(sc, rank, pushes);
     return HPC_OK;
 }
 
 /* ---- encoders ---- */
 
-/* The scheme of a key and of a row of it (-1: of none); NULL, and an error: it has no such row here. */
+/* Returns the scheme of a key, and changes *key and *row (-1: none) to the numbers there. Records an error and returns
+ * NULL if the key has no such row here. */
 static hpc_scheme *scheme_of(const hpc_exchange *ex, int *key, int *row, const char *op) {
     const int asked = *row;
     hpc_scheme *sc = hpc_scheme_of(ex, key, op);
@@ -79,11 +80,12 @@ int64_t hpc_exchange_encoder_values(const hpc_exchange *ex, int key, int row) {
     return sc == NULL ? HPC_ERR_INVALID : hpc_encoder_values(sc, key, row);
 }
 
-/* HPC_OK if an encoder of the key may be looked at now. */
+/* Returns HPC_OK if an encoder of the key may be read or set now. */
 static int check_encoder(hpc_scheme *sc, int key, const char *op) {
     int status = HPC_OK;
     if (sc == NULL) return HPC_ERR_INVALID;
-    if (hpc_scheme_under_way(sc) >= 0) status = hpc_worker_check_idle(sc, op); /* which may have ended by now */
+    /* The pending call may have ended by now. */
+    if (hpc_scheme_under_way(sc) >= 0) status = hpc_worker_check_idle(sc, op);
     return status == HPC_OK ? hpc_scheme_hear(sc, key) : status;
 }
 

@@ -1,4 +1,4 @@
-/* Facts of an exchange: its counts, and the places of its memory. */
+/* Facts of an exchange: its counts, and where its memory lies. */
 #include "exchange/exchange.h"
 
 #include <float.h>
@@ -14,7 +14,7 @@ static void hear_all(const hpc_exchange *ex) {
     for (int i = 0; i < ex->n_schemes; i++) hpc_scheme_hear_all(ex->schemes[i]);
 }
 
-/* Calls of the whole process since the exchange was made. */
+/* Adds the calls of the whole process since the exchange was made. */
 static void add_calls(const hpc_exchange *ex, hpc_exchange_stats *stats) {
     uint64_t now[HPC_CALLS];
     hpc_calls_read(now);
@@ -42,7 +42,7 @@ int hpc_exchange_get_stats(const hpc_exchange *ex, hpc_exchange_stats *stats) {
     return HPC_OK;
 }
 
-/* Schemes that have chosen alike are told once. */
+/* Schemes with the same choice are told once. */
 int hpc_exchange_get_progress(const hpc_exchange *ex, char *text, size_t nbytes) {
     char own[512];
     if (ex == NULL || text == NULL || nbytes == 0)
@@ -123,7 +123,7 @@ int hpc_exchange_set_delta(hpc_exchange *ex, int key, int of, double delta) {
                         HPC_DELTA_OF_PUSHES, HPC_DELTA_OF_FOLDS, BOTH);
     if (key >= ex->n_keys) return hpc_fail_key(ex, key, op);
     int n = 0;
-    for (int i = 0; i < 2 * ex->n_keys; i++) { /* nothing is set if a key follows */
+    for (int i = 0; i < 2 * ex->n_keys; i++) { /* if any key follows the network, none is set */
         const int k = i % ex->n_keys, sets = i >= ex->n_keys;
         const hpc_key_at *at = &ex->keys[k];
         if (key < 0 ? !hpc_has_delta(at->scheme, at->key) : k != key) continue;
@@ -169,7 +169,7 @@ int hpc_exchange_late(const hpc_exchange *ex, int key) {
     return n;
 }
 
-/* With a quorum a version is that of all keys of a scheme. */
+/* With a quorum one version counts for all keys of a scheme. */
 uint64_t hpc_exchange_version(const hpc_exchange *ex, int key) {
     const int all = key < 0;
     const hpc_scheme *sc = hpc_scheme_at(ex, &key);

@@ -1,14 +1,15 @@
-/* The sums of products, written once. The file of an instruction set includes its lanes, defines TILE_ROWS and
- * TILE_VECTORS, the rows and vectors of a tile of sums that its registers hold, and SUM_PAIRS, the pairs that a sum
- * along a row takes at once, at most 8; then it includes this.
+/* The sums of products, written once for all instruction sets. The file of an instruction set includes its lanes, and
+ * defines TILE_ROWS and TILE_VECTORS (the rows and vectors of a tile of sums that its registers hold) and SUM_PAIRS
+ * (how many pairs a sum along a row takes at once, at most 8). Then it includes this file.
  *
- * Pairs go by runs of one kind, in their order:
- *   dense u and v     tiles, from panels of v and blocks of u that are packed behind each other
- *   sparse u          a list for each row (factors_lists.h); its sums are vectors along the row
- *   sparse v          a list for each column; its sums are vectors of rows, and are turned
- *   both              a list for each row; products go to their places one by one
+ * Pairs are taken in their order, in runs of one kind:
  *
- * A product and its sum round once. */
+ *   dense u and v     tiles, from packed panels of v and packed blocks of u
+ *   sparse u          a list of entries for each row (factors_lists.h); sums are vectors along the row
+ *   sparse v          a list for each column; sums are vectors of rows, and are transposed
+ *   both sparse       a list for each row; products are added to their places one by one
+ *
+ * A product and its sum are rounded once, together. */
 #include "kernel/half.h"
 
 #include <string.h>
@@ -19,11 +20,11 @@ typedef float stored __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(fl
 
 enum { LANES = VECTOR_BYTES / sizeof(float), ROWS = TILE_ROWS, VECTORS = TILE_VECTORS, WIDE = VECTORS * LANES };
 enum { LINE = 64, LINE_VALUES = LINE / sizeof(float) };
-/* A vector is sparse with less than one value in SPARSE elements; both of a pair, with less than one in SPARSER. Others
- * go faster with their zeros. */
+/* A vector counts as sparse if fewer than one in SPARSE elements has a value; both vectors of a pair, if fewer than one
+ * in SPARSER. Other vectors are faster with their zeroes. */
 enum { SPARSE = 4, SPARSER = 12 };
 
-/* The use of the weighted sum: added to the values at its place, subtracted from them, or written over them. */
+/* How the weighted sum is used: added to the values at its place, subtracted from them, or written over them. */
 typedef enum purpose { ADD, TAKE, SET } purpose;
 
 static inline float value_at(const void *values, size_t i, int dtype) {
@@ -37,11 +38,11 @@ static inline float value_at(const void *values, size_t i, int dtype) {
     return dtype == HPC_F16 ? hpc_from_f16(half) : hpc_from_bf16(half);
 }
 
-/* n values from number from on, as float32. */
+/* Converts n values, from number from on, to float32. */
 FACTORS_INLINE void widen(float *to, const void *values, size_t from, size_t n, int dtype) {
     const uint16_t *halves = (const uint16_t *)values + from;
     size_t i = 0;
-    if (dtype == HPC_F32) { /* by vectors: these are short */
+    if (dtype == HPC_F32) { /* by vectors, because the runs are short */
         const float *x = (const float *)values + from;
         for (; n - i >= LANES; i += LANES) *(stored *)(to + i) = *(const stored *)(x + i);
         for (; i < n; i++) to[i] = x[i];
@@ -52,7 +53,7 @@ FACTORS_INLINE void widen(float *to, const void *values, size_t from, size_t n, 
     for (; i < n; i++) to[i] = value_at(values, from + i, dtype);
 }
 
-/* n values, times a weight in float64. */
+/* Multiplies n values by a weight, in float64. */
 FACTORS_INLINE void weigh(float *to, size_t n, double weight) {
     typedef double doubles __attribute__((vector_size(2 * VECTOR_BYTES)));
     size_t i = 0;
@@ -64,13 +65,13 @@ FACTORS_INLINE void weigh(float *to, size_t n, double weight) {
     for (; i < n; i++) to[i] = (float)(weight * (double)to[i]);
 }
 
-/* The place of entry i: read once, as its memory may change. */
+/* Returns the index of entry i. It is read only once, because the memory may change. */
 static inline uint32_t index_at(const hpc_factor *f, size_t i, int wide) {
     if (f->indices == NULL) return (uint32_t)i;
     return wide ? ((const volatile uint32_t *)f->indices)[i] : ((const volatile uint16_t *)f->indices)[i];
 }
 
-/* The first entry at from or behind it. */
+/* Returns the number of the first entry whose index is from or more. */
 static inline size_t first_from(const hpc_factor *f, uint32_t from, int wide) {
     size_t low = 0, high = f->n;
     while (low < high) {
@@ -83,7 +84,7 @@ static inline size_t first_from(const hpc_factor *f, uint32_t from, int wide) {
     return low;
 }
 
-/* The values of elements from to from + n, as float32: of a sparse vector with its zeros. */
+/* Writes elements from to from + n as float32; a sparse vector has zeroes between its values. */
 FACTORS_INLINE void values_of(float *to, const hpc_factor *f, size_t from, size_t n, int dtype, int wide) {
     if (f->indices == NULL) {
         widen(to, f->values, from, n, dtype);
@@ -101,7 +102,7 @@ static inline float multiply_add_one(float a, float b, float c) {
     return multiply_add(a, (reals){b}, (reals){c})[0];
 }
 
-/* n values, less rate times n sums. */
+/* Subtracts rate times n sums from n values. */
 FACTORS_INLINE void take_values(float *to, const float *sums, size_t n, float rate) {
     size_t d = 0;
     for (; n - d >= LANES; d += LANES)
@@ -112,15 +113,16 @@ FACTORS_INLINE void take_values(float *to, const float *sums, size_t n, float ra
 /* ---- dense u and v ------------------------------------------------------------------------------------------------
  */
 
-/* PANEL, BLOCK: packed values of v in a panel, and of u in a block of rows; both stay in the second cache. */
+/* PANEL, BLOCK: how many packed values of v a panel has, and of u a block of rows; both stay in the L2 cache. */
 enum { SOON = 6, PANEL = 1 << 14, BLOCK = 24 << 10, DEEP = HPC_FACTOR_DENSE_PAIRS };
 
-/* Tiles of a panel lie a vector further apart than their values: a power of two would put all in the same sets. */
+/* The tiles of a panel are a vector further apart than they are long: at a distance of a power of two all would fall
+ * into the same cache sets. */
 static inline size_t tile_values(size_t depth) {
     return (depth + 1) * WIDE;
 }
 
-/* Asks for n values that will be packed soon. */
+/* Prefetches n values that will be packed soon. */
 static inline void fetch(const hpc_factor *f, size_t from, size_t n, int dtype) {
     const size_t item = dtype == HPC_F32 ? sizeof(float) : sizeof(uint16_t);
     const char *at = (const char *)f->values + from * item;
@@ -128,8 +130,8 @@ static inline void fetch(const hpc_factor *f, size_t from, size_t n, int dtype) 
     for (size_t byte = 0; byte < n * item; byte += LINE) __builtin_prefetch(at + byte);
 }
 
-/* Scatters n columns of a v that has indices, tile after tile, from column `from` on. Entry i is the first one in these
- * columns. Returns the number of the first entry behind them. */
+/* Writes n columns of a sparse v, from column `from` on, tile after tile. Entry i is the first one in these columns.
+ * Returns the number of the first entry after them. */
 FACTORS_INLINE uint32_t scatter_v(float *to, const hpc_factor *v, uint32_t i, size_t depth, size_t from, size_t n,
                                   int dtype, int wide) {
     for (size_t t = 0; t < (n + WIDE - 1) / WIDE; t++) memset(to + t * tile_values(depth), 0, WIDE * sizeof *to);
@@ -141,8 +143,8 @@ FACTORS_INLINE uint32_t scatter_v(float *to, const hpc_factor *v, uint32_t i, si
     return i;
 }
 
-/* Columns from to from + n of each v: tile after tile, in each pair after pair. Behind the last column 0. entries: of
- * each v that has indices the first one here, and then the first one behind. */
+/* Packs columns from to from + n of each v: tile after tile, and in a tile pair after pair, with zeroes after the last
+ * column. entries: for each sparse v, the number of its first entry here, replaced by that of the first entry after. */
 FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype,
                            int wide, uint32_t *entries) {
     const size_t whole = n / WIDE, left = n % WIDE;
@@ -161,7 +163,7 @@ FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth
     }
 }
 
-/* Rows from to from + n of each weighted u, likewise. */
+/* Packs rows from to from + n of each weighted u, likewise. */
 FACTORS_INLINE void pack_u(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype,
                            int wide) {
     enum { SOME = 64 * ROWS };
@@ -178,7 +180,7 @@ FACTORS_INLINE void pack_u(float *to, const hpc_factor_pair *pairs, size_t depth
     }
 }
 
-/* A tile of sums: all of it at to, or (rows, columns) a part. ahead: memory of a later tile. */
+/* Adds a tile's sums to the values at to, or subtracts them. ahead: memory of a later tile, which is prefetched. */
 FACTORS_INLINE void tile_of(purpose purpose, const float *u, const float *v, size_t depth, float *to, size_t stride,
                             float rate, const float *ahead) {
     reals s[ROWS][VECTORS];
@@ -207,7 +209,7 @@ FACTORS_INLINE void tile_of(purpose purpose, const float *u, const float *v, siz
         }
 }
 
-/* A tile that the part ends in goes by way of a whole one. */
+/* Computes a tile that reaches past the end of the part: in a copy that holds a whole tile. */
 static __attribute__((noinline)) void tile_at_end(purpose purpose, const float *u, const float *v, size_t depth,
                                                   float *to, size_t stride, float rate, size_t rows, size_t columns) {
     float whole[ROWS * WIDE] = {0};
@@ -219,8 +221,8 @@ static __attribute__((noinline)) void tile_at_end(purpose purpose, const float *
     for (size_t i = 0; i < rows; i++) memcpy(to + i * stride, whole + i * WIDE, columns * sizeof *to);
 }
 
-/* A packed panel times a packed block. Prefetches some tiles ahead, at the end of a row of tiles into the next row.
- */
+/* Multiplies a packed panel by a packed block. Prefetches some tiles ahead; at the end of a row of tiles, in the next
+ * row. */
 FACTORS_INLINE void panel_of(purpose purpose, const hpc_factor_part *p, size_t row, size_t rows, size_t column,
                              size_t columns, const float *u, const float *v, size_t depth, float rate) {
     const size_t stride = p->stride, ahead = 4 * WIDE;
@@ -273,7 +275,7 @@ static void take_dense(const hpc_factor_part *p, const hpc_factor_pair *pairs, s
 /* ---- runs of one kind ----------------------------------------------------------------------------------------------
  */
 
-/* How many values some vectors have, of how many elements. */
+/* How many values some vectors have, and of how many elements. */
 typedef struct filling {
     uint64_t values, elements;
 } filling;
@@ -283,8 +285,8 @@ static inline void fill(filling *of, const hpc_factor *f) {
     of->elements += f->indices != NULL ? f->length : f->n;
 }
 
-/* Which vectors of some pairs count as sparse, if they have indices: 1: u; 2: v. The choice is one for all pairs, so
- * that vectors near the limit make no short runs. */
+/* Returns which vectors of some pairs count as sparse, if they have indices: bit 1 for u, bit 2 for v. One choice holds
+ * for all pairs, so that vectors near the threshold do not make short runs. */
 static int sparse_of(const hpc_factor_pair *pairs, size_t n) {
     filling u = {0, 0}, v = {0, 0};
     for (size_t k = 0; k < n; k++) fill(&u, &pairs[k].u), fill(&v, &pairs[k].v);
@@ -349,7 +351,7 @@ enum { DOT_SUMS = 16 };
 
 static size_t count(const float *values, size_t n) {
     typedef int32_t ints __attribute__((vector_size(VECTOR_BYTES)));
-    enum { MOST = 1 << 24 }; /* before a lane's count could overflow */
+    enum { MOST = 1 << 24 }; /* a lane's count could overflow after this */
     size_t some = 0, i = 0;
     while (n - i >= LANES) {
         ints zeros = {0};
@@ -363,7 +365,7 @@ static size_t count(const float *values, size_t n) {
     return some;
 }
 
-/* Dense vectors of float32: vectors of half as many lanes, as float64. */
+/* Sums products of dense float32 vectors in float64, with half as many lanes. */
 static size_t dot_floats(double *sums, const float *a, const float *b, size_t n) {
     typedef float floats __attribute__((vector_size(VECTOR_BYTES / 2), aligned(sizeof(float)), may_alias));
     typedef double doubles __attribute__((vector_size(VECTOR_BYTES)));

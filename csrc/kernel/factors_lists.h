@@ -1,22 +1,21 @@
-/* Products of pairs with one or two sparse vectors: lists of the entries of all pairs for each row, or column.
- */
+/* Products of pairs with one or two sparse vectors: for each row, or column, a list of the entries of all pairs. */
 
 enum { ENTRIES = 1 << 13, LISTS = 1 << 11 };
 
 typedef struct entry {
-    float value; /* of u, weighted, or of v */
+    float value; /* of u, times the weight; or of v */
     uint16_t pair, list;
 } entry;
 
-/* The entries of some rows, or columns, in the order of pairs: list i from starts[i] to ends[i]. */
+/* The entries of some rows, or columns, in the order of pairs: list i has entries starts[i] to ends[i]. */
 typedef struct entry_lists {
     uint32_t from, n;
     uint32_t starts[LISTS + 1], ends[LISTS];
     entry entries[ENTRIES];
 } entry_lists;
 
-/* Makes the lists from number from on, as many as there is room for, at most n. A piece may differ when it is read
- * again: the room of a list bounds its entries. */
+/* Makes the lists from row or column number from on: at most n, and only as many as fit. A piece may differ when it is
+ * read again, so each list takes no more entries than were counted. */
 static void make_lists(entry_lists *l, const hpc_factor_pair *pairs, size_t n_pairs, int of_rows, uint32_t from,
                        uint32_t n, int dtype, int wide) {
     l->from = from;
@@ -55,11 +54,11 @@ static void make_lists(entry_lists *l, const hpc_factor_pair *pairs, size_t n_pa
 /* ---- sparse u ------------------------------------------------------------------------------------------------------
  */
 
-/* NEAR: values of v that a second cache may hold; PACKED: the same if packed; SPAN: columns at once, at most */
+/* NEAR: how many values of v the L2 cache can hold; PACKED: the same if v is packed; SPAN: the most columns at once */
 enum { NEAR = 1 << 16, PACKED = 1 << 14, SPAN = 1 << 11, FEW = SUM_PAIRS };
 
-/* The weighted sum of a few vectors, n of them, for each of count elements. n is a constant, so that the loop over
- * elements has no loop in it. */
+/* Sums n vectors, weighted, for each of count elements. n is a constant, so the loop over elements has no inner
+ * loop. */
 FACTORS_INLINE void sum_few(purpose purpose, int n, float *to, size_t count, const entry *e, const float *const *v,
                             float rate, const float *ahead) {
     const float *x[FEW];
@@ -83,7 +82,7 @@ FACTORS_INLINE void sum_few(purpose purpose, int n, float *to, size_t count, con
     }
 }
 
-/* The same for n vectors, at most FEW. */
+/* Does the same for a variable n, at most FEW. */
 FACTORS_INLINE void sum_some(purpose purpose, int n, float *to, size_t count, const entry *e, const float *const *v,
                              float rate, const float *ahead) {
 #define SUM_OF(some)                                                                                                   \
@@ -108,7 +107,7 @@ FACTORS_INLINE void sum_some(purpose purpose, int n, float *to, size_t count, co
 #undef SUM_OF
 }
 
-/* Any number of entries: the sum of more than a few is continued, and taken when it is complete. */
+/* Does the same for any number of entries: a sum of more than FEW is continued, and used when it is complete. */
 FACTORS_INLINE void sum_list(purpose purpose, float *to, size_t count, const entry *e, const entry *end,
                              const float *const *v, float rate, const float *ahead) {
     float sums[SPAN];
@@ -127,7 +126,7 @@ FACTORS_INLINE void sum_list(purpose purpose, float *to, size_t count, const ent
     if (purpose == TAKE) take_values(to, sums, count, rate);
 }
 
-/* The next row that has entries, from number i on. */
+/* Returns the next row that has entries, from number i on. */
 static inline uint32_t next_of(const entry_lists *l, uint32_t i) {
     while (i < l->n && l->starts[i] == l->ends[i]) i++;
     return i;
@@ -170,12 +169,14 @@ static void add_by_rows(purpose purpose, const hpc_factor_part *p, const hpc_fac
 /* ---- sparse v ------------------------------------------------------------------------------------------------------
  */
 
-/* Sums of some columns are made column by column, as vectors of rows, and turned. TALLEST: rows at once, at most;
- * WEIGHED: values of the u of as many rows, which the first cache holds; SUMS: of these rows */
+/* These sums are made column by column, as vectors of rows, and then transposed. TALLEST: the most rows at once;
+ * WEIGHED: how many values of all u these rows have, which must fit into the L1 cache; SUMS: how many sums these rows
+ * have */
 enum { GROUP = 16, TALLEST = 64, WEIGHED = 1 << 13, SUMS = 1 << 11 };
 
-/* Reorders the entries, `together` lists at a time: the first entries of all lists, the second ones, and so on. A sum
- * is in memory again before its next product comes. Numbers of pairs and lists become offsets, of tall values each. */
+/* Reorders the entries of `together` lists at a time: the first entry of each list, then the second of each, and so on.
+ * So a sum is back in memory before its next product comes. Numbers of pairs and of lists become offsets, in steps of
+ * tall values. */
 FACTORS_INLINE void interleave(entry *to, const entry_lists *l, uint32_t together, size_t tall) {
     for (uint32_t from = 0; from < l->n; from += together) {
         const uint32_t end = l->n - from < together ? l->n : from + together;
@@ -195,7 +196,7 @@ FACTORS_INLINE void interleave(entry *to, const entry_lists *l, uint32_t togethe
 
 #if defined(__AVX2__)
 
-/* The 8 x 8 elements at from, turned. */
+/* Transposes the 8 x 8 elements at from. */
 static inline void turn8(const float *from, size_t stride, float *to, size_t to_stride) {
     __m256 a[8], b[8];
 #pragma GCC unroll 8
@@ -228,7 +229,7 @@ static inline void turn8(const float *from, size_t stride, float *to, size_t to_
 
 #endif
 
-/* Weighted rows of each u: tall of each pair, 0 behind the last row. */
+/* Writes the rows of each u times its weight: tall values for each pair, with zeroes after the last row. */
 FACTORS_INLINE void weigh_rows(float *to, const hpc_factor_pair *pairs, size_t n, size_t from, size_t rows, size_t tall,
                                int dtype, int wide) {
     for (size_t k = 0; k < n; k++, to += tall) {
@@ -246,7 +247,8 @@ FACTORS_INLINE void weigh_rows(float *to, const hpc_factor_pair *pairs, size_t n
     }
 }
 
-/* Adds the products of all entries to sums, tall of each column: memory adds them up, as a column has few. */
+/* Adds the products of all entries to sums, tall for each column. The sums are kept in memory, not in registers,
+ * because a column has few entries. */
 FACTORS_INLINE void sum_columns(float *sums, const entry *e, const entry *end, const float *u, size_t tall) {
     for (; e < end; e++) {
         float *to = sums + e->list;
@@ -259,7 +261,7 @@ FACTORS_INLINE void sum_columns(float *sums, const entry *e, const entry *end, c
     }
 }
 
-/* Turns rows to columns: from memory of rows to sums, and back. */
+/* Transposes rows in memory to sums by columns; give_columns does the reverse. */
 FACTORS_INLINE void take_columns(float *sums, const float *from, size_t stride, size_t rows, size_t columns,
                                  size_t tall) {
     for (size_t i = 0; i < rows; i += 8)
@@ -297,7 +299,7 @@ FACTORS_INLINE void give_columns(purpose purpose, const float *sums, float *to, 
         }
 }
 
-/* Some rows of some columns. */
+/* Adds the products of some rows and columns. */
 FACTORS_INLINE void add_columns(purpose purpose, float *to, size_t stride, size_t rows, size_t columns, const entry *e,
                                 const entry *end, const float *u, size_t tall, float rate) {
     float sums[SUMS];
@@ -305,7 +307,7 @@ FACTORS_INLINE void add_columns(purpose purpose, float *to, size_t stride, size_
     if (purpose == TAKE || columns % GROUP != 0 || rows < tall)
         memset(sums, 0, (columns + GROUP - 1) / GROUP * GROUP * tall * sizeof *sums);
     if (purpose == ADD) take_columns(sums, to, stride, rows, columns, tall);
-    for (size_t i = 0; i < rows; i++, e += some) { /* memory comes meanwhile */
+    for (size_t i = 0; i < rows; i++, e += some) { /* prefetches while it sums */
         for (size_t d = 0; d < columns; d += LINE_VALUES) __builtin_prefetch(to + i * stride + d, 1);
         sum_columns(sums, e, i + 1 < rows ? e + some : end, u, tall);
     }
@@ -356,8 +358,8 @@ static void add_by_columns(purpose purpose, const hpc_factor_part *p, const hpc_
 /* ---- both sparse ---------------------------------------------------------------------------------------------------
  */
 
-/* Adds wu times the entries of v in columns from to from + n to sums; or (take) takes rate times the sums there from
- * to, and sets them to 0. */
+/* each_point adds wu times the entries of v in columns from to from + n to sums. take_points subtracts rate times these
+ * sums from to, and sets them to 0. */
 FACTORS_INLINE void each_point(const hpc_factor *v, uint32_t from, uint32_t n, float wu, float *sums, int dtype,
                                int wide) {
     for (size_t i = from > 0 ? first_from(v, from, wide) : 0; i < v->n; i++) {
@@ -377,7 +379,7 @@ FACTORS_INLINE void take_points(const hpc_factor *v, uint32_t from, uint32_t n, 
     }
 }
 
-/* The sum of a column that several v have is 0 once it was taken. */
+/* If several v have a column, its sum is 0 after the first has taken it. */
 static void add_points(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n, float rate) {
     entry_lists l;
     float sums[SPAN] = {0};

@@ -10,7 +10,7 @@ static inline words larger(words a, words b) {
     return (words)_mm256_max_epu32((__m256i)a, (__m256i)b);
 }
 
-/* Shifted by 28 bits, the second code of each 64 bits lies over the first one. */
+/* A shift by 28 bits puts the second code of each 64 bits behind the first one. */
 static inline void put_codes(uint8_t *out, words codes) {
     const __m256i first = _mm256_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 8, -1, -1,
                                            -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
@@ -21,12 +21,12 @@ static inline void put_codes(uint8_t *out, words codes) {
     memcpy(out, &four, sizeof four);
 }
 
-/* The levels without the sign. */
+/* Loads the levels without a sign. */
 static inline LEVELS load_levels(const float *levels) {
     return _mm256_loadu_ps(levels);
 }
 
-/* A permutation looks at the three lowest bits of an index. */
+/* The permutation uses only the lowest three bits of an index, so the sign is added after it. */
 static inline reals levels_of(LEVELS levels, const uint8_t *in) {
     const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     int32_t eight;

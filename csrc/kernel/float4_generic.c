@@ -1,4 +1,4 @@
-/* For every CPU. -ffp-contract=off. */
+/* For every CPU. Compiled with -ffp-contract=off. */
 #include "kernel/float4.h"
 #include "kernel/lanes_generic.h"
 

@@ -1,11 +1,13 @@
-/* The kernels of 4-bit floats, written once. The file of an instruction set includes its lanes and this, and defines
- *     larger(a, b)             the larger ones of words below 2^31
- *     put_codes(out, codes)    writes a vector of codes, two in a byte
- *     LEVELS, load_levels      the values of codes, in registers if they fit
- *     levels_of(levels, in)    the values of the next codes, a vector of them
+/* The kernels of 4-bit floats, written once. The file of an instruction set includes its lanes and this file, and
+ * defines:
  *
- * The bits of u give the exponent: magnitudes with the same exponent lie in one range of 2^23 numbers, from 3/4 of its
- * value on. The range of exponent 1 begins at 1/2 of its value instead, where 0 is as near. */
+ *     larger(a, b)             the larger word of each lane; words are below 2^31
+ *     put_codes(out, codes)    writes a vector of codes, two in a byte
+ *     LEVELS, load_levels      the values of all codes, in registers if they fit
+ *     levels_of(levels, in)    the values of the next vector of codes
+ *
+ * The exponent follows from the bits of u: the magnitudes nearest to one value are a range of 2^23 bit patterns that
+ * begins at 3/4 of the value. Only the range of exponent 1 begins at 1/2 of its value, where 0 is as near. */
 #include <math.h>
 #include <string.h>
 
@@ -18,10 +20,11 @@ typedef int32_t numbers __attribute__((vector_size(VECTOR_BYTES)));
 enum { LANES = VECTOR_BYTES / sizeof(float), MANTISSA = 23 };
 static const uint32_t SIGN = 0x80000000u;
 
-/* Bits of magnitudes. */
+/* Bounds, as bits of magnitudes. */
 typedef struct steps {
-    uint32_t least; /* the first one that is not sent as 0: 2^-7 of the scale. least + (e << 23) is the value of e */
-    uint32_t first; /* exponent e begins at first + (e << 23), but 1 at least */
+    /* The smallest one that is not sent as 0: 2^-7 of the scale. least + (e << 23) is the value of exponent e. */
+    uint32_t least;
+    uint32_t first; /* exponent e begins at first + (e << 23); smaller magnitudes get 1 */
 } steps;
 
 static inline steps steps_of(float scale) {
@@ -46,7 +49,7 @@ FLOAT4_INLINE uint32_t code_of(uint32_t bits, steps s, float *value) {
 FLOAT4_INLINE words codes_of(words bits, steps s, reals *values) {
     const words size = bits & ~SIGN, sent = (words)((numbers)size >= (numbers)(s.least - (words){0}));
     words exponent = (size - s.first) >> MANTISSA;
-    exponent -= (words)(exponent == 0); /* -1 where it is */
+    exponent -= (words)(exponent == 0); /* adds 1 where exponent is 0 */
     *values = (reals)(((s.least + (exponent << MANTISSA)) | (bits & SIGN)) & sent);
     return (exponent | (bits >> 28 & 8)) & sent;
 }

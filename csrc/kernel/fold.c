@@ -26,9 +26,10 @@ hpc_fold_fn *hpc_fold_of(const struct hpc_fold_kernels *kernels, int dtype) {
     }
 }
 
-/* The size from which an output is streamed past the caches: streaming saves reading the lines that will be
- * overwritten, but leaves the output in memory only for its next reader. With two inputs, all three arrays fit into the
- * last cache up to a third of it. A very large cache serves more cores than ours. */
+/* Returns the size from which an output is streamed past the caches. Streaming saves reading cache lines that will be
+ * overwritten, but the output's next reader then finds it only in memory. A fold of two inputs has three arrays, which
+ * fit into the last-level cache up to a third of its size. A very large cache also serves other cores than ours, so the
+ * size has a maximum. */
 size_t hpc_fold_stream_from(void) {
     static _Atomic size_t chosen;
     size_t nbytes = atomic_load_explicit(&chosen, memory_order_relaxed);

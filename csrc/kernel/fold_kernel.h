@@ -1,11 +1,12 @@
-/* The fold, written once. wire_kernel.h includes this once for each type, and defines REAL and the names of the
- * functions made here, FOLD_SCALARS, FOLD_BLOCKS and FOLD. For inputs of a narrower type than REAL, which is float
- * then, it also defines ITEM, WIDEN(item) for one of them, and LOAD(items) for a vector's worth.
+/* The fold, written once. wire_kernel.h includes this file once for each type, and defines REAL and the names of the
+ * functions made here: FOLD_SCALARS, FOLD_BLOCKS and FOLD. For inputs narrower than REAL, which then is float, it also
+ * defines ITEM, WIDEN(item), which converts one item, and LOAD(items), which converts a vector of them.
  *
- * All inputs are read side by side and each element of out is written once, so memory is passed over once for any n_in.
- * Every element sees the same operations in the same order, in a block, in a single vector or as a scalar: without
- * contraction (-ffp-contract=off) that makes the bits the same for every vector width. Which of two NaNs a sum takes
- * over is the compiler's choice; the narrow types, whose encoders keep NaN's bits, get one NaN for all. */
+ * All inputs are read side by side and each element of out is written once, so one pass over memory suffices for any
+ * n_in. Every element sees the same operations in the same order, whether in a block, in a single vector or as a
+ * scalar. Without contraction (-ffp-contract=off) all vector widths therefore give the same bits. If two NaNs are
+ * added, the compiler's choice decides which one the sum takes. Encoders of the narrow types keep NaN's bits, so for
+ * these types every NaN becomes the same one. */
 
 #ifdef ITEM
 #define SETTLE(sum) one_nan(sum)
@@ -26,7 +27,7 @@ static void FOLD_SCALARS(REAL *out, const void *const *in, const double *weights
     }
 }
 
-/* Blocks of a few vectors, from element j on; returns the first element that is left. */
+/* Folds blocks of a few vectors, from element j on; returns the first element that is left. */
 static inline __attribute__((always_inline)) size_t FOLD_BLOCKS(REAL *out, const void *const *in, const double *weights,
                                                                 int n_in, size_t j, size_t count, int stream) {
     typedef REAL vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
@@ -67,13 +68,13 @@ static void FOLD(void *to, const void *const *in, const double *weights, int n_i
         w[i] = weights[i];
     }
 
-    /* Streamed stores must be aligned, and ordinary ones should not straddle cache lines. */
+    /* Streamed stores must be aligned, and ordinary stores should not straddle cache lines. */
     size_t j = (CACHE_LINE - (uintptr_t)out % CACHE_LINE) % CACHE_LINE / sizeof(REAL);
     if (j > count) j = count;
     FOLD_SCALARS(out, in, weights, n_in, 0, j);
 
     /* A constant n_in gives each input its own load instructions. Prefetchers that follow the strides of single
-     * instructions then see n_in plain streams; a loop over four or eight inputs was up to twice as slow. */
+     * instructions then see n_in simple streams; a loop over four or eight inputs was up to twice as slow. */
     switch (n_in) {
     case 1:
         j = FOLD_BLOCKS(out, x, w, 1, j, count, stream);
@@ -111,7 +112,8 @@ static void FOLD(void *to, const void *const *in, const double *weights, int n_i
     }
     FOLD_SCALARS(out, in, weights, n_in, j, count);
 
-    /* Streamed stores are weakly ordered: without a fence here a later release store could be seen before them. */
+    /* Streamed stores are weakly ordered: without a fence here, a later release store could become visible before
+     * them. */
     fold_end(stream);
 }
 

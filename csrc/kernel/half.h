@@ -1,5 +1,5 @@
-/* One 16-bit float to float32 and back, by integer operations alone: the operations of the vector kernels on each
- * element. To 16 bits, a NaN keeps its sign and the upper bits of its payload, and becomes a quiet one. */
+/* Converts one 16-bit float to float32 and back, by the same operations as the vector kernels apply to each
+ * element. In 16 bits a NaN keeps its sign and the upper bits of its payload, and becomes quiet. */
 #ifndef HPC_HALF_H
 #define HPC_HALF_H
 
@@ -32,12 +32,12 @@ static inline float hpc_from_f16(uint16_t half) {
 static inline uint16_t hpc_to_f16(float x) {
     uint32_t bits = hpc_bits_of_float(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
     if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x03ff));
-    if (magnitude < 113u << 23) { /* below 2^-14; next to 0.5 a float has steps of 2^-24, to which the sum is rounded */
+    if (magnitude < 113u << 23) { /* below 2^-14: near 0.5 floats have steps of 2^-24, so adding 0.5 rounds to them */
         float sum = hpc_float_of_bits(magnitude) + 0.5f;
         return (uint16_t)(sign | (hpc_bits_of_float(sum) - (126u << 23)));
     }
     if (magnitude >= 143u << 23) return (uint16_t)(sign | 0x7c00);
-    /* Half of the last place that stays, less one if that place is even; a carry goes on into the exponent. */
+    /* Adds half of the last bit that stays, minus one if that bit is 0; a carry goes on into the exponent. */
     return (uint16_t)(sign | (magnitude - (112u << 23) + 0x0fff + (magnitude >> 13 & 1)) >> 13);
 }
 

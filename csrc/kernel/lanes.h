@@ -1,4 +1,4 @@
-/* What the vectors of all instruction sets have in common. lanes_*.h defines VECTOR_BYTES, and includes this. */
+/* Definitions that the vectors of all instruction sets share. lanes_*.h defines VECTOR_BYTES and includes this file. */
 #ifndef HPC_LANES_H
 #define HPC_LANES_H
 
@@ -7,7 +7,7 @@
 typedef float reals __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
 
-/* The nearest bfloat16 of each, in the lower half of its word. */
+/* Returns the nearest bfloat16 of each lane, in the lower half of its word. */
 static inline words round_bf16(reals x) {
     words bits = (words)x;
     words nan = (words)(x != x);

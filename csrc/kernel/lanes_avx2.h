@@ -1,4 +1,4 @@
-/* Vectors of AVX2 and F16C, and what kernels do with them. */
+/* Vectors of AVX2 and F16C, and the operations of kernels on them. */
 #ifndef HPC_LANES_AVX2_H
 #define HPC_LANES_AVX2_H
 
@@ -11,7 +11,7 @@ static inline void stream_vector(void *to, const void *from) {
     _mm256_stream_si256(to, _mm256_loadu_si256(from));
 }
 
-/* gcc 12 at -O2 forgets vzeroupper here, and the caller's SSE code then runs at half speed. */
+/* gcc 12 at -O2 leaves vzeroupper out here, and the caller's SSE code then runs at half speed. */
 static inline void fold_end(int stream) {
     if (stream) _mm_sfence();
     _mm256_zeroupper();
@@ -22,7 +22,7 @@ static inline reals root(reals x) {
 }
 
 #if defined(__FMA__)
-/* a b + c, rounded once. */
+/* Returns a b + c, rounded once. */
 static inline reals multiply_add(float a, reals b, reals c) {
     return (reals)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)b, (__m256)c);
 }

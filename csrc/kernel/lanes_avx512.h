@@ -1,4 +1,4 @@
-/* Vectors of AVX-512F, and what kernels do with them. */
+/* Vectors of AVX-512F, and the operations of kernels on them. */
 #ifndef HPC_LANES_AVX512_H
 #define HPC_LANES_AVX512_H
 
@@ -11,7 +11,7 @@ static inline void stream_vector(void *to, const void *from) {
     _mm512_stream_si512(to, _mm512_loadu_si512(from));
 }
 
-/* gcc 12 at -O2 forgets vzeroupper here, and the caller's SSE code then runs at half speed. */
+/* gcc 12 at -O2 leaves vzeroupper out here, and the caller's SSE code then runs at half speed. */
 static inline void fold_end(int stream) {
     if (stream) _mm_sfence();
     _mm256_zeroupper();
@@ -21,7 +21,7 @@ static inline reals root(reals x) {
     return (reals)_mm512_sqrt_ps((__m512)x);
 }
 
-/* a b + c, rounded once. */
+/* Returns a b + c, rounded once. */
 static inline reals multiply_add(float a, reals b, reals c) {
     return (reals)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)b, (__m512)c);
 }

@@ -1,5 +1,5 @@
-/* For every CPU: vectors of 16 bytes, which the compiler maps to the baseline's registers, and what kernels do with
- * them. */
+/* For every CPU: vectors of 16 bytes, which the compiler maps to the registers of the baseline, and the operations of
+ * kernels on them. */
 #ifndef HPC_LANES_GENERIC_H
 #define HPC_LANES_GENERIC_H
 
@@ -34,7 +34,7 @@ static inline void fold_end(int stream) {
     (void)stream;
 }
 
-/* One instruction each, without errno: rule_generic.c is compiled with -fno-math-errno. */
+/* Becomes one instruction each, because rule_generic.c is compiled with -fno-math-errno. */
 static inline reals root(reals x) {
     for (unsigned lane = 0; lane < VECTOR_BYTES / sizeof(float); lane++) x[lane] = __builtin_sqrtf(x[lane]);
     return x;
@@ -49,7 +49,7 @@ static inline void store_words16(uint16_t *out, words x) {
     *(halves *)out = __builtin_convertvector(x, halves);
 }
 
-/* a b + c, rounded once. */
+/* Returns a b + c, rounded once. */
 #if defined(__FP_FAST_FMAF)
 
 static inline reals multiply_add(float a, reals b, reals c) {
@@ -63,9 +63,9 @@ static inline reals multiply_add(float a, reals b, reals c) {
 typedef double wide_reals __attribute__((vector_size(VECTOR_BYTES)));
 typedef int64_t wide_ints __attribute__((vector_size(VECTOR_BYTES)));
 
-/* As float64 the product is exact. The sum is rounded to odd: its last bit is 1 where it is not exact, so that it
- * rounds to float32 as the exact sum does (Boldo and Melquiond, 2008). Masks are joined by bits: SSE2 compares no
- * int64. */
+/* In float64 the product is exact. The sum is rounded to odd: if it is inexact its last bit becomes 1, so it rounds to
+ * the same float32 as the exact sum (Boldo and Melquiond, 2008). Masks are combined by bits, because SSE2 cannot
+ * compare int64. */
 static inline wide_reals add_to_odd(wide_reals product, wide_reals other) {
     const wide_reals sum = product + other, part = sum - product;
     const wide_reals error = (product - (sum - part)) + (other - part);
@@ -102,8 +102,8 @@ static inline reals multiply_add(float a, reals b, reals c) {
 #endif
 #endif
 
-/* hpc_from_f16 and hpc_to_f16 without branches: every case is computed, and masks choose. Comparisons are of signed
- * numbers, which SSE2 has. */
+/* hpc_from_f16 and hpc_to_f16 without branches: every case is computed, and masks select one. Comparisons are signed,
+ * because SSE2 has no others. */
 static inline reals load_f16(const uint16_t *in) {
     words half = __builtin_convertvector(*(const halves *)in, words);
     ints magnitude = (ints)(half & 0x7fff);

@@ -1,7 +1,7 @@
-/* The built-in proxes, for the instruction set of the file that includes this after its lanes_*.h. They are loops that
- * the compiler turns into vectors, or sums in such vectors. An element or a row sees the same operations in the same
- * order everywhere: sums go into SUMS partial sums, element i into number i % SUMS, and nothing is contracted
- * (-ffp-contract=off). A NaN stays one. args[1] is the step t, args[3] and on are the prox's. */
+/* The built-in proxes, compiled for the instruction set of the file that includes this one after its lanes_*.h. The
+ * compiler vectorizes their loops; sums are written with vectors. Every element or row sees the same operations in the
+ * same order on all CPUs: there are SUMS partial sums, element i goes into number i % SUMS, and nothing is contracted
+ * (-ffp-contract=off). A NaN stays NaN. args[1] is the step size t; the prox's own arguments begin at args[3]. */
 #ifndef HPC_PROX_KERNEL_H
 #define HPC_PROX_KERNEL_H
 
@@ -16,7 +16,7 @@ enum { SUMS = 16 };
 
 /* ---- element by element ---- */
 
-/* x - t, x + t or 0. */
+/* Returns x - t, x + t or 0 (soft threshold). */
 INLINE float soft(float x, float t) {
     float most = x > t ? t : x;
     return x - (most < -t ? -t : most);
@@ -71,7 +71,7 @@ typedef float floats __attribute__((vector_size(VECTOR_BYTES / 2)));
 
 enum { LANES = VECTOR_BYTES / sizeof(double), PARTS = SUMS / LANES };
 
-/* Element i + part * LANES and on. */
+/* Loads LANES elements, from i + part * LANES on. */
 INLINE doubles load(const float *x, int64_t i, int part) {
     floats values;
     memcpy(&values, x + i + part * LANES, sizeof values);
@@ -98,7 +98,7 @@ INLINE double squares(const float *x, int64_t n) {
     return total(sums);
 }
 
-/* A row outside of the ball is scaled onto it. */
+/* Scales each row that lies outside the ball onto it. */
 static int l2_ball(float *param, int64_t rows, int64_t columns, const double *args) {
     const double radius = args[3];
     if (!(radius >= 0)) return HPC_ERR_INVALID;
@@ -122,7 +122,7 @@ INLINE float largest(const float *x, int64_t n) {
     return found[0];
 }
 
-/* The sum and the number of the values x - top above theta. */
+/* Returns the sum of the values x - top that are above theta, and sets *number to how many there are. */
 INLINE double sum_above(const float *x, int64_t n, double top, double theta, double *number) {
     doubles parts[PARTS] = {0};
     integers counts[PARTS] = {0};
@@ -131,7 +131,7 @@ INLINE double sum_above(const float *x, int64_t n, double top, double theta, dou
     for (; n - i >= SUMS; i += SUMS)
         for (int p = 0; p < PARTS; p++) {
             const doubles some = load(x, i, p) - top;
-            const integers above = some > theta; /* -1, and 0 also of a NaN */
+            const integers above = some > theta; /* -1 if above; 0 if not, or if NaN */
             parts[p] += (doubles)((integers)some & above);
             counts[p] -= above;
         }
@@ -148,9 +148,10 @@ INLINE double sum_above(const float *x, int64_t n, double top, double theta, dou
     return total(sums);
 }
 
-/* Each row becomes max(0, x - theta), where theta makes the sum 1. theta is found by Newton's method, from a value that
- * is too low: it only rises, and ends when the same values are above it (Michelot; Condat, section 3). The row is not
- * copied. Values count from the largest one, so that large ones lose no digits. */
+/* Projects each row onto the simplex: x becomes max(0, x - theta), with theta such that the sum is 1. Newton's method
+ * finds theta, from a value that is too low: theta only rises, and the method ends when the same values are above it
+ * (Michelot; Condat, section 3). The row is not copied. Values are taken relative to the largest one, so that large
+ * values lose no digits. */
 static int simplex(float *param, int64_t rows, int64_t columns, const double *args) {
     (void)args;
     for (float *x = param; rows > 0; rows--, x += columns) {

@@ -4,9 +4,9 @@
 
 #include "hpcomm/hpcomm.h"
 
-/* One pass that folds a block of float32 inputs, applies the rule, and writes the new parameters to param and to n_out
- * other places, with the bits of separate steps. No two arrays overlap. stream: writes the other places, which are then
- * aligned to 64 bytes, past the caches; the code that tells others of these writes fences first. */
+/* One pass folds a block of float32 inputs, applies the rule, and writes the new parameters to param and to n_out other
+ * places. Separate steps give the same bits. No two arrays may overlap. With stream the other places must be aligned
+ * to 64 bytes and are stored past the caches; the caller then has to fence before it tells others of these writes. */
 enum { HPC_PASS_INPUTS = 16 };
 
 typedef struct hpc_pass {
@@ -24,49 +24,50 @@ typedef struct hpc_pass {
 
 typedef int hpc_pass_fn(const hpc_pass *pass);
 
-/* One built-in rule, compiled for one instruction set. apply and pass take arrays that do not overlap, of any alignment
- * of a float; of a negative n they do nothing. */
+/* One built-in rule, compiled for one instruction set. apply and pass take arrays that do not overlap, aligned as
+ * floats are; if n is negative they do nothing. */
 typedef struct hpc_builtin_rule {
-    hpc_rule rule;     /* as hpc_rule_find gives it */
-    hpc_pass_fn *pass; /* fold, rule and write in one pass; NULL: the engine does them separately */
+    hpc_rule rule;     /* the rule that hpc_rule_find returns */
+    hpc_pass_fn *pass; /* fold, rule and write in one pass; NULL: the engine takes these steps one by one */
     int averages;      /* the fold itself becomes the parameters, so workers push models */
 } hpc_builtin_rule;
 
-/* All of them, NULL behind the last, in rules.h. */
+/* All built-in rules (rules.h), with NULL after the last. */
 extern const hpc_builtin_rule *const *const hpc_rules_generic;
 extern const hpc_builtin_rule *const *const hpc_rules_avx2;   /* built on x86-64; the CPU must have AVX2 */
 extern const hpc_builtin_rule *const *const hpc_rules_avx512; /* and AVX-512F */
 
-const char *hpc_rule_name(int i); /* of rule i, from 0; NULL past the end */
+const char *hpc_rule_name(int i); /* of rule i, from 0; NULL after the last */
 
-/* The rules of instruction set isa, which this CPU has, or of the best one. */
+/* Returns the rules for instruction set isa, which this CPU must have, or for the best one that it has. */
 const hpc_builtin_rule *const *hpc_rules_of(int isa);
 
-/* Whether it is a built-in rule that averages, with no user's fold. */
+/* Returns whether rule is the built-in average, without a user's fold. */
 int hpc_rule_averages(const hpc_rule *rule);
 
-/* The pass of the built-in rule whose apply this is; NULL: it has none, or the rule or its fold is a user's own, or
- * hpc_rule_proxes. */
+/* Returns the pass of the built-in rule that apply belongs to. Returns NULL if that has no pass, if apply or fold is a
+ * user's, or if hpc_rule_proxes returns 1. */
 hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule);
 
-/* Whether apply is that of sgd, and so changes only where the fold is not 0, if there is no decay. With dual, of Z. */
+/* Returns whether apply is that of sgd: without decay it changes only elements whose fold is not 0. With dual these are
+ * elements of Z. */
 int hpc_rule_is_sgd(const hpc_rule *rule);
 
-/* Whether parameters are not just the result of apply: they have a prox, or are made of Z. */
+/* Returns whether more than apply makes the parameters: they go through a prox, or are made of Z. */
 static inline int hpc_rule_proxes(const hpc_rule *rule) {
     return rule->prox != NULL || rule->dual;
 }
 
-/* HPC_ERR_INVALID unless the rule is whole: name and apply not NULL, slots and fold_wires in range, every arg finite.
- * op names the caller. */
+/* Returns HPC_ERR_INVALID unless the rule is complete: name and apply are not NULL, slots and fold_wires are in range,
+ * and every arg is finite. op names the caller. */
 int hpc_rule_check(const hpc_rule *rule, const char *op);
 
-/* The same for args alone, from args[1] on; name is the rule's. */
+/* Checks only args, from args[1] on; name is the rule's. */
 int hpc_rule_check_args(const char *name, const double *args, const char *op);
 
-enum { HPC_ARG_NAME_BYTES = 64 }; /* enough for a name that text below gets */
-/* text gets the name of args[i], the i-th word of names (arg_names of a rule), or "argument i" where it has no name.
- * Returns text. */
+enum { HPC_ARG_NAME_BYTES = 64 }; /* enough for the name that hpc_rule_arg_name writes */
+/* Writes the name of args[i] to text: the i-th word of names (arg_names of a rule) or "argument i" if names has fewer
+ * words. Returns text. */
 const char *hpc_rule_arg_name(const char *names, int i, char *text, size_t size);
 
 /* ---- proxes: the proximal operators of SFB, section 2.1, and gradients of conjugates for SDCA ---- */
@@ -77,14 +78,14 @@ typedef struct hpc_builtin_prox {
     hpc_prox_fn run;
 } hpc_builtin_prox;
 
-/* All of them in the same order, a NULL name behind the last (prox_kernel.h). */
+/* All built-in proxes, in the same order in each table, with a NULL name after the last (prox_kernel.h). */
 extern const hpc_builtin_prox *const hpc_proxes_generic;
 extern const hpc_builtin_prox *const hpc_proxes_avx2;   /* built on x86-64; the CPU must have AVX2 */
 extern const hpc_builtin_prox *const hpc_proxes_avx512; /* and AVX-512F */
 
-const char *hpc_prox_name(int i); /* of prox i, from 0; NULL past the end */
+const char *hpc_prox_name(int i); /* of prox i, from 0; NULL after the last */
 
-/* The name of a built-in prox; "own" of a user's, "none" of NULL. */
+/* Returns the name of a built-in prox, "own" for a user's, or "none" for NULL. */
 const char *hpc_prox_text(hpc_prox_fn prox);
 
 #endif

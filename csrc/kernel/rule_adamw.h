@@ -4,7 +4,7 @@
 
 #include "kernel/rule_moments.h"
 
-/* keep as torch.optim.AdamW has it: one float32 factor, made in double. */
+/* keep is one float32 factor, computed in double, as in torch.optim.AdamW. */
 static int adamw_constants(const double *args, struct constants *c) {
     int status = adam_constants(args, c);
     if (status != HPC_OK) return status;
@@ -13,7 +13,7 @@ static int adamw_constants(const double *args, struct constants *c) {
     return HPC_OK;
 }
 
-/* Loshchilov and Hutter: the decay goes to the parameter and stays out of the moments. */
+/* The decay changes the parameter and does not enter the moments (Loshchilov and Hutter). */
 INLINE void adamw_step(reals *p, reals g, reals *s, const struct constants *c) {
     *p *= c->keep;
     adam_step(p, g, s, c);

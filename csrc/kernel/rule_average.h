@@ -1,4 +1,4 @@
-/* The folded update becomes the parameters. Its fold is all that it does, so it has no pass. */
+/* The fold becomes the parameters. There is nothing else to do, so this rule has no pass. */
 #ifndef HPC_RULE_AVERAGE_H
 #define HPC_RULE_AVERAGE_H
 

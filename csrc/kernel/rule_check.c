@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Lists all names of that kind. */
+/* Records an error that lists all names of that kind. */
 static int fail_unknown(const char *kind, const char *name, const char *(*name_of)(int i), const char *op) {
     char names[512] = "";
     size_t used = 0;
@@ -37,7 +37,7 @@ int hpc_rule_find(const char *name, int isa, hpc_rule *rule) {
     return fail_unknown("rule", name, hpc_rule_name, op);
 }
 
-/* The built-in rule whose apply this is; NULL: the rule or its fold is a user's own. */
+/* Returns the built-in rule that apply belongs to; NULL if apply or fold is a user's. */
 static const hpc_builtin_rule *built_in(const hpc_rule *rule) {
     if (rule->fold != NULL) return NULL;
     for (int isa = HPC_ISA_GENERIC; isa <= HPC_ISA_AVX512; isa++) {
@@ -53,7 +53,7 @@ hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule) {
     return known == NULL ? NULL : known->pass;
 }
 
-/* sgd alone has a pass and no state. */
+/* sgd is the only rule that has a pass and no state. */
 int hpc_rule_is_sgd(const hpc_rule *rule) {
     const hpc_builtin_rule *known = built_in(rule);
     return known != NULL && known->pass != NULL && known->rule.slots == 0;

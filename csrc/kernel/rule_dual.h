@@ -1,4 +1,4 @@
-/* The rule sgd on the state Z (SFB, section 2.1); the parameters are the prox of Z, which the engine calls
+/* The rule sgd on the state Z (SFB, section 2.1). The parameters are the prox of Z, which the engine computes
  * (engine/owner/prox.c). */
 #ifndef HPC_RULE_DUAL_H
 #define HPC_RULE_DUAL_H

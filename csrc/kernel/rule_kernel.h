@@ -1,9 +1,9 @@
 /* A rule's step on a block of elements: alone, or in one pass with the fold and the writes. The file of an instruction
- * set includes its lanes_*.h before.
+ * set includes its lanes_*.h before this one.
  *
- * Every element sees the same operations in the same order for every vector width, and none is contracted
- * (-ffp-contract=off): all instruction sets give the same bits, and so does every cut of an array into blocks. A tail
- * goes through a vector that is filled up, not through other code. */
+ * Every element sees the same operations in the same order for every vector width, and nothing is contracted
+ * (-ffp-contract=off). So all instruction sets give the same bits, and so does every division of an array into blocks.
+ * The last elements go through a vector filled up with zeroes, not through other code. */
 #ifndef HPC_RULE_KERNEL_H
 #define HPC_RULE_KERNEL_H
 
@@ -13,19 +13,19 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* The args of all rules as the elements see them. */
+/* The arguments of all rules, converted to the factors that a step uses. */
 struct constants {
-    float rate;     /* adam: over the bias of the first moment */
-    float decay;    /* times the parameter, added to the gradient */
-    float keep;     /* adamw: factor of the parameter in a step */
-    float momentum; /* adam: of the first moment */
+    float rate;     /* adam: divided by the bias of the first moment */
+    float decay;    /* times the parameter: added to the gradient */
+    float keep;     /* adamw: factor of the parameter in each step */
+    float momentum; /* adam: factor of the first moment */
     float fresh;    /* adam: factor of the gradient in the first moment */
     float momentum2, fresh2;
-    float unbias2; /* 1 over the bias of the second moment */
+    float unbias2; /* 1 divided by the bias of the second moment */
     float epsilon;
 };
 
-/* One vector: p, the parameters, and s, the state, are changed; g is the gradient. */
+/* One step on one vector: changes p, the parameters, and s, the state; g is the gradient. */
 typedef void step_fn(reals *p, reals g, reals *s, const struct constants *c);
 
 INLINE void apply_from(step_fn *step, int slots, int decayed, const struct constants *c, float *param, const float *acc,
@@ -59,7 +59,7 @@ INLINE void apply_from(step_fn *step, int slots, int decayed, const struct const
     fold_end(0);
 }
 
-/* Without decay there is no decay * p to add: it would cost time, and turn -0 into 0 and Inf into NaN. */
+/* Without decay the addition of decay * p is left out: it would cost time, turn -0 into 0 and Inf into NaN. */
 INLINE int apply(step_fn *step, int slots, const struct constants *c, float *param, const float *acc, float *state,
                  int64_t n) {
     if (c->decay != 0)
@@ -75,8 +75,8 @@ INLINE struct constants constants_of(const double *args) {
 
 /* ---- fold, rule and write of float32 updates in one pass ----
  *
- * While a block's gradients come from memory, its parameters go there; separate loops over a block cannot overlap
- * these. */
+ * While a block's gradients are read from memory its parameters are written there, which separate loops could not
+ * overlap. */
 
 INLINE reals fold_inputs(const hpc_pass *p, const float *weights, int n_in, int64_t j) {
     typedef float vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(float)), may_alias));
@@ -85,11 +85,11 @@ INLINE reals fold_inputs(const hpc_pass *p, const float *weights, int n_in, int6
     return g;
 }
 
-/* Elements that go to one place past the caches before the next place has its turn. A processor has few buffers that
- * combine streamed stores: with a vector for each of eight places in turn it writes lines in parts. */
+/* How many elements are streamed to one place before the next place has its turn. A CPU has few buffers that combine
+ * streamed stores: if each of eight places got one vector in turn, lines would be written in parts. */
 enum { HPC_PASS_TILE = 512 };
 
-/* Writes the parameters of [from, to), which are in the first cache by now, to all places. */
+/* Writes the parameters of [from, to), which are now in the L1 cache, to all places. */
 INLINE void stream_tile(const hpc_pass *p, int64_t from, int64_t to) {
     enum { LANES = VECTOR_BYTES / sizeof(float) };
     for (int o = 0; o < p->n_out; o++)
@@ -101,7 +101,7 @@ INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const str
     enum { LANES = VECTOR_BYTES / sizeof(float) };
     reals s[HPC_RULE_SLOTS];
     float weights[HPC_PASS_INPUTS];
-    hpc_pass own = *p; /* no store can be taken for a change of it */
+    hpc_pass own = *p; /* a copy, so the compiler knows that no store changes it */
     const float *in[HPC_PASS_INPUTS];
     for (int i = 0; i < n_in; i++) {
         weights[i] = (float)p->weights[i];
@@ -146,7 +146,7 @@ INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const str
     fold_end(0);
 }
 
-/* A constant number of inputs gives each its own load, which prefetchers follow (see fold_kernel.h). */
+/* A constant number of inputs gives each its own load instruction, which prefetchers follow (fold_kernel.h). */
 INLINE void pass_of(step_fn *step, int slots, int decayed, const struct constants *c, const hpc_pass *p) {
     switch (p->n_in) {
     case 1:

@@ -1,4 +1,4 @@
-/* Adam's moments, which AdamW has too. */
+/* The moments of Adam and AdamW. */
 #ifndef HPC_RULE_MOMENTS_H
 #define HPC_RULE_MOMENTS_H
 
@@ -10,7 +10,7 @@ INLINE void adam_step(reals *p, reals g, reals *s, const struct constants *c) {
     *p -= c->rate * s[0] / (root(c->unbias2 * s[1]) + c->epsilon);
 }
 
-/* base to the power of n by squaring: the same bits with every C library. */
+/* Returns base to the power of n, by squaring: the same bits with every C library. */
 static double power(double base, uint64_t n) {
     double result = 1;
     for (; n != 0; n >>= 1) {

@@ -1,4 +1,5 @@
-/* The rule sgd, before a prox of the parameters (SFB, section 2.1), which the engine calls (engine/owner/prox.c). */
+/* The rule sgd, followed by a prox of the parameters (SFB, section 2.1), which the engine computes
+ * (engine/owner/prox.c). */
 #ifndef HPC_RULE_PROXSGD_H
 #define HPC_RULE_PROXSGD_H
 

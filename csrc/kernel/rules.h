@@ -1,5 +1,5 @@
-/* The built-in rules, each in its own file. The file of an instruction set includes this after its rule_lanes_*.h, so
- * every rule is compiled once for each of them. */
+/* The built-in rules, each in its own file. The file of each instruction set includes this one after its lanes_*.h,
+ * which compiles every rule once for that set. */
 #ifndef HPC_RULES_H
 #define HPC_RULES_H
 

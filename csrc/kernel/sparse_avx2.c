@@ -72,8 +72,8 @@ const struct hpc_sparse_kernels hpc_sparse_avx2 = {
     codes8,     codes16,    count_bits,  add_bits, signs,  take_signs, add_signs,
 };
 
-/* For each mask of 8 lanes the numbers of its lanes, in order, a byte each: the permutation that packs them. Byte i is
- * the i-th set bit's number; the bytes behind the last are 0. */
+/* For each mask of 8 lanes, the permutation that packs the lanes that are set: byte i is the number of the i-th such
+ * lane; the bytes after the last are 0. */
 // clang-format off
 static const uint64_t pack_table[256] = {
     0x0000000000000000, 0x0000000000000000, 0x0000000000000001, 0x0000000000000100,

@@ -1,5 +1,5 @@
-/* Compiled with -mavx512f -ffp-contract=off; runs only where the CPU has it. Lanes are packed in a register and stored
- * with a plain store: compressing to memory is microcode on some CPUs (Zen 4), and many times slower. */
+/* Compiled with -mavx512f -ffp-contract=off; runs only where the CPU has it. Lanes are packed in a register and written
+ * by a plain store: a compressing store is microcode on some CPUs (Zen 4), and many times slower. */
 #include "kernel/lanes_avx512.h"
 #include "kernel/sparse.h"
 
@@ -58,7 +58,7 @@ static inline reals through_f16(reals u) {
 
 #include "kernel/sparse_kernel.h"
 
-/* Lane i of the result is the sum of lanes 0 to i. */
+/* Returns prefix sums: lane i is the sum of lanes 0 to i. */
 static inline __m512i sums_to(__m512i x) {
     const __m512i none = _mm512_setzero_si512();
     x = _mm512_add_epi32(x, _mm512_alignr_epi32(x, none, 15));
@@ -67,7 +67,7 @@ static inline __m512i sums_to(__m512i x) {
     return _mm512_add_epi32(x, _mm512_alignr_epi32(x, none, 8));
 }
 
-/* Sixteen codes at once: each moves the position on by itself, and by one more unless it only skips. */
+/* Decodes sixteen codes at once. Each code moves the position on by its value, and by one more unless it only skips. */
 SPARSE_INLINE size_t positions_of(const void *codes, size_t n, uint32_t *positions, uint32_t *next, int wide) {
     const __m512i one = _mm512_set1_epi32(1), last = _mm512_set1_epi32(15);
     const __m512i skip = _mm512_set1_epi32(wide ? HPC_GAP_SKIP16 : HPC_GAP_SKIP8);
@@ -97,7 +97,7 @@ static size_t positions16(const void *codes, size_t n, uint32_t *positions, uint
     return positions_of(codes, n, positions, next, 1);
 }
 
-/* A vector's values are loaded by a mask, so that none behind the last is read. */
+/* Loads a vector's values with a mask, so that no value after the last is read. */
 static void add_bits(float *acc, size_t n, const uint8_t *bits, const float *values) {
     size_t j = 0, k = 0;
     for (; n - j >= LANES; j += LANES) {

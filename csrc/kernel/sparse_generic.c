@@ -1,4 +1,4 @@
-/* For every CPU. -ffp-contract=off. */
+/* For every CPU. Compiled with -ffp-contract=off. */
 #include "kernel/lanes_generic.h"
 #include "kernel/sparse.h"
 #include "kernel/sparse_kernel.h"

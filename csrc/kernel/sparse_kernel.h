@@ -1,15 +1,17 @@
-/* The sparse kernels, written once. The file of an instruction set includes its lanes and this. One that can pack the
- * kept lanes of a vector defines PACKS, the type KEPT of a comparison, and
+/* The sparse kernels, written once. The file of an instruction set includes its lanes and this file. If it can pack the
+ * kept lanes of a vector, it defines PACKS, KEPT (the type of a comparison) and:
+ *
  *     beyond(u, delta), is_positive(u), is_finite(u)   comparisons, the first one true for NaN
  *     mask_of(kept)                                    bit i for lane i
  *     kept_of(mask)                                    the reverse
- *     choose(kept, a, b)                               a where kept, else b
- *     within(u, most)                                  u, or the nearer of most and -most
+ *     choose(kept, a, b)                               a where kept, b elsewhere
+ *     within(u, most)                                  u, limited to the range from -most to most
  *     pack(kept, mask, u)                              the kept lanes first; the others have any value
- *     put_small(out, gaps, wide)                       writes the codes of a vector of gaps, if none needs a skip; if
- *                                                      it did
+ *     put_small(out, gaps, wide)                       writes the codes of a vector of gaps if none needs a skip, and
+ *                                                      returns whether it did
  *     through_f16(u)                                   to float16 and back
- * The others work on scalars, to which the tails of all are left. Both do the same operations on every element. */
+ *
+ * Other files work on scalars, as all do for the last elements. Both ways do the same operations on every element. */
 #include "kernel/half.h"
 
 #include <math.h>
@@ -21,7 +23,7 @@ enum { GROUP = 64, WIDE = 8 * GROUP, SUMS = 16 };
 
 static const float MOST_F16 = 65504, MOST_BF16 = 0x1.fep127f;
 
-/* Up to these, numbers are rounded to 0. */
+/* Returns delta, but at least the magnitude up to which numbers are rounded to 0. */
 static inline float least_delta(float delta, int values) {
     float least = values == HPC_F16 ? 0x1p-25f : values == HPC_BF16 ? 0x1p-134f : 0;
     return delta < least ? least : delta;
@@ -32,7 +34,7 @@ static inline float saturated(float u, float most) {
     return size > most && size < INFINITY ? copysignf(most, u) : u;
 }
 
-/* The float32 that is sent for u. */
+/* Returns the float32 that the receiver gets for u. */
 SPARSE_INLINE float sent_for(float u, int values) {
     if (values == HPC_F16) return hpc_from_f16(hpc_to_f16(saturated(u, MOST_F16)));
     if (values == HPC_BF16) return hpc_from_bf16(hpc_to_bf16(saturated(u, MOST_BF16)));
@@ -48,8 +50,8 @@ SPARSE_INLINE void put_value(void *out, size_t k, float sent, int values) {
         ((float *)out)[k] = sent;
 }
 
-/* From element j on, a multiple of 8, when k are kept already. The value of an element that is not kept is written too,
- * and the next one over it. */
+/* Filters from element j on, which must be a multiple of 8; k elements are kept already. The value of an element that
+ * is not kept is written too, and overwritten by the next one. */
 SPARSE_INLINE size_t filter_scalars(const float *x, float *residual, size_t j, size_t n, float delta, void *out,
                                     size_t k, uint8_t *bits, int values) {
     for (; j < n; j += 8) {
@@ -98,8 +100,8 @@ SPARSE_INLINE void put_vector(void *out, size_t k, reals sent, int values) {
 
 #endif
 
-/* A vector's packed values are stored with all its lanes: at most as many are kept as elements lie before it, so the
- * store ends within the room for n. */
+/* A vector's packed values are stored with all its lanes. At most as many values are kept as elements come before it,
+ * so the store ends within the room for n. */
 SPARSE_INLINE int64_t filter_values(const float *x, float *residual, int64_t count, float delta, void *out,
                                     uint8_t *bits, int values) {
     size_t n = count > 0 ? (size_t)count : 0, j = 0, k = 0;
@@ -143,7 +145,7 @@ static int64_t filter_bf16(const float *x, float *residual, int64_t n, float del
 /* ---- gaps ----------------------------------------------------------------------------------------------------------
  */
 
-/* The 64 bits from bit j on; bits behind the last byte are 0. */
+/* Returns the 64 bits from bit j on; bits after the last byte are 0. */
 static inline uint64_t bits_at(const uint8_t *bits, size_t j, size_t n) {
     uint64_t word = 0;
     if (n - j >= GROUP)
@@ -160,7 +162,7 @@ SPARSE_INLINE void put_code(void *out, size_t at, uint64_t code, int wide) {
         ((uint8_t *)out)[at] = (uint8_t)code;
 }
 
-/* The codes of one gap at place at: the place behind them, or HPC_GAPS_DO_NOT_FIT. */
+/* Writes the codes of one gap from place at on. Returns the place after them, or HPC_GAPS_DO_NOT_FIT. */
 SPARSE_INLINE size_t put_gap(void *out, size_t at, size_t cap, uint64_t gap, int wide) {
     const uint64_t skip = wide ? HPC_GAP_SKIP16 : HPC_GAP_SKIP8;
     for (; at < cap && gap >= skip; gap -= skip) put_code(out, at++, skip, wide);
@@ -171,7 +173,8 @@ SPARSE_INLINE size_t put_gap(void *out, size_t at, size_t cap, uint64_t gap, int
 
 #ifdef PACKS
 
-/* The codes of positions[1..count], when the one before is positions[0]. A vector of small gaps is written at once. */
+/* Writes the codes of positions[1..count]; positions[0] is the position before them. A vector of small gaps is written
+ * at once. */
 SPARSE_INLINE size_t put_gaps(const uint32_t *positions, size_t count, void *out, size_t at, size_t cap, int wide) {
     typedef int32_t numbers __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
     for (size_t i = 0; i < count;) {
@@ -201,7 +204,7 @@ SPARSE_INLINE size_t put_gaps(const uint32_t *positions, size_t count, void *out
 
 #endif
 
-/* Writes the positions of the next few bits of a word, even if it has fewer; returns the word without them. */
+/* Writes the positions of the next few bits of a word, even if it has fewer. Returns the word without these bits. */
 SPARSE_INLINE uint64_t put_positions(uint32_t *positions, uint64_t word, uint32_t from, int few) {
 #pragma GCC unroll 16
     for (int i = 0; i < few; i++) {
@@ -211,7 +214,7 @@ SPARSE_INLINE uint64_t put_positions(uint32_t *positions, uint64_t word, uint32_
     return word;
 }
 
-/* Whether the bits of WIDE elements are all 0. */
+/* Returns whether the bits of WIDE elements are all 0. */
 static inline int is_empty(const uint8_t *bits) {
     uint64_t words[WIDE / 64], any = 0;
     memcpy(words, bits, sizeof words);
@@ -219,13 +222,13 @@ static inline int is_empty(const uint8_t *bits) {
     return any == 0;
 }
 
-/* Two steps of a fixed number of bits, whether a word has so many or not: a branch on each bit would be predicted
- * wrongly once a word. */
+/* Takes a word's bits in steps of SOME and MORE, even if it has fewer: a branch for each bit would be mispredicted once
+ * a word. */
 SPARSE_INLINE size_t gaps_of(const uint8_t *bits, size_t n, void *out, size_t cap, int wide) {
     enum { SOME = 2, MORE = 8, WAITING = 512 };
     uint32_t positions[1 + WAITING + GROUP + MORE];
     size_t at = 0, count = 0;
-    positions[0] = UINT32_MAX; /* the position before 0 */
+    positions[0] = UINT32_MAX; /* the position before 0, modulo 2^32 */
     for (size_t j = 0; j < n; j += GROUP) {
         if (j % WIDE == 0) {
             while (n - j >= WIDE && is_empty(bits + j / 8)) j += WIDE;
@@ -284,7 +287,7 @@ static size_t positions16(const void *codes, size_t n, uint32_t *positions, uint
 #endif
 
 SPARSE_INLINE size_t count_codes(const void *codes, size_t n, uint64_t *span, int wide) {
-    enum { BLOCK = 1 << 15 }; /* sums of 32 bits hold a block's */
+    enum { BLOCK = 1 << 15 }; /* sums of 32 bits suffice for a block */
     const uint32_t skip = wide ? HPC_GAP_SKIP16 : HPC_GAP_SKIP8;
     size_t kept = 0;
     *span = 0;
@@ -304,7 +307,7 @@ SPARSE_INLINE size_t count_codes(const void *codes, size_t n, uint64_t *span, in
 
 #ifdef FAST_CODES8
 
-/* The sum by AVX2, which adds bytes eight at a time. */
+/* AVX2 sums bytes eight at a time. */
 static size_t codes8(const void *codes, size_t n, uint64_t *span) {
     const __m256i skip = _mm256_set1_epi8((char)HPC_GAP_SKIP8), none = _mm256_setzero_si256();
     __m256i sums = none, skips = none;

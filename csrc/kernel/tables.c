@@ -1,4 +1,4 @@
-/* The tables of the kernels of codecs, chosen by instruction set, and the steps that all instruction sets share. */
+/* The tables of the codecs' kernels, chosen by instruction set, and steps that all instruction sets share. */
 #include "base/isa.h"
 #include "kernel/factors.h"
 #include "kernel/float4.h"
@@ -18,7 +18,7 @@ const struct hpc_factor_kernels *hpc_factor_kernels_of(int isa) {
 void hpc_float4_levels(float levels[HPC_FLOAT4_CODES], float scale, float weight) {
     static const float steps[] = {0, 0x1p-6f, 0x1p-5f, 0x1p-4f, 0x1p-3f, 0x1p-2f, 0x1p-1f, 1};
     for (int e = 0; e <= HPC_FLOAT4_TOP; e++) {
-        levels[e] = e == 0 ? 0 : weight * (scale * steps[e]); /* 0, whatever the scale is */
+        levels[e] = e == 0 ? 0 : weight * (scale * steps[e]); /* 0 even if the scale is not finite */
         levels[HPC_FLOAT4_CODES / 2 + e] = -levels[e];
     }
 }

@@ -1,9 +1,9 @@
-/* The kernels of arrays, written once: the folds of all types, and beside them encoding, copying and looking for NaN
- * and Inf. The file of an instruction set includes its lanes and this. */
+/* The kernels of arrays, written once: the folds of all types, encoding, copying, and the search for NaN and Inf. The
+ * file of an instruction set includes its lanes and this file. */
 #include "kernel/half.h"
 #include "base/isa.h"
 
-/* x, but one NaN for all of them. */
+/* Returns x, with one and the same NaN for every NaN. */
 static inline reals one_nan(reals x) {
     words number = (words)(x == x);
     return (reals)(((words)x & number) | (~number & 0x7fc00000));
@@ -43,8 +43,8 @@ static void copy(void *to, const void *from, size_t nbytes, int stream) {
     fold_end(1);
 }
 
-/* The exponent's bits are all ones exactly when adding its lowest bit carries into the sign's place. No carry leaves an
- * element, so 64-bit words do for every type. */
+/* The exponent's bits are all 1 exactly if adding the exponent's lowest bit carries into the sign bit. No carry leaves
+ * an element, so 64-bit words serve for every type. */
 static int all_finite(const void *from, size_t count, int dtype) {
     static const uint64_t exponent[] = {[HPC_F32] = 0x7f8000007f800000u,
                                         [HPC_F64] = 0x7ff0000000000000u,
@@ -86,7 +86,7 @@ static int all_finite(const void *from, size_t count, int dtype) {
     return found == 0;
 }
 
-/* See hpc_fold_kernels.squares. Squares of float32 are exact in float64. */
+/* See hpc_fold_kernels.squares. The square of a float32 is exact in float64. */
 static double squares(const float *in, size_t count) {
     enum { SUMS = 16, LANES = VECTOR_BYTES / sizeof(double), VECTORS = SUMS / LANES };
     typedef double doubles __attribute__((vector_size(VECTOR_BYTES)));

@@ -8,7 +8,7 @@
 #include "engine/layout/stages.h"
 #include "engine/worker/ticket.h"
 
-/* A discipline whose senders have one slot says itself when a push is read. */
+/* If senders have one slot (HPC_ONE_SLOT), the discipline itself tells when a push is read. */
 int hpc_graph_open(hpc_scheme *sc, const hpc_graph *graph, const char *op) {
     const size_t size = (size_t)sc->context->group.size, n = (size_t)graph->n_phases * size * size;
     hpc_phases *g = sc->graph = hpc_scheme_take(sc, 1, sizeof *g, op);
@@ -30,15 +30,15 @@ int hpc_graph_goes_to(const hpc_scheme *sc, const hpc_share *share) {
            hpc_closed_signal(sc, share->owner) == 0;
 }
 
-/* Whether push n, one of the last depth ones, was sent to rank to. Its phase does not follow from its number if a
- * checkpoint has been restored since. */
+/* Returns whether push n, one of the last depth pushes, was sent to rank to. After a checkpoint was restored, the phase
+ * of an earlier push no longer follows from its number; k->phases has it. */
 static int was_sent(const hpc_scheme *sc, int key, uint64_t n, int to) {
     const hpc_graph_key *k = &sc->graph->keys[key];
     const int phase = n <= k->noted ? k->phases[(n - 1) % (uint64_t)sc->layout.depth] : hpc_phase(sc, key, n);
     return hpc_phase_weight(sc, phase, to, sc->context->group.rank) != 0;
 }
 
-/* Whether the owner has closed, and everything on its way there has left this rank's memory. */
+/* Returns whether the owner has closed, and all puts to that rank have left this rank's memory. */
 static int has_let_go(const hpc_scheme *sc, const hpc_share *share) {
     if (hpc_closed_signal(sc, share->owner) == 0) return 0;
     return hpc_is_mapped(sc, share->owner) ||

@@ -1,6 +1,6 @@
-/* The graph of an exchange (ASAP, sections 3 and 4): every rank owns the fold of its updates and its in-neighbours'
- * updates, and the phases of the graph take turns, one a step. The graph tells, under every discipline, which ranks
- * send to which, and which have read a push. */
+/* The graph of an exchange (ASAP, sections 3 and 4). Every rank owns a fold, of its updates and its in-neighbours'
+ * updates. The phases of the graph take turns, one a step. This file tells all disciplines which ranks send to which,
+ * and which ranks have read a push. */
 #ifndef HPC_ENGINE_GRAPH_H
 #define HPC_ENGINE_GRAPH_H
 
@@ -8,9 +8,9 @@
 
 /* A worker's view of a key on a graph. */
 typedef struct hpc_graph_key {
-    int64_t ahead;              /* steps that a checkpoint was ahead of this exchange's pushes */
-    uint64_t noted;             /* the last push before that */
-    int phases[HPC_PLAN_DEPTH]; /* by slot: of pushes up to that one */
+    int64_t ahead;              /* the restored checkpoint's step minus the pushes made until then */
+    uint64_t noted;             /* the number of the last push before the restore */
+    int phases[HPC_PLAN_DEPTH]; /* by slot: the phases of pushes up to noted */
 } hpc_graph_key;
 
 struct hpc_phases {
@@ -18,21 +18,22 @@ struct hpc_phases {
     int n;
     double *weights; /* [phase][to][from], as hpc_graph has them */
     hpc_graph_key *keys;
-    int *siblings; /* [share * size + rank]: rank's share of the same key and core; NULL: not known */
+    int *siblings; /* [share * size + rank]: the number of rank's share of the same key and core; NULL: unknown */
 };
 
 int hpc_graph_open(hpc_scheme *sc, const hpc_graph *graph, const char *op);
 
 /* ---- phases ---- */
 
-/* The step, counted from 0, of push number n (from 1 on) of a key; and its phase. */
+/* The first function returns the step, from 0 on, of push number n (from 1 on) of a key; the second returns its
+ * phase. */
 static inline uint64_t hpc_step_of(const hpc_scheme *sc, int key, uint64_t n) {
     return n - 1 + (uint64_t)sc->graph->keys[key].ahead;
 }
 static inline int hpc_phase(const hpc_scheme *sc, int key, uint64_t n) {
     return (int)(hpc_step_of(sc, key, n) % (uint64_t)sc->graph->n);
 }
-/* From here on so many steps were before the push that follows push number n. */
+/* Sets the step of a key: the push after push number n comes after this many steps. */
 static inline void hpc_graph_set_step(const hpc_scheme *sc, int key, uint64_t n, uint64_t steps) {
     sc->graph->keys[key].ahead = (int64_t)(steps - n);
 }
@@ -42,17 +43,17 @@ static inline double hpc_phase_weight(const hpc_scheme *sc, int phase, int to, i
     return sc->graph->weights[((size_t)phase * size + (size_t)to) * size + (size_t)from];
 }
 
-/* The weight of from's push number n of a key at rank to; 0 where the graph of that step has no such edge. */
+/* Returns the weight at rank to of from's push number n of a key; 0 if that step's graph has no such edge. */
 static inline double hpc_edge_weight(const hpc_scheme *sc, int key, uint64_t n, int to, int from) {
     return hpc_phase_weight(sc, hpc_phase(sc, key, n), to, from);
 }
 
-/* Whether from sends its push number n of a key to rank to, if they are neighbours at all. */
+/* Returns whether from, which must be a neighbour, sends its push number n of a key to rank to. */
 static inline int hpc_sends(const hpc_scheme *sc, int key, uint64_t n, int to, int from) {
     return !sc->turns || hpc_edge_weight(sc, key, n, to, from) != 0;
 }
 
-/* The number of the first step from n on, and of the last one up to n (0: none), whose graph has the edge. */
+/* Return the first step from n on whose graph has the edge; and the last such step up to n, or 0. */
 static inline uint64_t hpc_sends_from(const hpc_scheme *sc, int key, uint64_t n, int to, int from) {
     while (!hpc_sends(sc, key, n, to, from)) n++;
     return n;
@@ -64,12 +65,12 @@ static inline uint64_t hpc_sends_until(const hpc_scheme *sc, int key, uint64_t n
 
 /* ---- the worker ---- */
 
-/* Whether the next push goes to a share: the graph of its step has the edge, and the neighbour has not closed, as it
- * folds nothing more then. */
+/* Returns whether the next push goes to a share: its step's graph has the edge, and the neighbour has not closed. A
+ * neighbour that has closed folds nothing more. */
 int hpc_graph_goes_to(const hpc_scheme *sc, const hpc_share *share);
-/* hpc_pace.has_read: whether the owner of a share has read a push, or closed, or was not sent it. */
+/* hpc_pace.has_read: returns whether the owner of a share has read a push, or has closed, or was not sent it. */
 int hpc_graph_has_read(const hpc_scheme *sc, int s, uint64_t ticket);
-/* A row was set: a graph that changes goes on with the phase at which the checkpoint was made. */
+/* Called when a row was set: a graph with several phases continues with the checkpoint's phase. */
 void hpc_graph_restored(hpc_scheme *sc, const hpc_work *w, uint64_t step);
 
 #endif

@@ -1,15 +1,14 @@
 /* Holders: the holder of a worker is the rank whose part has the parameters that the worker reads. Without
- * shared_params it is the worker itself. With shared_params the workers of a host read the part of the lowest of them,
- * and it is written once for all.
+ * shared_params it is the worker itself. With shared_params all workers of a host read the part of the host's lowest
+ * worker, and one write there serves all.
  *
- * One copy has one writer for each element, and this must be a rank of the same host: the owner of the row, or a relay.
- * It writes by plain stores before it answers the host's workers, and each answer is a release that its worker
- * acquires. A put from another host would go to the holder by one connection, and the answers to the other workers by
- * others, which nothing orders. So such a put is for a host with one worker only, whose answer follows it by the same
- * lane.
+ * Each element of a shared copy has one writer, which must be a rank of the same host: the row's owner, or a relay. It
+ * writes by plain stores before it answers the host's workers; each answer is a release that its worker acquires. A put
+ * from another host would reach the holder by one connection and the other workers' answers by others, and nothing
+ * orders them. So such a put is allowed only for a host with one worker, whose answer follows by the same lane.
  *
- * No worker reads the copy while it is written: its writer acts when all workers of the host have pushed, for each of
- * them gets the row's result, and so feeds the row (check_outputs of open.c). */
+ * No worker reads the copy while it is written: the writer acts only when all workers of the host have pushed, because
+ * each of them gets the row's result and therefore feeds the row (check_outputs in open.c). */
 #include "engine/layout/holders.h"
 
 #include <stdlib.h>
@@ -20,7 +19,7 @@ static int one_host(const hpc_scheme *sc, int a, int b) {
     return hpc_same_host(&sc->context->addresses[a], &sc->context->addresses[b]);
 }
 
-/* A rank that only serves has the holder of its host too, if there is one: rows may keep their masters there. */
+/* A rank that only serves gets its host's holder too, if there is one: its rows may keep their masters there. */
 int hpc_holders_find(hpc_scheme *sc, const char *op) {
     const int size = sc->context->group.size;
     const hpc_place *places = sc->layout.places;
@@ -54,14 +53,14 @@ static int check_maps(const hpc_scheme *sc, const char *op) {
     return HPC_OK;
 }
 
-/* The next worker after rank that reads the same copy, or -1. */
+/* Returns the next worker after rank that reads the same copy, or -1. */
 static int next_reader(const hpc_scheme *sc, int rank) {
     for (int r = rank + 1; r < sc->context->group.size; r++)
         if (sc->layout.places[r].worker && sc->layout.holders[r] == sc->layout.holders[rank]) return r;
     return -1;
 }
 
-/* The outputs of a row to the workers that read one copy. */
+/* Checks that row i sends parameters to all workers that read the holder's copy or to none, and from the same host. */
 static int check_readers(const hpc_scheme *sc, int i, int holder, const char *op) {
     const hpc_row *row = &sc->plan->rows[i];
     const int gets = hpc_row_has_output(row, holder), other = next_reader(sc, holder);
@@ -78,7 +77,8 @@ static int check_readers(const hpc_scheme *sc, int i, int holder, const char *op
                     op, i, row->owner, holder, other);
 }
 
-/* Whether some row sends a key's parameters to rank. Rows of a key lie together; first is the key's first. */
+/* Returns whether some row sends a key's parameters to rank. first is the key's first row; a key's rows are adjacent.
+ */
 static int is_sent(const hpc_scheme *sc, int first, int rank) {
     const hpc_plan *plan = sc->plan;
     for (int i = first; i < plan->n_rows && plan->rows[i].key == plan->rows[first].key; i++)

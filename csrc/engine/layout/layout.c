@@ -1,5 +1,5 @@
 /* The layout of an exchange's window. All ranks derive the same layout from the plan. Only the receive slots depend on
- * which ranks can map each other, so every owner tells the others where the slots of each sender begin. */
+ * which ranks can map each other, so every owner tells the others where each sender's slots begin. */
 #include "engine/layout/layout.h"
 
 #include <stdlib.h>
@@ -29,10 +29,10 @@ void hpc_layout_take_own(hpc_scheme *sc, size_t (*part)(const hpc_scheme *sc, in
     }
 }
 
-/* Whether the master of a row is the copy of the parameters that its owner reads, which change between the owner's push
- * and its pull only: the owner has pushed whenever the row is folded, unless owners go on without some. So it is with
- * the one copy of a host, whose workers have all pushed then. Where parameters are sent encoded the owner's own are as
- * rounded as all others', and the master is not. */
+/* Returns whether a row's master is the same memory as the parameters that its owner reads. These change only between
+ * the owner's push and its pull, and the owner has pushed whenever the row is folded, unless owners go on without some
+ * workers. The same holds for the one copy of a host when all its workers have pushed. If parameters are sent encoded,
+ * the owner's copy is rounded like all others, and the master is separate. */
 static int is_master_params(const hpc_scheme *sc, int index) {
     const hpc_row *row = &sc->plan->rows[index];
     if (hpc_row_encodes(row)) return 0;
@@ -57,7 +57,7 @@ static void find_cores(hpc_scheme *sc) {
     }
 }
 
-/* Shares are numbered in the order of their first rows. share_at: by core and action, the share of the key at hand. */
+/* Numbers shares in the order of their first rows. share_at: by core and action, the present key's share. */
 static int find_shares(hpc_scheme *sc, const char *op) {
     const hpc_plan *plan = sc->plan;
     enum { ACTIONS = HPC_RELAY + 1 };
@@ -88,8 +88,8 @@ static int find_shares(hpc_scheme *sc, const char *op) {
         hpc_share *share = &sc->layout.shares[sc->layout.share_of[i]];
         const hpc_row *row = &plan->rows[i];
         size_t nbytes = hpc_input_bytes(sc, row);
-        const int counts = hpc_codec_of(row->codec_in)->addressable; /* pieces are counted as they are folded */
-        if (row->in != edges) {                                      /* a hub has one list */
+        const int counts = hpc_codec_of(row->codec_in)->addressable; /* pieces are counted when they are folded */
+        if (row->in != edges) {                                      /* all rows of a hub have one list of edges */
             push = hpc_row_input(row, sc->context->group.rank);
             empty = 0;
             for (int e = 0; e < row->n_in; e++) empty |= hpc_input_is_empty(sc, &row->in[e]);
@@ -125,12 +125,12 @@ static void add_share(hpc_scheme *sc, int s) {
         key->awaited[key->n_awaited++] = s;
 }
 
-/* An update that is no array lies before the mean, which does not overwrite it. */
+/* Returns the bytes before the mean. An update that is no array lies there, so that the mean does not overwrite it. */
 static size_t before_mean(const hpc_scheme *sc, int key) {
     return sc->keys[key].codec->source_bytes == NULL ? 0 : aligned(hpc_pieces_source_bytes(sc, key), LINE);
 }
 
-/* Room for a mean in float32, and for the update of which pieces are made. */
+/* Returns the bytes of a mean in float32 and, before it, of the update from which pieces are made. */
 static size_t dense_bytes(const hpc_scheme *sc, int key) {
     return before_mean(sc, key) + aligned((size_t)sc->plan->keys[key].count * sizeof(float), LINE);
 }
@@ -152,8 +152,8 @@ static int find_keys(hpc_scheme *sc, const char *op) {
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
         sc->keys[k].n_shares = 0;
     }
-    /* Pushes to forwards go first, as they have the longest way. Of each kind a rank begins with the owner after itself
-     * and ends with itself: so over wires the ranks begin with different owners. */
+    /* Pushes to forwards go first, because they have the longest way. Among pushes of one kind a rank begins with the
+     * owner after itself and ends with itself. So over a network the ranks begin with different owners. */
     for (int round = 0; round < 4; round++)
         for (int s = 0; s < sc->layout.n_shares; s++) {
             const hpc_share *share = &sc->layout.shares[s];
@@ -161,7 +161,7 @@ static int find_keys(hpc_scheme *sc, const char *op) {
             if (forwards == (round < 2) && wraps == round % 2) add_share(sc, s);
         }
     const int keeps_mean = sc->use != NULL && !(sc->discipline->traits & (HPC_KEEPS_INPUTS | HPC_KEEPS_MEANS));
-    sc->layout.depth = keeps_mean ? 1 : plan->rows[0].depth; /* a plan has one, and a key one codec */
+    sc->layout.depth = keeps_mean ? 1 : plan->rows[0].depth; /* a plan has one depth, and a key one codec */
     for (int i = 0; i < plan->n_rows; i++) {
         const hpc_row *row = &plan->rows[i];
         for (int e = 0; e < row->n_in; e++) {
@@ -170,7 +170,7 @@ static int find_keys(hpc_scheme *sc, const char *op) {
             sc->layout.pushers[(size_t)row->key * (size_t)sc->context->group.size + (size_t)row->in[e].rank] = 1;
         }
     }
-    for (int k = 0, row = 0; k < plan->n_keys; k++) { /* rows are in order of key */
+    for (int k = 0, row = 0; k < plan->n_keys; k++) { /* rows are in the order of their keys */
         while (plan->rows[row].key < k) row++;
         sc->keys[k].params = sc->layout.params_bytes;
         sc->keys[k].gradient = sc->layout.gradient_bytes;
@@ -214,7 +214,7 @@ static int place_masters(hpc_scheme *sc, const char *op) {
         free(used);
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d rows", op, plan->n_rows);
     }
-    for (int core = 0; core < sc->n_lanes; core++) { /* each core's lie together, on separate pages */
+    for (int core = 0; core < sc->n_lanes; core++) { /* each core's masters are together, on separate pages */
         for (int i = 0; i < plan->n_rows; i++) {
             const hpc_row *row = &plan->rows[i];
             if (row->core != core) continue;
@@ -256,7 +256,7 @@ int hpc_layout_make(hpc_scheme *sc, const char *op) {
         p->own = p->encoded = p->dense = HPC_NOWHERE;
         if (p->worker && !sc->rotates && sc->layout.holders[r] == r)
             p->params = hpc_layout_take(p, sc->layout.params_bytes);
-        const int holds = p->gives || (sc->use != NULL && p->worker); /* a mean is gathered to all workers */
+        const int holds = p->gives || (sc->use != NULL && p->worker); /* every worker may gather a mean */
         if (holds) p->gradients = hpc_layout_take(p, sc->layout.gradient_bytes * (size_t)sc->layout.depth);
         if (holds && sc->layout.dense_bytes > 0) p->dense = hpc_layout_take(p, sc->layout.dense_bytes);
         if (sc->rotates) p->params = p->gradients;
@@ -276,7 +276,7 @@ size_t hpc_gathered_at(const hpc_scheme *sc, int rank, int key) {
                                       : place->dense + sc->layout.dense_at[key] + before_mean(sc, key);
 }
 
-/* A key of models that rotate begins in the parameters where it does in a slot: both are float32. */
+/* Where models rotate, a key has the same offset in the parameters as in a slot, because both are float32. */
 size_t hpc_params_at(const hpc_scheme *sc, int rank, int key, uint64_t pushes) {
     size_t slot = sc->rotates ? (size_t)(pushes % (uint64_t)sc->layout.depth) : 0;
     return sc->layout.places[rank].params + sc->keys[key].params + slot * sc->layout.gradient_bytes;
@@ -289,7 +289,7 @@ int hpc_layout_walk(const hpc_scheme *sc, int owner, int sender, hpc_visit *visi
     int size = sc->context->group.size;
     size_t *used = calloc((size_t)size, sizeof *used);
     if (used == NULL) return hpc_fail(HPC_ERR_MEMORY, "exchange", "exchange: no memory for %d rows", plan->n_rows);
-    for (int core = 0; core < sc->n_lanes; core++) { /* each core's lie together, on separate pages */
+    for (int core = 0; core < sc->n_lanes; core++) { /* each core's slots are together, on separate pages */
         for (int i = 0; i < plan->n_rows; i++) {
             const hpc_row *row = &plan->rows[i];
             if (row->core != core || (owner >= 0 && row->owner != owner)) continue;
@@ -323,7 +323,7 @@ int hpc_layout_slots(hpc_scheme *sc) {
     hpc_place *place = &sc->layout.places[me];
     int status = hpc_layout_walk(sc, me, -1, count_slots, sc);
     if (status != HPC_OK) return status;
-    for (int s = 0; s < size; s++) { /* from sizes to places */
+    for (int s = 0; s < size; s++) { /* replaces sizes by offsets */
         size_t *base = &sc->layout.slot_base[(size_t)me * (size_t)size + (size_t)s];
         *base = *base > 0 ? hpc_layout_take(place, *base) : HPC_NOWHERE;
     }

@@ -9,8 +9,8 @@
 
 /* ---- choosing ---- */
 
-/* A core has a thread, pinned to its own CPU, where CPUs suffice for all cores, beside all threads that compute. A rank
- * that only serves needs one CPU for the thread that waits. */
+/* Each core gets a thread, pinned to its own CPU, if there are CPUs for all cores besides all computing threads. A rank
+ * that only serves needs one more CPU, for the thread that waits. */
 int hpc_progress_choose(hpc_scheme *sc, int asked, const char *op) {
     const hpc_context *c = sc->context;
     int me = c->group.rank, n = sc->layout.places[me].cores;
@@ -28,7 +28,7 @@ int hpc_progress_choose(hpc_scheme *sc, int asked, const char *op) {
         needs[r] = (hpc_cpu_need){sc->layout.places[r].worker ? sc->threads[r] : 1, sc->layout.places[r].cores};
     status = hpc_cpus_deal(c, me, needs, (int)sc->plan->affinity, &choice->deal, cpus, op);
     if (status != HPC_OK) goto out;
-    /* A single rank waits only for its own core, and is faster without a thread. */
+    /* A single rank waits only for its own cores, which is faster without a thread. */
     choice->threads =
         asked == HPC_PROGRESS_THREAD || (asked == HPC_PROGRESS_AUTO && choice->deal.enough && c->group.size > 1);
     for (int i = 0; i < n; i++) {
@@ -43,7 +43,7 @@ out:
     return status;
 }
 
-/* The thread writes started; hpc_progress_tell reads it. */
+/* The core's thread writes started; hpc_progress_tell reads it. */
 void hpc_progress_unpin(void *arg) {
     hpc_core *core = arg;
     const uint64_t *mask = core->scheme->context->self.cpus;

@@ -18,11 +18,11 @@
 
 /* ---- hops ---- */
 
-/* Among peers the updates of each rank go unopened down a tree (hpc_edge.row), and each rank applies them once. A core
- * sends an input that has come on to the children that this rank has in the tree of the input's rank (forward.c). The
+/* Among peers each rank's updates go down a tree without being decoded (hpc_edge.row), and each rank applies them once.
+ * When an input has come, the core sends it on to this rank's children in the tree of the input's rank (forward.c). The
  * event names the row of that rank (HPC_OP_PASSED), so one parent may send updates of several ranks. */
 
-/* Rows of the same elements lie together. */
+/* Returns owner's row of the same elements, or -1. Such rows are adjacent in the plan. */
 static int row_of(const hpc_plan *plan, int row, int owner) {
     const hpc_row *own = &plan->rows[row];
     for (int way = -1; way <= 1; way += 2)
@@ -33,7 +33,7 @@ static int row_of(const hpc_plan *plan, int row, int owner) {
     return -1;
 }
 
-/* A walk over the receive slots of a child. */
+/* The state of a walk over a child's receive slots. */
 typedef struct finding {
     hpc_scheme *sc;
     const char *op;
@@ -82,7 +82,7 @@ static size_t count_hops(const hpc_scheme *sc, const hpc_core *core) {
 
 /* ---- cores ---- */
 
-/* The private memory of a row, in this order: the rule's state, the accumulator, the outputs as they are sent, and the
+/* A row's private memory has, in this order: the rule's state, the accumulator, the outputs as they are sent, and the
  * residual. */
 static size_t private_bytes(const hpc_row_room *room) {
     return room->state + room->acc + room->encoded + room->residual;
@@ -90,7 +90,7 @@ static size_t private_bytes(const hpc_row_room *room) {
 
 static int open_core(hpc_scheme *sc, hpc_core *core, const char *op) {
     size_t size = (size_t)sc->context->group.size, most_inputs = 1, forwards = count_hops(sc, core);
-    size_t sums = HPC_BLOCK * sizeof(float); /* of a block, or of a row */
+    size_t sums = HPC_BLOCK * sizeof(float); /* of a block, or of the largest row */
     for (int i = 0; i < sc->plan->n_rows; i++) {
         const hpc_row *row = &sc->plan->rows[i];
         if (row->owner != sc->context->group.rank || row->core != core->index) continue;
@@ -101,7 +101,7 @@ static int open_core(hpc_scheme *sc, hpc_core *core, const char *op) {
         for (int e = 0; e < row->n_out; e++) forwards += row->out[e].row >= 0 ? (size_t)sc->layout.depth : 0;
         core->memory_bytes += private_bytes(&room);
     }
-    core->acc_bytes = sums; /* which come first */
+    core->acc_bytes = sums; /* the sums come first in memory */
     core->memory_bytes += sums;
     core->memory = hpc_private_alloc(core->memory_bytes, core->node);
     core->folding = malloc(most_inputs * sizeof *core->folding);
@@ -137,7 +137,7 @@ static int open_core(hpc_scheme *sc, hpc_core *core, const char *op) {
 
 /* ---- rows ---- */
 
-/* The worker's memory of elements of the key from the row's first on. */
+/* Returns the worker's gradient memory from the row's first element on. */
 static char *gradient_at(const hpc_scheme *sc, int rank, const hpc_row *row) {
     const hpc_pushed *key = &sc->keys[row->key];
     return (char *)hpc_window_peer_view(sc->window, rank) + sc->layout.places[rank].gradients + key->gradient +
@@ -148,7 +148,7 @@ static size_t params_offset(const hpc_scheme *sc, int rank, const hpc_row *row) 
     return hpc_params_at(sc, rank, row->key, 0) + row->offset * sizeof(float);
 }
 
-/* Ranks whose updates are in an input. */
+/* Returns how many ranks' updates an input carries. */
 static int count_updates(const hpc_scheme *sc, const hpc_edge *edge) {
     int n = 0;
     for (int r = 0; r < sc->context->group.size && edge->row >= 0; r++) n += hpc_row_is_fed_by(sc, edge->row, r);
@@ -161,7 +161,7 @@ static int lowest_feeder(const hpc_scheme *sc, int row) {
     return r;
 }
 
-/* -1: none, for rows whose fold goes no further than their owner's own parameters. */
+/* Returns the lowest rank that a row's result reaches; -1 if it reaches only the owner's own parameters. */
 static int lowest_receiver(const hpc_scheme *sc, int row) {
     for (int r = 0; r < sc->context->group.size; r++)
         if (hpc_row_reaches(sc, row, r)) return r;
@@ -217,24 +217,25 @@ static void find_outputs(hpc_scheme *sc, hpc_work *w) {
         w->param = (float *)(void *)((char *)hpc_window_peer_view(sc->window, home) + params_offset(sc, home, row));
     else if (keeps)
         w->param = (float *)(void *)(hpc_own_part(sc) + sc->layout.places[me].masters + master);
-    /* An owner begins with the rank after itself, as pushes and answers do: so over wires the owners begin with
+    /* An owner begins with the rank after itself, as pushes and answers do. So over a network the owners begin with
      * different ranks. */
     for (int wraps = 0; wraps < 2; wraps++)
         for (int e = 0; e < row->n_out; e++) {
             const int r = row->out[e].rank, to_row = row->out[e].row >= 0;
             if ((r <= me) != wraps) continue;
-            if (to_row || (sc->layout.holders[r] == r && r != home)) add_output(sc, w, &row->out[e]); /* a copy once */
+            /* A shared copy is written once. */
+            if (to_row || (sc->layout.holders[r] == r && r != home)) add_output(sc, w, &row->out[e]);
         }
 }
 
-/* hpc_apply_fn of a row that emits: its fold is the parameters. */
+/* hpc_apply_fn of a row that emits: the fold becomes the parameters. */
 static int take_fold(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n) {
     (void)count, (void)state, (void)args;
     memcpy(param, acc, (size_t)n * sizeof *param);
     return 0;
 }
 
-/* An input that comes by receive slots of this rank. */
+/* Notes the receive slots of an input of this rank. */
 static void found_slots(void *arg, int row, int edge, size_t offset) {
     hpc_scheme *sc = arg;
     hpc_work *w = hpc_work_of(sc, row);
@@ -244,7 +245,7 @@ static void found_slots(void *arg, int row, int edge, size_t offset) {
     w->inputs[edge].stride = hpc_slot_stride(sc, w->row);
 }
 
-/* A slot to which this rank sends: a push of a row, or a row's forward. */
+/* Notes the slot to which this rank sends a push, or a row's forward. */
 static void found_target(void *arg, int row, int edge, size_t offset) {
     hpc_scheme *sc = arg;
     const hpc_row *to = &sc->plan->rows[row];
@@ -340,9 +341,9 @@ static int open_rows(hpc_scheme *sc, const char *op) {
     return HPC_OK;
 }
 
-/* A put lasts as long as its receiver stands still. Where the others do not wait for it the master changes meanwhile,
- * so the puts to each receiver read a separate copy. Forwards and relays need no copies: they are fed again only after
- * their receivers have the result (stages.c). */
+/* A put reads its source until the receiver takes it. If other ranks do not wait for that receiver, the master changes
+ * meanwhile, so puts to each receiver read a separate copy. Forwards and relays need no copies: they are fed again only
+ * after their receivers have the result (stages.c). */
 static int open_copies(hpc_scheme *sc, const char *op) {
     if (!(sc->discipline->traits & HPC_GOES_ON)) return HPC_OK;
     for (int i = 0; i < sc->n_work; i++)
@@ -350,7 +351,7 @@ static int open_copies(hpc_scheme *sc, const char *op) {
             hpc_output *out = &sc->work[i].outputs[o];
             size_t nbytes = hpc_output_bytes(sc, sc->work[i].row);
             const size_t mean = (size_t)sc->work[i].row->count * sizeof(float);
-            if ((sc->use != NULL) && mean > nbytes) nbytes = mean; /* means are gathered too */
+            if ((sc->use != NULL) && mean > nbytes) nbytes = mean; /* copies also serve means that are gathered */
             if (out->params == NULL && (out->copy = malloc(nbytes)) == NULL)
                 return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a copy of the outputs to rank %d", op,
                                 out->rank);
@@ -366,7 +367,7 @@ static int open_shares(hpc_scheme *sc, const char *op) {
         share->left = share->n_rows;
         share->members = malloc(size * sizeof *share->members);
         if (share->members == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a share", op);
-        /* This rank last: once answered it may close, and then it sends nothing more. */
+        /* This rank comes last: once answered it may close, and then it sends nothing more. */
         for (int i = 1; i <= sc->context->group.size; i++) {
             int r = (sc->context->group.rank + i) % sc->context->group.size;
             if (hpc_share_answers(sc, share, r)) share->members[share->n_members++] = r;
@@ -375,7 +376,7 @@ static int open_shares(hpc_scheme *sc, const char *op) {
     return HPC_OK;
 }
 
-/* Rows that are worked off. Over shared memory nothing else tells a fold that takes long from a deadlock. */
+/* Counts work on rows. Over shared memory only this tells a long fold from a deadlock. */
 static uint64_t count_works(const void *arg) {
     const hpc_scheme *sc = arg;
     uint64_t n = 0;

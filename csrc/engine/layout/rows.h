@@ -4,12 +4,12 @@
 
 #include "engine/scheme.h"
 
-/* The cores have been chosen and the window is there. */
+/* Called when the cores are chosen and the window exists. */
 int hpc_rows_open(hpc_scheme *sc, const char *op);
 void hpc_rows_free(hpc_scheme *sc);
 
-/* Names the outputs of this rank's rows that apply by the groups that they are for: a group's lowest rank need not be
- * one that gets parameters by the output. */
+/* For each output of this rank's rows that apply: replaces lowest by the lowest rank of the output's group, which need
+ * not get parameters by that output. */
 void hpc_rows_name_groups(hpc_scheme *sc);
 
 #endif

@@ -1,15 +1,16 @@
-/* Stages: a row may send its output to other rows, so a push may pass several rows before its owner has it, and
- * parameters several relays before a worker has them. This file finds the results for each row, from the plan alone.
+/* Stages: a row may send its output to other rows. So a push may pass several rows before its owner has it, and
+ * parameters several relays before a worker has them. This file finds, from the plan alone, which ranks feed each row
+ * and which it reaches.
  *
- * Every share answers the ranks at its own ends only, and a worker waits for the shares that write its parameters. If
- * the rows that read its update lead to one of these, their answer proves that the update was read: their folds were
- * made of it. If not, the share that reads the update answers its worker too, and is waited for.
+ * A share answers only the ranks on its own edges, and a worker waits for the shares that write its parameters. If the
+ * rows that read its update lead to such a share, that share's answer proves that the update was read. If they do not,
+ * the share that reads the update answers the worker too, and the worker waits for it.
  *
- * A row that sends nothing on, as it only keeps a master, answers all ranks whose updates reach it: they count as its
+ * A row that only keeps a master, and sends nothing on, answers all ranks whose updates reach it: they count as its
  * receivers.
  *
- * A slot that a row sends to is written again with the next fold. That is safe where a rank that feeds the sender gets
- * the result of the slot's fold: it pushes again only after that. Other plans are refused. */
+ * A slot that a row sends to is written again with the row's next fold. This is safe if some rank that feeds the
+ * sending row gets the result made from the slot, because it pushes again only after that. Other plans are refused. */
 #include "engine/layout/stages.h"
 
 #include <stdlib.h>
@@ -41,12 +42,12 @@ int hpc_row_sends_to_rows(const hpc_row *row) {
     return 0;
 }
 
-/* An edge from a row weighs as much as all that the row folds. */
+/* An edge from a row weighs as much as all pushes that the row folds. */
 double hpc_edge_mass(const hpc_scheme *sc, const hpc_edge *edge) {
     return edge->weight * (edge->row < 0 ? 1 : sc->layout.stages.masses[edge->row]);
 }
 
-/* Whether an input brings no bytes. On a graph none is empty, as the weights of a step may differ from the plan's. */
+/* On a graph no input counts as empty, because the weights of a step may differ from the plan's. */
 int hpc_input_is_empty(const hpc_scheme *sc, const hpc_edge *edge) {
     return edge->row < 0 && edge->weight == 0 && sc->graph == NULL;
 }
@@ -78,7 +79,7 @@ static int meet(const hpc_stages *st, int feeds, int gets) {
 
 /* ---- find ---- */
 
-/* Orders the rows so that each comes after the rows that send to it. A plan has no circle. */
+/* Orders the rows so that each comes after the rows that send to it. A plan has no cycle. */
 static void sort_rows(const hpc_plan *plan, int *missing, int *order) {
     int n = 0;
     for (int i = 0; i < plan->n_rows; i++) {
@@ -101,7 +102,7 @@ static void spread(const hpc_plan *plan, hpc_stages *st, const int *order) {
     for (int at = 0; at < plan->n_rows; at++) {
         int i = order[at];
         const hpc_row *row = &plan->rows[i];
-        for (int e = 0; e < row->n_in; e++) /* those before it have theirs */
+        for (int e = 0; e < row->n_in; e++) /* rows earlier in the order have theirs already */
             st->masses[i] += row->in[e].weight * (row->in[e].row < 0 ? 1 : st->masses[row->in[e].row]);
         for (int e = 0; e < row->n_out; e++) {
             int to = row->out[e].row;
@@ -133,7 +134,7 @@ static int check_slots(const hpc_plan *plan, const hpc_stages *st, const char *o
     return HPC_OK;
 }
 
-/* Without edges between rows the edges to ranks are enough, and nothing is found here. */
+/* Without edges between rows the edges to ranks suffice, and nothing is computed here. */
 int hpc_stages_find(hpc_scheme *sc, const char *op) {
     const hpc_plan *plan = sc->plan;
     hpc_stages *st = &sc->layout.stages;
@@ -178,7 +179,7 @@ int hpc_row_reaches(const hpc_scheme *sc, int row, int rank) {
     return st->many ? has_rank(st->receivers, st, row, rank) : hpc_row_has_output(&sc->plan->rows[row], rank);
 }
 
-/* The rows of a chunk lie together. */
+/* The rows of a chunk are adjacent in the plan. */
 int hpc_row_is_copy(const hpc_scheme *sc, int row, int step) {
     const hpc_row *rows = sc->plan->rows, *own = &rows[row];
     for (int i = row + step; i >= 0 && i < sc->plan->n_rows; i += step) {
@@ -197,7 +198,8 @@ int hpc_row_gives_mean(const hpc_scheme *sc, int row, int rank) {
     return hpc_row_is_fed_by(sc, row, rank) && hpc_row_has_mean_of(sc, row, rank);
 }
 
-/* Calls holds for the rows of a share until it is nonzero; not again for a row with the same edges, as in every hub. */
+/* Calls holds for the rows of a share until it returns nonzero; skips a row with the same edges as the row before, as
+ * in every hub. */
 typedef int holding(const hpc_scheme *sc, int row, int rank);
 
 static inline int some_row(const hpc_scheme *sc, const hpc_share *share, int rank, holding *holds) {
@@ -243,7 +245,7 @@ static int is_answered(const hpc_scheme *sc, int row, int rank) {
     return hpc_row_has_output(r, rank) || (hpc_row_has_input(r, rank) && !has_rank(st->receivers, st, row, rank));
 }
 
-/* Relays pass on parameters alone where owners answer all workers. */
+/* If owners answer all workers, relays only pass parameters on. */
 static int is_awaited_from_all(const hpc_scheme *sc, const hpc_share *share, int rank) {
     int action = sc->plan->rows[share->rows[0]].action;
     return action != HPC_FORWARD && (action != HPC_RELAY || some_row(sc, share, rank, is_output)) &&
@@ -256,15 +258,15 @@ int hpc_share_is_awaited_by(const hpc_scheme *sc, const hpc_share *share, int ra
     return sc->layout.stages.many ? some_row(sc, share, rank, is_answered) : hpc_share_involves(sc, share, rank);
 }
 
-/* A forward has left once its owner has received the resulting parameters, on each way. Of other rows the owner knows
- * only that they are done where they answer it, and forwards to relays may have found a full ring even then. */
+/* A forward has left once its owner has the parameters made from it, on each path. About another row the owner knows
+ * only that it is done, and only if the row answers it. Even then forwards to relays may have found a full ring. */
 int hpc_row_outlasts_pulls(const hpc_scheme *sc, int row) {
     const hpc_row *r = &sc->plan->rows[row];
     const hpc_stages *st = &sc->layout.stages;
     if (!st->many) return 0;
     if (r->action != HPC_FORWARD) return !is_answered(sc, row, r->owner);
     if ((sc->discipline->traits & HPC_ANSWERS_ALL) && hpc_row_is_fed_by(sc, row, r->owner))
-        return 0; /* all have answered its pull */
+        return 0; /* all shares have answered its pull */
     for (int e = 0; e < r->n_out; e++)
         if (!has_rank(st->receivers, st, r->out[e].row, r->owner)) return 1;
     return 0;

@@ -1,4 +1,3 @@
-/* News of a core for other ranks and the user: the failure that has ended the exchange, answers, and counts. */
 #include "engine/owner/answer.h"
 #include "engine/bytes.h"
 
@@ -7,7 +6,7 @@
 
 /* ---- failure ---- */
 
-/* The thread that works for the scheme tells the other ranks: the core's own, or the wait that ran the task. */
+/* The other ranks are told by the thread that works for the scheme: the core's own, or the one whose wait ran it. */
 void hpc_scheme_fail(hpc_scheme *sc, int status, const char *why) {
     if (atomic_exchange_explicit(&sc->fault.failing, 1, memory_order_relaxed)) return;
     snprintf(sc->fault.failure, sizeof sc->fault.failure, "%s", why);
@@ -43,7 +42,7 @@ void hpc_share_count_received(const hpc_scheme *sc, const hpc_share *share, int 
     hpc_count_received(sc, rank, share->nbytes);
 }
 
-/* Cores of one rank count together. */
+/* All cores of a rank add to these counts. */
 void hpc_share_count_fold(hpc_core *core, int n) {
     hpc_tally_add(&core->tally.reduces, 1);
     hpc_tally_add(&core->tally.whole, (uint64_t)n);

@@ -1,36 +1,36 @@
-/* News of a core for other ranks and the user: the failure that has ended the exchange, answers, and counts. None of
- * these functions waits. */
+/* News from a core to other ranks and the user: the failure that ended the exchange, answers, and counts. None of these
+ * functions waits. */
 #ifndef HPC_ANSWER_H
 #define HPC_ANSWER_H
 
 #include "engine/scheme.h"
 
-/* Records the failure that ends the exchange; the first one counts. hpc_scheme_check tells the other ranks. */
+/* Records the failure that ends the exchange; later failures are ignored. hpc_scheme_check tells the other ranks. */
 void hpc_scheme_fail(hpc_scheme *sc, int status, const char *why);
 
-/* Ends the exchange if status says that a put has failed. A worker that is gone needs no answer: ranks that wait for it
- * find out by themselves. */
+/* Ends the exchange if status is the failure of a put. HPC_ERR_PEER is ignored: a worker that is gone needs no answer,
+ * and ranks that wait for it find out themselves. */
 void hpc_core_check_put(hpc_core *core, int status);
 
-/* Puts bytes into rank's part by the core's lane. */
+/* Puts bytes into rank's part by the core's lane out. */
 void hpc_core_put(hpc_core *core, int rank, const void *src, size_t nbytes, size_t offset);
 
 /* Answers rank: stores value in its signal. */
 void hpc_share_answer(hpc_core *core, int rank, int signal, uint64_t value);
-/* The same behind bytes that are written into rank's part. */
+/* Answers likewise, after nbytes from src are written into rank's part. */
 void hpc_share_answer_with(hpc_core *core, int rank, const void *src, size_t nbytes, size_t offset, int signal,
                            uint64_t value);
 
-/* Counts the bytes of rank's inputs to a share as received. hpc_row_count_received does it by rows instead. */
+/* Counts the bytes of rank's inputs to a share as received. hpc_row_count_received does so for one row. */
 void hpc_share_count_received(const hpc_scheme *sc, const hpc_share *share, int rank);
-/* Counts a fold of a share whose n inputs of others were all whole. */
+/* Counts a fold of a share that took n whole inputs of other ranks. */
 void hpc_share_count_fold(hpc_core *core, int n);
-/* Makes room for these counts. less: inputs of each row that do not count. */
+/* Allocates these counts. less: how many inputs of each row do not count. */
 int hpc_share_open_counts(hpc_scheme *sc, int less, const char *op);
 
-/* ---- signals: closed by each rank, args seen by each core, then one or two a share ---- */
+/* ---- signals: one for each rank that closes, one for each core that sees args, then one or two for each share ---- */
 
-/* Values of a closed signal: the rank pushes nothing more; it answers nothing more either. */
+/* Values of a closed signal: HPC_CLOSED, the rank pushes nothing more; HPC_FREED, it answers nothing more either. */
 enum { HPC_CLOSED = 1, HPC_FREED = 2 };
 
 static inline int hpc_signal_closed(int rank) {
@@ -39,10 +39,11 @@ static inline int hpc_signal_closed(int rank) {
 static inline int hpc_signal_applied(const hpc_scheme *sc, int share) {
     return sc->context->group.size + sc->layout.n_cores + share;
 }
-static inline int hpc_signal_second(const hpc_scheme *sc, int share) { /* of a pull, or HPC_DECIDES */
+static inline int hpc_signal_second(const hpc_scheme *sc, int share) { /* of a pull, or of HPC_DECIDES */
     return hpc_signal_applied(sc, share) + sc->layout.n_shares;
 }
-/* The closed signal of rank: HPC_CLOSED, HPC_FREED or 0. acquire: everything that it put before is there. */
+/* Returns the closed signal of rank: HPC_CLOSED, HPC_FREED or 0. The acquire orders all earlier puts of rank before
+ * later loads. */
 static inline uint64_t hpc_closed_signal(const hpc_scheme *sc, int rank) {
     return atomic_load_explicit(hpc_own_signal(sc->window, hpc_signal_closed(rank)), memory_order_acquire);
 }

@@ -1,5 +1,5 @@
-/* The steps of one block of a row: its inputs are folded, the rule is applied, and the block's output is encoded, all
- * while the block is in the first caches. */
+/* The steps of one block of a row: fold the inputs, apply the rule, encode the output, all while the block is in the L1
+ * or L2 cache. */
 #include "engine/owner/block.h"
 
 #include <stdio.h>
@@ -20,8 +20,8 @@ void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, in
     hpc_scheme_fail(core->scheme, HPC_ERR_INVALID, why);
 }
 
-/* The average of the update in a slot goes into the next slot. No rank reads that slot any more: the push of the update
- * has waited for the answers to its last content. */
+/* The average of the updates in a slot is written into the next slot. No rank reads that slot any more, because the
+ * push of this update waited for the answers to the slot's last content. */
 void hpc_row_turn(const hpc_scheme *sc, hpc_work *w, uint64_t slot) {
     char *at = hpc_own_part(sc) + hpc_params_at(sc, w->row->owner, w->row->key, slot + 1);
     w->param = (float *)(void *)at + w->row->offset;

@@ -5,42 +5,42 @@
 #include "engine/discipline.h"
 #include "engine/owner/kind.h"
 
-/* Elements of the block that begins at element from. */
+/* Returns how many elements the block has that begins at element from. */
 static inline size_t hpc_block_count(const hpc_work *w, size_t from) {
     return w->row->count - from < HPC_BLOCK ? w->row->count - from : HPC_BLOCK;
 }
 
-/* The folded block: out, or its only input in place. NULL when a user's fold has failed. */
+/* Returns the folded block: out, or the only input where it lies. Returns NULL if a user's fold has failed. */
 const float *hpc_block_fold(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, float *out, int stream,
                             const double *args, size_t from, size_t n);
-/* Applies a folded block to the parameters, or to Z. Nonzero when the rule has failed. */
+/* Applies a folded block to the parameters, or to Z if the rule has a dual. Returns nonzero if the rule has failed. */
 int hpc_block_apply(hpc_core *core, const hpc_work *w, const float *block, int n_updates, const double *args,
                     size_t from, size_t n);
-/* Encodes a block of a row's outputs, as they are sent: parameters, or a fold. */
+/* Encodes a block of a row's output, parameters or fold, as it is sent. */
 void hpc_block_encode(const hpc_work *w, const float *block, size_t from, size_t n);
-/* The rule, or the fold, of a row has returned nonzero. The exchange fails. */
+/* Ends the exchange because a row's rule or fold, as what names it, has returned nonzero. */
 void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, int returned);
-/* Turns a model that rotates: the parameters are in another slot from now on. */
+/* Rotates a model: its parameters are in the slot after slot from now on. */
 void hpc_row_turn(const hpc_scheme *sc, hpc_work *w, uint64_t slot);
-/* A step begins: nothing that its inputs hold can be refused any more. */
+/* Begins a step. From here on no input of the step is refused. */
 static inline void hpc_row_begin_step(const hpc_scheme *sc, hpc_work *w, uint64_t slot) {
     if (sc->rotates) hpc_row_turn(sc, w, slot);
     w->step++;
     hpc_tally_add(&w->folded, 1);
 }
-/* It has been made of so many arrays. Pieces are counted as they are added. */
+/* Counts a fold of n_arrays arrays. Pieces are counted when they are added. */
 static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_arrays) {
     hpc_tally_add(&core->tally.applied, 1);
     hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->config, w->row->count) * (size_t)n_arrays);
 }
-/* Whether a fold outlasts the work on its row: a mean is kept. Rows of peers, and of codecs that need no sum of a whole
- * row, keep their inputs instead (kept.c). */
+/* Returns whether a row keeps its fold, as a mean, after its work. Rows of peers, and rows whose codec needs no sum of
+ * a whole row, keep their inputs instead (kept.c). */
 int hpc_row_keeps_fold(const hpc_scheme *sc, const hpc_row *row);
-/* Whether the discipline has the sums of a forward: not of one that only passes on another row's forward. */
+/* Returns whether the discipline keeps a forward's sums. A row that only passes another row's forward on has none. */
 static inline int hpc_row_is_summed(const hpc_scheme *sc, const hpc_row *row) {
     return (sc->discipline->traits & HPC_SUMS) && row->action == HPC_FORWARD && (row->n_in > 1 || row->in[0].row < 0);
 }
-/* Whether folds take all inputs of a row, with the plan's weights. */
+/* Returns whether every fold takes all inputs of a row, with the plan's weights. */
 static inline int hpc_folds_whole(const hpc_scheme *sc) {
     return (sc->discipline->traits & HPC_WHOLE) && !sc->turns;
 }

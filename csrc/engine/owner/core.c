@@ -1,8 +1,8 @@
-/* A core owns rows for life and shares nothing with the others. It takes events from its lane, checks that they name
- * one of the core's rows or shares and bring the bytes that are due, and hands them to the discipline.
+/* A core owns rows for life and shares nothing with other cores. It takes events from its lane, checks that each names
+ * one of its rows or shares and brings the bytes that are due, and hands it to the discipline.
  *
- * A core never waits. A forward to a full ring is kept for its receiver, and an event that has to wait for its sender;
- * both are tried again at the next call. So a rank that stands still delays only itself. */
+ * A core never waits. If a ring is full, it keeps the forward for that receiver; if an event must wait, it holds the
+ * event for that sender. Both are tried again at the next call. So a rank that hangs delays only itself. */
 #define _GNU_SOURCE
 #include "engine/owner/core.h"
 
@@ -52,7 +52,7 @@ int hpc_core_brings(const hpc_core *core, const hpc_event *event, const char *wh
     return 0;
 }
 
-/* A row of another rank has nothing to send to this one. */
+/* Handles an event by which another rank's row tells that it has nothing to send to row w. */
 static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event, hpc_nothing_came *came) {
     const int input = w == NULL ? -1 : hpc_row_input_of(w, event->peer, 1);
     if (input < 0) return 0;
@@ -60,7 +60,6 @@ static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event, h
     return 1;
 }
 
-/* A worker has no gradient. */
 int hpc_core_empty_came(hpc_core *core, const hpc_share *share, const hpc_event *event, hpc_nothing_came *came) {
     const hpc_scheme *sc = core->scheme;
     const int slot = hpc_imm_slot(event->imm);
@@ -80,13 +79,13 @@ int hpc_core_empty_came(hpc_core *core, const hpc_share *share, const hpc_event 
     return 1;
 }
 
-/* Pushes of rank come by one event a row, unless they are read in rank's memory or come by puts before the share's
- * event. */
+/* Returns whether one event stands for a whole share of rank's pushes: if they are read in rank's memory, or put before
+ * the share's event. If not, each row has an event. */
 static int comes_by_share(const hpc_scheme *sc, int rank) {
     return sc->discipline->traits & HPC_BRINGS_NUMBER || hpc_reads_in_place(sc, sc->context->group.rank, rank);
 }
 
-/* Whether rank pushes to some rows of a share without bytes: the event alone tells that it has pushed. */
+/* Returns whether rank pushes to some rows of a share without bytes, so that only the event tells of the push. */
 static int tells(const hpc_scheme *sc, const hpc_share *share, int rank) {
     for (int i = 0; i < share->n_rows && share->some_empty; i++) {
         const hpc_edge *push = hpc_row_input(&sc->plan->rows[share->rows[i]], rank);
@@ -97,8 +96,9 @@ static int tells(const hpc_scheme *sc, const hpc_share *share, int rank) {
 
 _Static_assert(HPC_PLAN_DEPTH <= 1 << HPC_IMM_SLOT_BITS, "an event names any slot of a plan");
 
-/* The inputs of the sender have come to all rows of a share; or, where the others are put row by row, the empty ones.
- * Returns 0 if the event names no share of this core, 1 if it was handled, even by a failure; likewise all below. */
+/* Handles the event of a share: the sender's inputs have come to all its rows or, if other rows have separate events,
+ * to the rows where they are empty. Returns 0 if the event names no share of this core, and 1 if it was handled, even
+ * if that failed. All functions below return the same. */
 static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *event, int slot) {
     const hpc_scheme *sc = core->scheme;
     const hpc_discipline *d = sc->discipline;
@@ -119,14 +119,14 @@ static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *e
     return known;
 }
 
-/* An input is sent on before it is applied. */
+/* Handles an input that has come. It is sent on before it is applied. */
 static int input_came(hpc_core *core, hpc_work *w, int input, const hpc_event *event, int slot) {
     const hpc_scheme *sc = core->scheme;
     const hpc_input *in = &w->inputs[input];
     if (in->empty) return 0;
     const size_t due = in->codec->length(w->config, in->slots + (size_t)slot * in->stride, w->row->count);
     if (!hpc_core_brings(core, event, "row", w->row->key, due > 0 ? due : SIZE_MAX))
-        return 1; /* it says so of itself */
+        return 1; /* hpc_core_brings has ended the exchange */
     if (in->hops != NULL) hpc_forward_input(core, w, in, slot);
     return sc->gate->row_came(core, w, input, slot);
 }
@@ -139,7 +139,7 @@ static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int for
     return input_came(core, w, input, event, slot);
 }
 
-/* The sender passes on an update of another rank, which has the row that the event names. */
+/* Handles an update that the sender passes on for another rank; the event names that rank's row. */
 static int passed_came(hpc_core *core, const hpc_event *event, int slot) {
     const hpc_scheme *sc = core->scheme;
     const int row = hpc_imm_index(event->imm);
@@ -156,7 +156,7 @@ static int args_came(hpc_core *core, hpc_share *share, const hpc_event *event, i
     return hpc_args_came(core, share, event->peer, slot);
 }
 
-/* A pull is of a share, and brings nothing. */
+/* Handles events that are no inputs. A pull names a share, and brings no bytes. */
 static int other_came(hpc_core *core, const hpc_event *event) {
     const hpc_scheme *sc = core->scheme;
     hpc_share *share = hpc_core_share(core, hpc_imm_index(event->imm));
@@ -166,7 +166,7 @@ static int other_came(hpc_core *core, const hpc_event *event) {
     return sc->gate->other_came(core, share, event);
 }
 
-/* Returns 0 if the event has to wait. */
+/* Handles an event. Returns 0 if it must wait. */
 static int handle(hpc_core *core, const hpc_event *event) {
     const hpc_scheme *sc = core->scheme;
     int index = hpc_imm_index(event->imm), slot = hpc_imm_slot(event->imm), known = 0;
@@ -212,8 +212,9 @@ static void retry_held(hpc_core *core) {
     }
 }
 
-/* Pushes come by lane in. Lane out brings nothing but forwards of the other ranks' cores of this number. The two lanes
- * take turns at being looked at first: else a receiver of many pushes would let the rings of its forwards run full. */
+/* Gets the next event. Pushes come by lane in; lane out brings only forwards, from the cores of the same number at
+ * other ranks. The lanes take turns at being polled first: with in always first, a receiver of many pushes would let
+ * the rings of its forwards fill up. */
 static int next_event(hpc_core *core, hpc_event *event) {
     int at_out = core->at_out, status;
     if (core->n_held > 0) retry_held(core);
@@ -229,13 +230,13 @@ static int next_event(hpc_core *core, hpc_event *event) {
     return status == HPC_OK;
 }
 
-/* Handles everything that has come; returns the number of events. */
+/* Handles all events that have come; returns how many. */
 static int work_core(hpc_core *core) {
     hpc_scheme *sc = core->scheme;
     hpc_event event;
     double start = 0;
     int n = 0;
-    if (core->due <= 0) start = hpc_now(); /* work is left from before */
+    if (core->due <= 0) start = hpc_now(); /* work is left from the last call */
     hpc_lane_cork(core->out);
     if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0) hpc_forward_retry(core);
     while (!hpc_scheme_has_failed(sc) && !atomic_load_explicit(&core->paused, memory_order_relaxed) &&
@@ -243,11 +244,11 @@ static int work_core(hpc_core *core) {
         if (n++ == 0 && start == 0) start = hpc_now();
         if (!handle(core, &event)) hold(core, &event);
         if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0)
-            hpc_forward_retry(core); /* rings empty while this goes on */
+            hpc_forward_retry(core); /* rings may get room meanwhile */
     }
     const int taken = n;
     if (sc->gate->work != NULL && !hpc_scheme_has_failed(sc) &&
-        !atomic_load_explicit(&core->paused, memory_order_relaxed)) /* then all that has come was handled */
+        !atomic_load_explicit(&core->paused, memory_order_relaxed)) /* then all events were handled */
         n += sc->gate->work(core);
     hpc_lane_uncork(core->out);
     if (n > 0 && start > 0) {
@@ -270,15 +271,15 @@ static const char *work_inline(void *arg) {
     sc->task.left = 0;
     for (int c = 0; c < sc->n_own_cores; c++) {
         work_core(&sc->cores[c]);
-        if (sc->cores[c].due < INFINITY) sc->task.left |= HPC_AWAITED; /* a time, which rings no bell */
+        if (sc->cores[c].due < INFINITY) sc->task.left |= HPC_AWAITED; /* a time is due, and no bell rings at it */
         if (sc->cores[c].due <= 0) sc->task.left |= HPC_LEFT | HPC_MORE;
     }
     return why_failed(sc);
 }
 
 /* Order: the thread does  store working; load paused.  A pause does  paused += 1; load working.  All four are
- * sequentially consistent, so that one of the two sees the other. The store of 0 to working releases the thread's
- * writes to its rows, and paused -= 1 the reads of the thread that paused it. */
+ * sequentially consistent, so at least one side sees the other's store. The store of 0 to working releases the thread's
+ * writes to its rows; paused -= 1 releases the reads of the thread that paused. */
 static int work_unless_paused(hpc_core *core) {
     int n = 0;
     atomic_store(&core->working, 1);
@@ -287,8 +288,8 @@ static int work_unless_paused(hpc_core *core) {
     return n;
 }
 
-/* A core never waits, so it leaves its rows after one event. Inline, the wait of any thread may work for it: the thread
- * that holds the context's tasks has the rows, and the next holder sees everything that it wrote. */
+/* A core never waits, so after one event it is outside its rows. Inline, the wait of any thread may work for the core:
+ * the thread that holds the context's tasks has the rows, and the next holder sees all its writes. */
 void hpc_core_pause(hpc_core *core) {
     if (!core->running && !core->scheme->inline_progress) return;
     atomic_fetch_add(&core->paused, 1);
@@ -302,10 +303,10 @@ void hpc_core_resume(hpc_core *core) {
     if (!core->running && !core->scheme->inline_progress) return;
     atomic_fetch_sub_explicit(&core->paused, 1, memory_order_release);
     if (!core->running) hpc_context_let_tasks(core->scheme->context);
-    hpc_bell_ring(core->scheme->context->group.bell); /* it may have gone to sleep over events */
+    hpc_bell_ring(core->scheme->context->group.bell); /* the thread may have slept although events came */
 }
 
-/* The core after this one that its thread works for; NULL: none. A core joins the thread when its scheme is open. */
+/* Returns the next core that the same thread works for, or NULL. A core joins the thread when its scheme is open. */
 static hpc_core *beside(const hpc_core *core) {
     return atomic_load_explicit(&core->beside, memory_order_acquire);
 }
@@ -330,14 +331,14 @@ static int thread_has_work(void *arg) {
            why_any_failed(first) != NULL;
 }
 
-/* A core waits for no rank in particular: workers may leave, and the others' pushes still come. */
+/* A core's thread waits for no particular rank: workers may leave, and the others' pushes still come. */
 static int nobody_else(void *arg, int *ranks) {
     ranks[0] = ((hpc_core *)arg)->scheme->context->group.rank;
     return 1;
 }
 
-/* Each round of work begins a new wait, so that a busy core spins and an idle one sleeps. A dead rank ends the thread:
- * the waits of every rank that is left report it. */
+/* Each round of work begins a new wait, so a busy core spins and an idle one sleeps. A dead rank ends the thread; the
+ * waits of every surviving rank report the death. */
 static void *run_core(void *arg) {
     hpc_core *core = arg;
     hpc_scheme *sc = core->scheme;
@@ -353,15 +354,15 @@ static void *run_core(void *arg) {
     return NULL;
 }
 
-/* The core of that number whose thread another scheme of the exchange has; NULL: none has one. */
+/* Returns the core with this number in another scheme of the exchange that has a thread, or NULL. */
 static hpc_core *threaded(const hpc_scheme *sc, int index) {
     for (const hpc_scheme *with = sc->next; with != sc; with = with->next)
         if (index < with->n_own_cores && with->cores[index].owns_thread) return &with->cores[index];
     return NULL;
 }
 
-/* The first n cores work by the threads that other schemes have for cores of their numbers: two threads of one number
- * would be pinned to one CPU. These threads are woken: an event that came before them has woken no thread. */
+/* Lets the first n cores join the threads that other schemes have for cores of the same numbers, as two threads of one
+ * number would be pinned to one CPU. The threads are woken: an event that came earlier has woken none. */
 static void join_threads(hpc_scheme *sc, int n) {
     for (int c = 0; c < n; c++) {
         hpc_core *last = threaded(sc, c);
@@ -375,7 +376,7 @@ static void join_threads(hpc_scheme *sc, int n) {
 static int start_thread(hpc_core *core) {
     char name[16];
     sigset_t all, before;
-    sigfillset(&all); /* signals are for the caller's threads */
+    sigfillset(&all); /* signals are left to the caller's threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     core->running = core->owns_thread = pthread_create(&core->thread, NULL, run_core, core) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -386,8 +387,7 @@ static int start_thread(hpc_core *core) {
     return 1;
 }
 
-/* Stops the threads that cores of this scheme own. Cores of other schemes that had joined such a thread have none then.
- */
+/* Stops the threads that cores of this scheme own. Cores of other schemes that joined them have no thread then. */
 static void stop_threads(hpc_scheme *sc) {
     atomic_store_explicit(&sc->stopping, 1, memory_order_release);
     for (int c = 0; sc->cores != NULL && c < sc->n_own_cores; c++) {
@@ -413,7 +413,7 @@ void hpc_cores_start(hpc_scheme *sc) {
     if (unpinned > 0)
         hpc_group_note(&sc->context->group, HPC_NOTE_DEGRADED,
                        "exchange: the kernel refused to pin the core threads to CPUs: they run unpinned");
-    if (n < sc->n_own_cores) { /* inline, all of them */
+    if (n < sc->n_own_cores) { /* all cores work inline */
         if (threads)
             hpc_group_note(
                 &sc->context->group, HPC_NOTE_DEGRADED,
@@ -434,7 +434,7 @@ void hpc_cores_start(hpc_scheme *sc) {
 void hpc_cores_stop(hpc_scheme *sc) {
     hpc_scheme *of = sc;
     do {
-        if (of->inline_progress) { /* else threads may be reading it */
+        if (of->inline_progress) { /* if not, threads may be reading it */
             hpc_context_remove_task(of->context, &of->task);
             of->inline_progress = 0;
         }
@@ -454,7 +454,8 @@ static int nothing_is_kept(void *arg) {
     return 1;
 }
 
-/* The receivers that kept forwards may be for. The lists belong to the cores, so all ranks that rows send to count. */
+/* Writes the ranks that kept forwards may be for. The lists belong to the cores' threads, so this takes all ranks that
+ * rows send to. */
 static int receivers_of_rows(void *arg, int *ranks) {
     const hpc_scheme *sc = arg;
     int n = 0;
@@ -468,7 +469,7 @@ static int receivers_of_rows(void *arg, int *ranks) {
     return n;
 }
 
-/* A core counts bytes after it has sent them: between two events all are counted. */
+/* A core counts bytes after it has sent them, so between two events everything is counted. */
 int hpc_cores_send_kept(hpc_scheme *sc, const char *op, double timeout) {
     const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, sc, 0};
     int status = nothing_is_kept(sc) ? HPC_OK : hpc_wait_for(&sc->context->group, &wait, timeout);
@@ -481,7 +482,7 @@ int hpc_cores_send_kept(hpc_scheme *sc, const char *op, double timeout) {
 
 /* ---- all rows ---- */
 
-/* How many relays the parameters that a row sends have passed, itself included. */
+/* Returns how many relays the parameters that a row sends have passed, the row included. */
 static int hops_of(const hpc_scheme *sc, int row) {
     return sc->layout.stages.many ? sc->layout.stages.hops[row] : 0;
 }

@@ -1,6 +1,6 @@
-/* Forwards: a row sends its fold, its parameters, or an input unopened, on to rows of other ranks. A receiver gets its
- * forwards in order. A forward that finds the ring full is kept in a list of the receiver's own and sent later, so a
- * receiver that takes none delays only its own. */
+/* Forwards: a row sends its fold, its parameters, or an input it did not decode, to rows of other ranks. A receiver
+ * gets its forwards in order. If a receiver's ring is full, the forward is kept in a list for that receiver and sent
+ * later. So a receiver that takes none delays only its own forwards. */
 #include "engine/owner/forward.h"
 
 #include <string.h>
@@ -31,9 +31,9 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     return status;
 }
 
-/* Sends an input on, out of the slot into which it came, before it is applied. The slot is written again by the push
- * that comes depth pushes later: its worker makes that when all shares have answered the earlier one, which all ranks
- * have got then. */
+/* Sends an input on, before it is applied, out of the slot into which it came. The slot is written again by the push
+ * depth pushes later. Its worker makes that push only when all shares have answered this one, and by then all ranks
+ * have it. */
 static int try_pass(hpc_core *core, const hpc_work *w, const hpc_hop *to, int slot) {
     const hpc_scheme *sc = core->scheme;
     const char *piece = to->in->slots + (size_t)slot * to->in->stride;
@@ -52,7 +52,7 @@ static int try_kept(hpc_core *core, const hpc_kept *k) {
 
 static void keep_forward(hpc_core *core, int to, hpc_kept what) {
     hpc_kept *kept = core->free_kept;
-    if (kept == NULL) { /* there is room for all that can be on its way: more has come than may */
+    if (kept == NULL) { /* there is room for all forwards that can be pending, so a rank sent too much */
         hpc_scheme_fail(core->scheme, HPC_ERR_TRANSPORT, "a rank sent more of a row than its receivers have taken");
         return;
     }

@@ -1,4 +1,4 @@
-/* Fold and apply in two calls, where a row keeps its inputs: each call folds them again, block by block. */
+/* Fold and apply as two calls, where a row keeps its inputs: each call folds them again, block by block. */
 #include "engine/owner/kept.h"
 
 #include <stdlib.h>

@@ -24,6 +24,6 @@ static const hpc_row_kind *const kinds[] = {
 
 const hpc_row_kind *hpc_row_kind_of(const hpc_scheme *sc, const hpc_row *row) {
     size_t i = 0;
-    while (!kinds[i]->suits(sc, row)) i++; /* the last one takes all */
+    while (!kinds[i]->suits(sc, row)) i++; /* the last kind suits every row */
     return kinds[i];
 }

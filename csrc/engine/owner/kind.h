@@ -1,14 +1,15 @@
-/* A row kind says how the rows of one sort work. It is one const struct, in one file of this folder and in the array of
- * kind.c; a row gets its kind when the exchange is made, and nothing asks for it after that.
+/* A row kind implements the work of one sort of rows: fold, apply, send. It is one const struct, in one file of this
+ * folder and in the array of kind.c. A row gets its kind when the exchange is made; later code only calls its
+ * functions.
  *
- *   kind_pass.c      fold, rule and write of float32 in one pass
- *   kind_blocks.c    the same one step after the other, block by block
- *   kind_pieces.c    rows that take pieces, or send them; or sum them a part at a time
- *   kind_forward.c   the fold goes to another row, as an array
- *   kind_passthrough.c  a fold that has come goes on, unopened; so do parameters
+ *   kind_pass.c         fold, rule and write of float32 in one pass
+ *   kind_blocks.c       the same steps one after the other, block by block
+ *   kind_pieces.c       rows that take pieces or send them; some sum them a part at a time
+ *   kind_forward.c      rows whose fold goes to another row, as an array
+ *   kind_passthrough.c  rows that send on a fold, or parameters, without decoding them
  *
- * Below them block.c has the steps of one block, mean.c the steps of a fold that lies in the accumulator, and write.c
- * sends parameters to workers. */
+ * They use block.c (the steps of one block), mean.c (the steps of a fold in the accumulator) and write.c (sending
+ * parameters to workers). */
 #ifndef HPC_ROW_KIND_H
 #define HPC_ROW_KIND_H
 
@@ -17,38 +18,40 @@
 
 /* Bytes of a row's own memory. */
 typedef struct hpc_row_room {
-    size_t state;     /* of the rule */
-    size_t acc;       /* a fold that outlasts the work on its row */
-    size_t sum;       /* a fold that does not: it lies where that of the row before did, while that is in the caches */
-    size_t encoded;   /* outputs as they are sent */
-    size_t residual;  /* state of an encoder of pieces */
-    int sends_pieces; /* it has an encoder */
+    size_t state;     /* of the rule's state */
+    size_t acc;       /* of a fold that is kept after the row's work */
+    size_t sum;       /* of a fold that is not kept: it reuses the memory of the last row's fold, still in the caches */
+    size_t encoded;   /* of outputs as they are sent */
+    size_t residual;  /* of the state of an encoder of pieces */
+    int sends_pieces; /* the row has an encoder */
 } hpc_row_room;
 
 struct hpc_row_kind {
     const char *name;
-    /* Whether a row of this rank is of this kind. The first kind of the array that says yes is taken. */
+    /* Returns whether a row of this rank is of this kind. The first kind in the array that returns 1 is taken. */
     int (*suits)(const hpc_scheme *sc, const hpc_row *row);
     hpc_row_room (*room)(const hpc_scheme *sc, const hpc_row *row);
 
-    /* Folds inputs, applies the rule with args, and sends the result. Nonzero when the exchange has failed. */
+    /* Folds inputs, applies the rule with args, and sends the result. Returns nonzero when the exchange has failed. */
     int (*work)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
-    /* Adds inputs to the row's accumulator, or begins it with them. NULL: they are never added before the work. */
+    /* Adds inputs to the row's accumulator; with begins, replaces its content by them. NULL: inputs are never added
+     * before the work. */
     int (*add)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins);
-    int relays; /* its parameters have come from another row */
+    int relays; /* the row is a relay: its parameters came from another row */
 
-    /* Fold and apply in two calls (mean.c). fold makes the mean: w->mean, and adds its squares to *squares unless that
-     * is NULL. apply is the work on a mean, as the only input. NULL: the row has no parameters, or is never split. */
+    /* Fold and apply as two calls (mean.c). fold makes the mean, w->mean, and adds its squares to *squares unless that
+     * is NULL. apply does the work on a mean, as the only input. NULL: the row has no parameters, or is never split. */
     int (*fold)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares);
     int (*apply)(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args);
-    /* The same where a row keeps its inputs instead of a mean (kept.c). scaled is the work on scale times their fold.
-     * read writes the fold to to, and adds its squares to *squares; either may be NULL. */
+    /* Fold and apply as two calls, where a row keeps its inputs (kept.c). scaled does the work on scale times their
+     * fold. read writes the fold to to, and adds its squares to *squares; either may be NULL. */
     int (*scaled)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale);
     int (*read)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to, double *squares);
 
-    /* Writes the parameters in a slot into the memory of workers that is mapped here. NULL: it has no parameters. */
+    /* Writes the parameters in a slot into those workers' memory that is mapped here. NULL: the row has no
+     * parameters. */
     void (*write)(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot);
-    /* The bytes that go to other rows, and to workers whose memory is not mapped. */
+    /* Returns the bytes that go to other rows, and to workers whose memory is not mapped. */
     const void *(*leaving)(const hpc_work *w, int slot);
 };
 

@@ -1,5 +1,5 @@
-/* Rows that go block by block: the inputs of a block are folded, the rule is applied, and the parameters are written to
- * every worker, while the block is in the first caches. Averages are folded straight into the parameters. */
+/* Rows that go block by block: while a block is in the L1 or L2 cache its inputs are folded, the rule is applied, and
+ * the parameters are written to every worker. Averages are folded straight into the parameters. */
 #include "engine/owner/block.h"
 #include "engine/discipline.h"
 #include "engine/owner/kept.h"

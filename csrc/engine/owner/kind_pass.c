@@ -1,4 +1,4 @@
-/* Rows in one pass: float32 is folded, applied and written to every worker by one kernel, which reads and writes memory
+/* Rows in one pass: one kernel folds and applies float32 and writes it to every worker. It reads and writes memory
  * once. This is the default, and the fastest kind. */
 #include "engine/owner/block.h"
 #include "engine/owner/kept.h"
@@ -45,7 +45,7 @@ static int pass(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
         return returned;
     }
 #if defined(__x86_64__)
-    if (sc->stream) __builtin_ia32_sfence(); /* streamed stores come before the answer */
+    if (sc->stream) __builtin_ia32_sfence(); /* orders the streamed stores before the answer */
 #endif
     hpc_row_leave_mapped(core, w, to, (int)inputs->slot);
     hpc_row_count_fold(core, w, n_arrays);
@@ -56,7 +56,7 @@ static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
     return pass(core, w, inputs, args, inputs->n);
 }
 
-/* The pass multiplies the mean as it reads it. */
+/* The pass multiplies the mean by its factor as it reads it. */
 static int apply(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args) {
     return pass(core, w, mean, args, 0);
 }

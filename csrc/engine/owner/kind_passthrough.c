@@ -1,4 +1,4 @@
-/* Rows that send what has come in a slot on as it came: folds, and parameters (relays). They need no memory. */
+/* Rows that send the bytes in a slot on as they came: folds, and parameters (relays). They need no memory. */
 #include "engine/owner/block.h"
 #include "engine/owner/kind.h"
 #include "engine/owner/write.h"
@@ -10,10 +10,10 @@ static hpc_row_room room(const hpc_scheme *sc, const hpc_row *row) {
 
 /* ---- forwards ---- */
 
-/* Passes on another row's forward, unopened: a rack's way to its receivers, or a rank inside a tree (Parameter Flow,
- * section 3.4.2). A piece that was opened would be filtered twice. Puts read the slot that the forward came in, so it
- * may be written only after them: this holds where all inputs of a fold are taken, as its writer waits for receivers
- * below. */
+/* Passes another row's forward on without decoding it: a rack's way to its receivers, or a rank inside a tree
+ * (Parameter Flow, section 3.4.2). Decoding a piece would filter it twice. Puts read the slot that the forward came in,
+ * so it may be written only after them. That holds if folds take all inputs, because the slot's writer waits for the
+ * receivers below. */
 static int suits(const hpc_scheme *sc, const hpc_row *row) {
     if (row->action != HPC_FORWARD || row->n_in != 1 || row->in[0].row < 0 || row->in[0].weight != 1) return 0;
     if (sc->plan->rows[row->in[0].row].codec_out != row->codec_out) return 0;
@@ -24,7 +24,7 @@ static int work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
     const hpc_input *in = inputs->from[0];
     (void)args;
     hpc_row_begin_step(core->scheme, w, inputs->slot);
-    if (in->nbytes == 0) /* arrays are counted as they come */
+    if (in->nbytes == 0) /* arrays are counted when they come */
         hpc_count_received(core->scheme, in->rank, in->codec->length(w->config, inputs->bases[0], w->row->count));
     hpc_row_leave(core, w, inputs->to, (int)inputs->slot);
     hpc_row_count_fold(core, w, 0);

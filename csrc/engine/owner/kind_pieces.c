@@ -1,5 +1,6 @@
-/* Rows that take pieces of variable length, or send them. Pieces are added one by one, as a whole, to a sum that begins
- * with zeros; then the rule goes by blocks. Where the rule is sgd a piece goes straight into the parameters. */
+/* Rows that take pieces of variable length, or send them. Each piece is added as a whole to a sum that begins with
+ * zeroes; then the rule goes over the sum block by block. If the rule is sgd, a piece may be added to the parameters
+ * directly. */
 #include <math.h>
 #include <string.h>
 
@@ -24,7 +25,7 @@ static int sends_pieces(const hpc_row *row) {
     return row->action == HPC_FORWARD && !hpc_codec_of(row->codec_out)->addressable;
 }
 
-/* Adds inputs, some of which may be arrays. */
+/* Adds inputs to the accumulator. Some of them may be arrays. */
 static int add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins) {
     (void)args;
     if (begins) memset(w->acc, 0, (size_t)w->row->count * sizeof(float));
@@ -35,10 +36,10 @@ static int add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const doub
 
 /* ---- rows whose codec can sum a part of its pieces ---- */
 
-/* The row goes part by part: it sums the part of all pieces, and the rule then goes over that sum block by block, while
- * it is in the caches. No sum of the whole row is ever made. */
+/* These rows go part by part: they sum one part of all pieces, and the rule then goes over that sum block by block,
+ * while it is in the caches. A sum of the whole row is never made. */
 
-/* Elements of a part: a codec prepares once for so many. */
+/* Elements of a part: a codec prepares once for each part. */
 enum { PART = 128 * HPC_BLOCK };
 
 static int suits_parts(const hpc_scheme *sc, const hpc_row *row) {
@@ -81,7 +82,7 @@ static int parts_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, con
     return parts_scaled(core, w, inputs, args, 1);
 }
 
-/* The squares alone may be had without the fold. */
+/* If only the squares are asked for, the codec may know them without the fold. */
 static int parts_read(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to,
                       double *squares) {
     (void)args;
@@ -135,7 +136,7 @@ static int fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const dou
     return 0;
 }
 
-/* Rows that keep their inputs. */
+/* hpc_row_kind.scaled of rows that keep their inputs. */
 static int scaled(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale) {
     const void *sum = w->acc;
     if (add(core, w, inputs, args, 1) != 0) return -1;
@@ -171,7 +172,7 @@ const hpc_row_kind hpc_kind_pieces = {
 
 /* ---- sgd ---- */
 
-/* Parameters, or Z, are changed where they lie. Parameters go out as float32, and no other row sends them on. */
+/* These rows change parameters, or Z, where they lie. They send parameters as float32, and no row sends them on. */
 static int is_sgd(const hpc_scheme *sc, const hpc_row *row) {
     const hpc_key_rule *rule = &sc->rules[row->key];
     if (!rule->is_sgd || hpc_row_keeps_fold(sc, row)) return 0;
@@ -181,13 +182,13 @@ static int is_sgd(const hpc_scheme *sc, const hpc_row *row) {
     return 1;
 }
 
-/* Not with a prox, which also changes elements that the piece lacks. */
+/* A prox would also change elements that the piece lacks, so rows with a prox do not suit. */
 static int suits_in_place(const hpc_scheme *sc, const hpc_row *row) {
     return !hpc_rule_proxes(&sc->rules[row->key].rule) && row->n_in == 1 &&
            hpc_edge_codec(sc->plan, row, &row->in[0])->weighs && is_sgd(sc, row);
 }
 
-/* Memory for the sum of a row that rarely needs one: where it is needed at all. */
+/* Allocates the sum of a row that rarely needs one, at the first need. */
 static int take_sum(hpc_core *core, hpc_work *w) {
     const size_t nbytes = hpc_row_floats(w->row, 1);
     if (nbytes > core->acc_bytes && nbytes > core->sum_bytes) {
@@ -214,8 +215,9 @@ static int read_by_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, co
     return take_sum(core, w) != 0 ? -1 : read_sum(core, w, inputs, args, to, squares);
 }
 
-/* sgd changes only elements that the piece has: adds its values to the parameters, times minus the rate. The bits are
- * the same as by a sum that begins with zeros. A weight of the piece, or a decay of the parameters, needs the sum. */
+/* sgd changes only elements that the piece has, so this adds the piece, times minus the rate, to the parameters. The
+ * bits are the same as with a sum that begins with zeroes. A weight of the piece, or a decay of the parameters, needs
+ * that sum. */
 static int work_in_place(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args) {
     const double rate = args[1], decay = args[2];
     if (inputs->n != 1 || inputs->weights[0] != 1 || decay != 0) return work_by_sum(core, w, inputs, args);
@@ -241,7 +243,7 @@ const hpc_row_kind hpc_kind_pieces_in_place = {
     .leaving = hpc_params_leaving,
 };
 
-/* Several inputs, of a codec that adds them all at once. */
+/* Suits rows of several inputs whose codec adds them all in one pass. */
 static int suits_all(const hpc_scheme *sc, const hpc_row *row) {
     const hpc_codec *codec = hpc_row_pieces(sc, row);
     return codec != NULL && codec->add_all != NULL && is_sgd(sc, row);
@@ -251,7 +253,7 @@ static hpc_row_room room_all(const hpc_scheme *sc, const hpc_row *row) {
     return hpc_row_pieces(sc, row)->add_range != NULL ? parts_room(sc, row) : hpc_blocks_room(sc, row);
 }
 
-/* A decay of the parameters needs the sum, and so does a scale that is NaN: then all parameters become NaN. */
+/* A decay of the parameters needs the sum. So does a scale of NaN, which makes all parameters NaN. */
 static int scaled_all(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale) {
     const double rate = args[1], decay = args[2];
     const int sums = decay != 0 || isnan(scale);
@@ -291,7 +293,7 @@ const hpc_row_kind hpc_kind_pieces_all = {
 
 /* ---- forwards ---- */
 
-/* Sends the contents of the accumulator, as an array. */
+/* Sends the accumulator as an array. */
 static int send_array(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     hpc_row_begin_step(core->scheme, w, inputs->slot);
     for (size_t from = 0; w->encoded != NULL && from < w->row->count; from += HPC_BLOCK)
@@ -311,7 +313,7 @@ static int send_piece(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, int
     return 0;
 }
 
-/* Pieces that go on as an array. */
+/* Suits rows that take pieces and send an array. */
 static int is_opened(const hpc_scheme *sc, const hpc_row *row) {
     return row->action == HPC_FORWARD && takes_pieces(sc, row);
 }
@@ -334,7 +336,7 @@ const hpc_row_kind hpc_kind_forward_opened = {
     .leaving = hpc_fold_leaving,
 };
 
-/* Pieces that go on as a piece. */
+/* Suits rows that take pieces and send a piece. */
 static int is_filtered_again(const hpc_scheme *sc, const hpc_row *row) {
     return sends_pieces(row) && takes_pieces(sc, row);
 }
@@ -359,7 +361,7 @@ const hpc_row_kind hpc_kind_forward_pieces = {
     .leaving = hpc_fold_leaving,
 };
 
-/* Arrays that go on as a piece. */
+/* Suits rows that take arrays and send a piece. */
 static int is_filtered(const hpc_scheme *sc, const hpc_row *row) {
     (void)sc;
     return sends_pieces(row);

@@ -1,5 +1,5 @@
-/* Folds that are kept for a while: sums that lie in a row's accumulator, to which inputs are added one after the other;
- * and fold and apply in two calls, where a row keeps the mean until it is applied or skipped. */
+/* Folds that a row keeps: sums in its accumulator, to which inputs are added one by one; and, with fold and apply as
+ * two calls, the mean until it is applied or skipped. */
 #include "engine/owner/mean.h"
 
 #include <string.h>
@@ -52,7 +52,7 @@ int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *
     return w->kind->fold(core, w, inputs, args, squares);
 }
 
-/* The only input stays where it is, if it is the mean and its slot is not free yet. */
+/* A single input of weight 1 is itself the mean and stays where it is, if its slot is kept until the apply. */
 int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares) {
     const hpc_scheme *sc = core->scheme;
     int in_place = inputs->n == 1 && inputs->weights[0] == 1 && inputs->codec->plain && w->rule->rule.fold == NULL &&
@@ -69,7 +69,7 @@ int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const
     return 0;
 }
 
-/* Block by block, as a fold has it: the same bits. */
+/* Sums block by block, like a fold, which gives the same bits. */
 double hpc_row_squares(const hpc_core *core, const hpc_work *w) {
     double sum = 0;
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
@@ -77,7 +77,7 @@ double hpc_row_squares(const hpc_core *core, const hpc_work *w) {
     return sum;
 }
 
-/* A pass, or a fold of the mean alone, multiplies it as it reads it. */
+/* A pass, or a fold of the mean alone, multiplies the mean by its factor as it reads it. */
 int hpc_row_apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *given) {
     const char *base = (const char *)w->mean;
     const hpc_inputs mean = {.bases = &base,
@@ -95,7 +95,7 @@ int hpc_row_apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *g
     return w->kind->apply(core, w, &mean, args);
 }
 
-/* The mean of a user's own fold is multiplied where it lies: it is no input of another fold. */
+/* The mean of a user's own fold is multiplied where it lies, because it may not be an input of another fold. */
 int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args) {
     const hpc_scheme *sc = core->scheme;
     const void *sum = w->acc;
@@ -117,7 +117,7 @@ int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, c
     return 0;
 }
 
-/* The source of puts of the mean: a copy, where others may go on while the puts last. */
+/* Returns the source of the mean's puts: a copy, if other ranks may go on while the puts last. */
 static const void *leaving_to(const hpc_work *w, int sender, size_t nbytes) {
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].lowest == sender && w->outputs[o].copy != NULL)

@@ -6,9 +6,9 @@
 #include "engine/owner/answer.h"
 #include "engine/owner/write.h"
 
-enum { LINE = 16 /* elements of 64 bytes: a block that begins there may be written past the caches */ };
+enum { LINE = 16 /* elements of 64 bytes: a block that begins at a multiple may be stored past the caches */ };
 
-/* A row that emits has a fold as its parameters, whatever the rule. */
+/* A row that emits takes its fold as the parameters, without the key's rule. */
 static int has_prox(const hpc_work *w) {
     return hpc_rule_proxes(&w->rule->rule) && w->row->action == HPC_APPLY;
 }
@@ -29,7 +29,7 @@ static int fail_status(hpc_core *core, const hpc_work *w, int returned, const do
     return -1;
 }
 
-/* Infinite values are let pass. */
+/* Ends the exchange if a value is NaN. Infinite values are accepted. */
 static int check_nan(hpc_core *core, const hpc_work *w, const double *args, size_t from, size_t n) {
     const hpc_scheme *sc = core->scheme;
     if (sc->kernels->all_finite(w->param + from, n, HPC_F32)) return 0;
@@ -50,8 +50,8 @@ static int prox_some(hpc_core *core, const hpc_work *w, const double *args, size
     const hpc_rule *rule = &w->rule->rule;
     double its[HPC_RULE_ARGS];
     if (n == 0) return 0;
-    if (rule->dual)
-        memcpy(w->param + from, w->state + from, n * sizeof(float)); /* one slot: blocks follow each other */
+    if (rule->dual) /* Z is the only slot, so its blocks lie one after the other */
+        memcpy(w->param + from, w->state + from, n * sizeof(float));
     if (rule->prox == NULL) return 0;
     memcpy(its, args, sizeof its);
     if (rule->dual) its[1] = 1;
@@ -59,7 +59,7 @@ static int prox_some(hpc_core *core, const hpc_work *w, const double *args, size
     return returned != 0 ? fail_status(core, w, returned, args, from, n) : check_nan(core, w, args, from, n);
 }
 
-/* Elements before end that the prox can have, when those before end are applied. */
+/* Returns how many of the elements before end may go into the prox, once all elements before end are applied. */
 static size_t ready(const hpc_work *w, size_t end) {
     const hpc_rule *rule = &w->rule->rule;
     if (end == w->row->count || rule->prox == NULL) return end;
@@ -71,7 +71,7 @@ int hpc_prox_row(hpc_core *core, const hpc_work *w, const double *args) {
     if (!has_prox(w)) return 0;
     for (size_t from = 0, end = 0; end < count; from = end) {
         size_t applied = from + HPC_BLOCK;
-        do { /* rows of the matrix that are longer than a block */
+        do { /* a row of the matrix may be longer than a block */
             end = ready(w, applied < count ? applied : count);
             applied += HPC_BLOCK;
         } while (end == from);

@@ -1,20 +1,20 @@
-/* The prox of a rule: parameters are mapped, in whole rows of the key's matrix, after the update was applied and before
- * they go out. A row whose rule has none is written as it is. A kind calls either of two functions:
+/* The prox of a rule maps parameters in whole rows of the key's matrix, after the update is applied and before they are
+ * sent. Without a prox, a row is written as it is. A kind calls one of two functions:
  *
- *   hpc_block_finish   after each block that it applies, first to last: also writes the blocks that are final
- *   hpc_prox_row       after it has applied the whole row: the kind writes the parameters then */
+ *   hpc_block_finish   after each block that it applies, in order; it also writes the blocks that are final
+ *   hpc_prox_row       after it has applied the whole row; the kind then writes the parameters */
 #ifndef HPC_ENGINE_PROX_H
 #define HPC_ENGINE_PROX_H
 
 #include "engine/owner/row.h"
 #include "kernel/rule.h"
 
-/* The array that an update of the whole row is applied to, where the rule is sgd: parameters, or Z. */
+/* Returns the array that sgd changes: the parameters, or Z if the rule has a dual. */
 static inline float *hpc_row_target(const hpc_work *w) {
     return w->rule->rule.dual ? w->state : w->param;
 }
 
-/* Both return nonzero when the exchange has failed, as the prox did or has left a NaN. */
+/* Both return nonzero if the prox fails or leaves a NaN; the exchange has then failed. */
 int hpc_prox_row(hpc_core *core, const hpc_work *w, const double *args);
 int hpc_block_finish(hpc_core *core, const hpc_work *w, hpc_receivers to, const double *args, size_t from, size_t n);
 

@@ -1,4 +1,4 @@
-/* A row: inputs are counted as they come. When the discipline says so the row is worked off at once, by its kind, while
+/* A row: counts its inputs as they come. When the discipline decides so, the row's kind does the work at once, while
  * other rows' inputs still arrive (PHub's tall aggregation, section 3.2.2). */
 #include <math.h>
 #include <stdio.h>
@@ -27,7 +27,8 @@ int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, int slot, int input)
     return 1;
 }
 
-/* The weight of an input's update of a step; without a graph that changes the plan's, however many ranks are in it. */
+/* Returns the weight of an input in a step: the step's, on a graph of several phases; otherwise the plan's, for all
+ * pushes in it. */
 static double weight_of(const hpc_scheme *sc, const hpc_work *w, const hpc_input *in, uint64_t step) {
     return sc->turns ? hpc_edge_weight(sc, w->row->key, step, w->row->owner, in->rank) : in->mass;
 }

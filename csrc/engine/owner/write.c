@@ -1,5 +1,3 @@
-/* The parameters that a row sends to its workers: blocks are written into mapped memory as they are made; workers that
- * are not mapped get a put when the whole row is there. */
 #include "engine/owner/write.h"
 
 #include <string.h>
@@ -50,7 +48,7 @@ static void put_row(hpc_core *core, const hpc_work *w, hpc_receivers to, int slo
     }
 }
 
-/* Counts the bytes written into the memory of a row's workers or put there, once a row. */
+/* Counts the bytes written into workers' memory or put there, once for each row. */
 static void count_written(hpc_core *core, const hpc_work *w, hpc_receivers to) {
     size_t written = 0;
     for (int o = 0; o < w->n_outputs; o++) {
@@ -77,7 +75,8 @@ void hpc_row_leave_mapped(hpc_core *core, hpc_work *w, hpc_receivers to, int slo
     count_written(core, w, to);
 }
 
-/* Relays first, as others wait behind them; the bytes for them are encoded with the blocks. */
+/* Relays come before puts to workers, as other ranks wait behind them. The bytes for relays are encoded with the
+ * blocks. */
 void hpc_row_reply(hpc_core *core, hpc_work *w, int group, int slot) {
     const hpc_receivers to = {.whom = HPC_TO_GROUP, .rank = group};
     w->kind->write(core, w, to, slot);

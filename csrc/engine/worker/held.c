@@ -1,17 +1,17 @@
-/* Fold and apply in two calls where each update is applied by itself (HPC_EACH): under ASYNC and SSP(s), with servers,
- * with hosts, among peers and where receivers apply; and under a quorum of peers, which have no owner that keeps a mean
- * until a late worker applies or skips it. The mean that a fold keeps is this rank's own update. So it stays with its
- * worker: fold holds it where the next push will send it from, squares and gather read it there, and apply scales it,
- * encodes it and pushes it. They read the update as it was folded, without its weight in the plan: a worker clips its
- * own gradient. No other rank hears of a fold, and ranks need not make the same calls.
+/* Fold and apply as two calls where each update is applied by itself (HPC_EACH). This is so under ASYNC and SSP(s),
+ * with servers, with hosts, among peers and where receivers apply; and under a quorum of peers, where no owner could
+ * keep a mean until a late worker applies or skips it. The mean of a fold is then this rank's own update, which the
+ * worker holds: fold leaves it where the next push sends from, squares and gather read it there, and apply scales,
+ * encodes and pushes it. They read the update as it was folded, without its weight in the plan: a worker clips its own
+ * gradient. No other rank hears of a fold, and ranks need not make the same calls.
  *
- * A skip is a push without an update (HPC_OP_EMPTY): clocks go on, so no rank waits for this one, and no rule runs. So
- * is the apply of a worker that has no gradient. Pieces are encoded when they are pushed, so a skip leaves their
- * residual as it was, and residuals are in the units of applied updates.
+ * A skip is a push without an update (HPC_OP_EMPTY): clocks advance, so no rank waits for this one, and no rule runs.
+ * The apply of a worker without a gradient is such a push too. Pieces are encoded when they are pushed. So a skip
+ * leaves their residual as it was, and residuals are in the units of applied updates.
  *
- * An update is held as its trainer gave it: in the slot where it has the wire's format; as the codec of pieces reads
- * it; or, of float32 that goes over the wire in 16 bits, in the slot and in float32 beside it. A slot is held from
- * fold to apply, so nothing has to be waited for in between. */
+ * An update is held as its trainer gave it: in the slot, if it has the wire's format; in the form that the codec of
+ * pieces reads; or, for float32 that is sent in 16 bits, in the slot and also as float32. The slot is held from fold to
+ * apply, so nothing between them waits. */
 #include "engine/worker/held.h"
 
 #include <math.h>
@@ -24,14 +24,14 @@
 #include "engine/worker/worker.h"
 #include "engine/worker/ticket.h"
 
-/* A key's update that is held. */
+/* A key's update that the worker holds. */
 typedef struct hpc_held {
-    enum { HELD_NONE, HELD_NOTHING, HELD_UPDATE } what; /* nothing: its worker has no gradient */
-    hpc_use use;                                        /* of the last apply or skip, and its scale */
+    enum { HELD_NONE, HELD_NOTHING, HELD_UPDATE } what; /* HELD_NOTHING: the worker has no gradient */
+    hpc_use use;                                        /* of the last apply or skip, as scale is */
     double scale;
     double squares;
-    float *values; /* memory for float32 that goes in 16 bits; NULL: not needed yet */
-    int is_copied; /* values has the update */
+    float *values; /* the update as float32 if it is sent in 16 bits; NULL: not needed yet */
+    int is_copied; /* values holds the update */
     float *gathered;
     uint64_t empty; /* the number of the last push without an update */
 } hpc_held;
@@ -61,7 +61,7 @@ static float *take_values(hpc_scheme *sc, int key, float **values, const char *o
     return *values;
 }
 
-/* Pieces are made when they are pushed. */
+/* Stores the source of pieces, which are made when they are pushed. */
 static int hold_source(hpc_scheme *sc, int key, const void *src, const char *op) {
     void *own = NULL;
     const int status = hpc_pieces_source(sc, key, op, &own);
@@ -87,29 +87,29 @@ int hpc_held_fold(hpc_scheme *sc, int key, int empty, const void *src, hpc_limit
     if (status == HPC_OK && sc->keys[key].sending != 0) status = hpc_fail_cut_short(sc, key, op);
     if (status == HPC_OK) status = hpc_worker_take_slot(sc, key, ticket, l, op);
     if (status != HPC_OK) return status;
-    h->what = HELD_NONE; /* replaces an update that was neither applied nor skipped */
+    h->what = HELD_NONE; /* a held update that was neither applied nor skipped is replaced */
     if (!empty) status = (hpc_key_pushes_pieces(sc, key) ? hold_source : hold_array)(sc, key, src, op);
     if (status != HPC_OK) return status;
     h->what = empty ? HELD_NOTHING : HELD_UPDATE;
-    *ticket = 0; /* which has ended */
+    *ticket = 0; /* a ticket that is done */
     return HPC_OK;
 }
 
 /* ---- the held update, in float32 ---- */
 
-/* A part of the update, of as many elements as are in one array or one piece. */
+/* A part of the update: the elements of one array or one piece. */
 typedef struct reading {
     hpc_scheme *sc;
     uint64_t offset, count;
-    const char *array;      /* of float32, or in the wire's format; NULL: they are products, */
+    const char *array;      /* float32, or the wire's format; NULL: the source is products of vectors, read as piece */
     const hpc_codec *codec; /* of array */
-    hpc_codec_input piece;  /* which are read as a piece */
+    hpc_codec_input piece;  /* the part's products */
     const hpc_key_pieces *its;
 } reading;
 
 typedef void each_part(const reading *r, void *arg);
 
-/* Products are written as the pieces that a push would send, to their places: the push overwrites them. */
+/* Writes products of vectors as the pieces of a push, to the places that the push overwrites later. */
 static int each_piece(reading *r, int key, const void *source, each_part *each, void *arg) {
     for (int p = 0; p < r->its->n_ranges; p++) {
         const hpc_pushed_range *range = &r->its->ranges[p];
@@ -144,7 +144,7 @@ static int read_update(hpc_scheme *sc, int key, each_part *each, void *arg, cons
     return HPC_OK;
 }
 
-/* n elements from element from of the part on. */
+/* Writes n values of the part, from its element from on. */
 static void read_values(const reading *r, uint64_t from, size_t n, float *to) {
     if (r->array != NULL) {
         hpc_codec_decode(r->codec, r->sc->kernels, r->array + hpc_codec_span(r->codec, from), to, n, 0);
@@ -195,7 +195,7 @@ static void scale_values(const hpc_scheme *sc, float *values, uint64_t n, double
     sc->kernels->f32(values, &from, &scale, 1, (size_t)n, 0);
 }
 
-/* In the wire's format, block by block. */
+/* Scales the update in the wire's format, block by block. */
 static void scale_slot(const hpc_scheme *sc, int key, double scale) {
     const hpc_codec *codec = sc->keys[key].codec;
     const uint64_t count = sc->plan->keys[key].count;
@@ -222,7 +222,7 @@ static int scale_pieces(hpc_scheme *sc, int key, double scale, const char *op) {
     return HPC_OK;
 }
 
-/* The scaled update may be too large for the wire, although fold has checked it; a scale of NaN is allowed. */
+/* The scaled update may exceed the wire's range although fold has checked it. A scale of NaN is allowed. */
 static int scale_update(hpc_scheme *sc, int key, double scale, const char *op) {
     const hpc_held *h = &sc->held[key];
     if (scale == 1) return HPC_OK;
@@ -244,7 +244,7 @@ static int send_push(hpc_scheme *sc, int key, int what, hpc_limit *l, uint64_t *
     return status;
 }
 
-/* The same call again. */
+/* Continues the same call after a timeout. */
 static int send_rest(hpc_scheme *sc, int key, hpc_use use, double scale, hpc_limit *l, uint64_t *ticket,
                      const char *op) {
     const hpc_held *h = &sc->held[key];
@@ -267,7 +267,7 @@ int hpc_held_use(hpc_scheme *sc, int key, hpc_use use, double scale, hpc_limit *
     return status == HPC_OK ? send_push(sc, key, HPC_PUSH_HELD, l, ticket, op) : status;
 }
 
-/* A pull after a fold applies it, and a push with a pull replaces it. */
+/* A pull after a fold applies the held update. A push with a pull replaces it. */
 int hpc_held_start(hpc_scheme *sc, int key, int flags, const void *src, hpc_limit *l, uint64_t *ticket,
                    const char *op) {
     hpc_held *h = &sc->held[key];

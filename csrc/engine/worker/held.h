@@ -1,11 +1,11 @@
-/* Updates that a worker holds from their fold until they are applied (held.c). */
+/* Updates that a worker holds from their fold to their apply (held.c). */
 #ifndef HPC_HELD_H
 #define HPC_HELD_H
 
 #include "engine/discipline.h"
 
-/* The calls of a scheme whose updates are held (hpc_scheme.held): fold (empty: the worker has no gradient), its
- * use, and hpc_exchange_start. sent_nothing: whether that push had no update. */
+/* Calls of a scheme whose updates are held (hpc_scheme.held): fold (empty: the worker has no gradient), its use, and
+ * hpc_exchange_start. sent_nothing returns whether push number push had no update. */
 int hpc_held_open(hpc_scheme *sc, const char *op);
 int hpc_held_fold(hpc_scheme *sc, int key, int empty, const void *src, hpc_limit *l, uint64_t *ticket, const char *op);
 int hpc_held_use(hpc_scheme *sc, int key, hpc_use use, double scale, hpc_limit *l, uint64_t *ticket, const char *op);

@@ -1,5 +1,5 @@
-/* The way of an update from this rank's memory to the owners of its rows: the slot that it takes, the wait until that
- * is free, and the messages over the lane. */
+/* The way of an update from this rank's memory to the owners of its rows: its slot, the wait until that is free, and
+ * the messages over the lane. */
 #include "engine/worker/send.h"
 
 #include "base/overdue.h"
@@ -30,7 +30,8 @@ int hpc_push_wait_done(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return hpc_ticket_is_done(sc, key, last) ? HPC_OK : hpc_ticket_wait(sc, key, last, hpc_limit_left(sc, l), op);
 }
 
-/* Models that are trained in place: the average of the last push is the model that is trained next. */
+/* If models are trained in place, the average of the last push is the model that is trained next, so that push must be
+ * done. */
 int hpc_push_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     uint64_t ticket = hpc_slot_ticket(sc, key);
     int status = sc->asked.in_place ? hpc_push_wait_done(sc, key, l, op) : HPC_OK;
@@ -86,8 +87,7 @@ int hpc_send_ahead(hpc_scheme *sc, int core, int owner, const void *src, size_t 
     return status;
 }
 
-/* Tells the owner of a share that a push brings nothing. A peer hears of it straight, also where updates pass others.
- */
+/* Tells the owner of a share that a push brings nothing. A peer is told directly, even if updates pass other ranks. */
 static int push_empty(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     const uint32_t imm = hpc_imm(HPC_OP_EMPTY, sc->layout.stages.many ? 0 : slot, s);
@@ -101,7 +101,8 @@ int hpc_push_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     hpc_pushed *k = &sc->keys[share->key];
     int me = sc->context->group.rank, status = HPC_OK;
     if (k->started & HPC_PUSH_EMPTY) return push_empty(sc, s, slot, l);
-    if (share->pushed == 0 && share->tells == 0) return HPC_OK; /* it comes by other stages, or ranks */
+    /* The update reaches it through other rows or ranks. */
+    if (share->pushed == 0 && share->tells == 0) return HPC_OK;
     const int in_place = hpc_reads_in_place(sc, share->owner, me);
     for (; !in_place && k->at_row < share->n_rows && status == HPC_OK; k->at_row++) {
         int index = share->rows[k->at_row];
@@ -149,7 +150,7 @@ void hpc_ask_flushed(const hpc_scheme *sc, int key) {
 int hpc_flush_key(hpc_scheme *sc, int key, hpc_limit *l) {
     const hpc_pushed *k = &sc->keys[key];
     int status = HPC_OK;
-    if (k->pushes > 0) hpc_ask_flushed(sc, key); /* all are asked before one is waited for */
+    if (k->pushes > 0) hpc_ask_flushed(sc, key); /* asks all owners before it waits for any */
     for (int i = 0; i < k->n_shares && k->pushes > 0 && status == HPC_OK; i++) {
         const hpc_share *share = &sc->layout.shares[k->shares[i]];
         if (share->owner == sc->context->group.rank) continue;

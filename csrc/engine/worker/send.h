@@ -1,31 +1,33 @@
-/* The way of an update from this rank's memory to the owners of its rows. */
+/* Sends an update from this rank's slot for it to the owners of its rows: by an event of each share (the rows of one
+ * key on one core), or by puts. */
 #ifndef HPC_SEND_H
 #define HPC_SEND_H
 
 #include "engine/scheme.h"
 
-/* The slot of the next push of key; and of an earlier push n, while it has one. */
+/* Return the slot of the next push of key; and the slot of an earlier push n, which must still be in it. */
 char *hpc_push_slot(const hpc_scheme *sc, int key);
 char *hpc_slot_of_push(const hpc_scheme *sc, int key, uint64_t n);
-/* The ticket whose end frees the slot of the next push (where models rotate: the slot that its fold writes); 0: the
- * slot has not been used yet. */
+/* Returns the ticket whose end frees the slot of the next push (where models rotate, the slot that its fold writes); 0
+ * if that slot was never used. */
 uint64_t hpc_slot_ticket(const hpc_scheme *sc, int key);
 
-/* HPC_OK if the ticket last is done, else HPC_IN_PROGRESS, or an error if op is not NULL. Looks for progress once. */
+/* Returns HPC_OK if ticket last is done. If not, returns HPC_IN_PROGRESS, or an error if op is not NULL. It makes
+ * progress once at most. */
 int hpc_push_after(hpc_scheme *sc, int key, uint64_t last, const char *op);
 /* hpc_pace.may_push: the last push must be done. */
 int hpc_push_after_last(hpc_scheme *sc, int key, const char *op);
-/* Waits until the slot of the next push (where models rotate: the slot that its fold writes) may be written. */
+/* Waits until the slot of the next push (where models rotate, the slot that its fold writes) may be written. */
 int hpc_push_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
-/* Whether the last start of key pushed no gradient. */
+/* Returns whether the last start of key pushed no gradient. */
 static inline int hpc_push_is_empty(const hpc_scheme *sc, int key) {
     return (sc->keys[key].started & HPC_PUSH_EMPTY) != 0;
 }
-/* Whether rows of a share are sent, and none was yet. */
+/* Returns whether the push has rows of a share to send, and has sent none yet. */
 static inline int hpc_push_begins(const hpc_scheme *sc, const hpc_share *share) {
     return share->pushed > 0 && sc->keys[share->key].at_row == 0;
 }
-/* The lane of the pushes to a share; and the place of this rank's pushes to a row, in the part of the row's owner. */
+/* Return the lane of the pushes to a share; and the offset of this rank's pushes to a row in its owner's part. */
 static inline hpc_lane *hpc_push_lane(const hpc_scheme *sc, const hpc_share *share) {
     return sc->in_lanes[share->core];
 }
@@ -35,41 +37,43 @@ static inline size_t hpc_push_slot_of(const hpc_scheme *sc, int row) {
 /* Waits until the last push is folded. */
 int hpc_push_wait_done(hpc_scheme *sc, int key, hpc_limit *l, const char *op);
 
-/* Sends one event to an owner that reads the update in place; to any other owner it sends every row with its data. Goes
- * on from the key's at_row, where a full ring stopped it. Of a push without a gradient it only tells. */
+/* Sends an update of a share. An owner that reads it in place gets one event; any other owner gets every row with its
+ * data. Continues at the key's at_row, where a full ring stopped it. If the push has no gradient, only tells the owner
+ * so. */
 int hpc_push_share(hpc_scheme *sc, int s, int slot, hpc_limit *l);
-/* The turn of a key's sends (hpc_lane_take_turn), where updates of different keys have no order: keys are given in the
- * order in which a forward pass needs them, so the first ones go first where many wait (P3, Jayarajan et al., SysML
- * 2019). Events that go ahead (hpc_send_ahead) have an earlier turn still. */
+/* Returns the turn of a key's sends (hpc_lane_take_turn), if updates of different keys have no order: keys are given in
+ * the order in which a forward pass needs them, so the first keys go first where many wait (P3, Jayarajan et al., SysML
+ * 2019). Events of hpc_send_ahead have an earlier turn. */
 static inline uint32_t hpc_turn_of(int key) {
     return (uint32_t)key + 2;
 }
 
-/* hpc_push_share, in the turn of its key. */
+/* Calls hpc_push_share in the turn of its key. */
 int hpc_push_in_turn(hpc_scheme *sc, int s, int slot, hpc_limit *l);
 
 /* Counts the bytes of a push of a share as sent. */
 void hpc_count_sent(hpc_scheme *sc, const hpc_share *share, const char *slot);
 
-/* hpc_put_notify by the lane of a core. Waits while the owner's ring is full, but not for an owner that has left, where
- * owners may. */
+/* Does hpc_put_notify by the lane of a core. Waits while the owner's ring is full; on a graph only until the owner has
+ * closed. */
 int hpc_send_event(hpc_scheme *sc, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l);
 
-/* The same for an event that may overtake earlier sends of any key: it does not wait behind gradients. */
+/* Does the same for an event that may overtake earlier sends of any key, so that it does not wait behind gradients. */
 int hpc_send_ahead(hpc_scheme *sc, int core, int owner, const void *src, size_t nbytes, size_t offset, uint32_t imm,
                    hpc_limit *l);
 
-/* Returns HPC_OK instead of HPC_ERR_PEER if the neighbour has left: it folds nothing more. */
+/* Returns HPC_OK instead of HPC_ERR_PEER if the neighbour has left, because it folds nothing more. */
 int hpc_unless_left(const hpc_scheme *sc, int rank, int status);
 
-/* Asks the other owners of key to say when everything that was sent to them is there. Does not wait. */
+/* Asks the other owners of key to tell when all data sent to them has arrived. Does not wait. */
 void hpc_ask_flushed(const hpc_scheme *sc, int key);
 
-/* Waits until everything that was sent to the other owners of key has left this rank's memory. */
+/* Waits until all data sent to the other owners of key has left this rank's memory. */
 int hpc_flush_key(hpc_scheme *sc, int key, hpc_limit *l);
 
-/* Orders stores past the caches before later stores: a trainer's own kernels may have written the gradient so. */
+/* Orders stores past the caches before later stores, because a trainer's own kernels may have written the gradient with
+ * such stores. */
 static inline void hpc_end_gradient(void) {
 #if defined(__x86_64__)
     __builtin_ia32_sfence();

@@ -1,15 +1,15 @@
 /* Waits of pushes and pulls: when they end, which ranks they wait for, and how long they usually take.
  *
- * A ticket is the number of a push of its key, or of a pull where pulls ask for parameters. It is done when
- * every share whose answer counts (hpc_pushed.awaited) has answered that number. Every look at a ticket works for this
- * rank's own rows too. */
+ * A ticket is the number of a push of its key or, where pulls ask for parameters, of a pull. It is done when all shares
+ * that count (hpc_pushed.awaited) have answered that number. Every look at a ticket also works for this rank's own
+ * rows. */
 #include "engine/worker/ticket.h"
 
 #include "engine/owner/answer.h"
 #include "engine/discipline.h"
 #include "engine/params.h"
 
-/* The failure of another scheme of the exchange has closed the context of all: this scheme reports the same one. */
+/* Another scheme's failure has closed the context of all schemes: this one reports the same failure. */
 static int fail_as_others(const hpc_scheme *own, int status, const char *op) {
     for (const hpc_scheme *sc = own->next; sc != own; sc = sc->next) {
         int failed = atomic_load_explicit(&sc->fault.failed, memory_order_acquire);
@@ -70,11 +70,11 @@ typedef struct look {
     hpc_scheme *sc;
     int key;
     uint64_t ticket;
-    int closed; /* a rank that closed and will never make the push, or was freed and will never answer; -1: none */
+    int closed; /* a rank that closed and never makes the push, or was freed and never answers; -1: none */
     int freed;
-    int for_slot; /* waits for the slot of push number ticket / 2, not for its parameters */
+    int for_slot; /* the wait is for the slot of push number ticket / 2 to be free */
     unsigned looks;
-    double measured; /* when the wait was last charged to the ranks that it is for; 0: not yet */
+    double measured; /* when wait time was last charged to the awaited ranks, in seconds; 0: not yet */
 } look;
 
 static int signal_of(const hpc_scheme *sc, int share, uint64_t ticket) {
@@ -114,7 +114,7 @@ uint64_t hpc_push_of(const hpc_scheme *sc, int key, uint64_t ticket) {
     return ticket & HPC_PULL_TICKET ? sc->keys[key].pushes : ticket / 2;
 }
 
-/* A worker that closed before it made the push that a ticket waits for; else -1. */
+/* Returns a worker that closed before it made the push that a ticket waits for, or -1. */
 static int closed_without(const hpc_scheme *sc, int key, uint64_t ticket) {
     for (int r = 0; r < sc->context->group.size && sc->pace->is_late != NULL; r++)
         if (r != sc->context->group.rank && hpc_pushes_key(sc, r, key) && hpc_closed_signal(sc, r) != 0 &&
@@ -123,7 +123,6 @@ static int closed_without(const hpc_scheme *sc, int key, uint64_t ticket) {
     return -1;
 }
 
-/* An owner that was freed before it answered; else -1. */
 int hpc_ticket_freed(const hpc_scheme *sc, int key, uint64_t ticket) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_awaited; i++) {
@@ -140,7 +139,7 @@ static int holds(const look *l) {
 
 /* ---- the ranks that a ticket waits for ---- */
 
-/* The ranks whose pushes are late. */
+/* Writes the ranks whose pushes are late. */
 static int late_pushers(const hpc_scheme *sc, int key, uint64_t ticket, int *ranks) {
     int n = 0;
     for (int r = 0; r < sc->context->group.size && sc->pace->is_late != NULL; r++)
@@ -154,13 +153,13 @@ static int is_own(const hpc_scheme *sc, int s) {
     return sc->layout.shares[s].owner == sc->context->group.rank;
 }
 
-/* Adds the ranks whose inputs a share that has not answered lacks; where that cannot be seen, its owner. */
+/* Adds the ranks whose inputs share s lacks for its answer; if that cannot be seen, its owner. */
 static int missing_in(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int n) {
     const int seen = sc->gate->missing != NULL && (is_own(sc, s) || sc->group_of != NULL);
     return seen ? sc->gate->missing(sc, s, ticket, ranks, n) : hpc_add_rank(ranks, n, sc->layout.shares[s].owner);
 }
 
-/* With several stages: this rank's own push or pull may wait for folds that it forwards. */
+/* With several stages: adds the ranks that this rank's own forwards wait for, as its push or pull depends on them. */
 static int missing_in_forwards(const hpc_scheme *sc, int key, uint64_t ticket, int *ranks) {
     int n = 0;
     for (int s = 0; s < sc->layout.n_shares && sc->layout.stages.many; s++) {
@@ -181,7 +180,8 @@ int hpc_add_left(const hpc_scheme *sc, int key, uint64_t ticket, int *ranks, int
     return n;
 }
 
-/* The ranks that a ticket waits for: late ranks; otherwise the ranks whose inputs the shares without an answer lack. */
+/* Writes the ranks that a ticket waits for: the late ranks or, if no rank is late, the ranks whose inputs the
+ * unanswered shares lack. */
 static int awaited(void *arg, int *ranks) {
     const look *l = arg;
     const hpc_scheme *sc = l->sc;
@@ -196,10 +196,10 @@ static int awaited(void *arg, int *ranks) {
         n = missing_in(sc, s, l->ticket, ranks, n);
     }
     if (others && !l->for_slot) n = hpc_add_left(sc, l->key, l->ticket, ranks, n);
-    return n > 0 ? n : hpc_add_rank(ranks, n, sc->context->group.rank); /* its own core is at it */
+    return n > 0 ? n : hpc_add_rank(ranks, n, sc->context->group.rank); /* only its own core is left to work */
 }
 
-/* Charges the time since the last look to the ranks that the wait was for then. */
+/* Charges the time since the last look to the ranks that the wait was for at that look. */
 static void charge(look *l, double now) {
     hpc_scheme *sc = l->sc;
     for (int i = 0; i < sc->peers.n_awaited && l->measured > 0; i++)
@@ -208,8 +208,8 @@ static void charge(look *l, double now) {
 }
 
 static void measure(look *l) {
-    static const double often = 1e-4; /* seconds: a look at all ranks takes a microsecond */
-    if (l->looks++ % 8 != 0) return;  /* and one at the clock is not free */
+    static const double often = 1e-4; /* seconds: finding the awaited ranks takes a microsecond */
+    if (l->looks++ % 8 != 0) return;  /* reading the clock costs time too */
     double now = hpc_now();
     if (l->measured > 0 && now - l->measured < often) return;
     charge(l, now);
@@ -220,7 +220,7 @@ void hpc_worker_progress(hpc_scheme *own) {
     hpc_scheme *sc = own;
     do {
         const int status = hpc_note(sc, -1, HPC_ON_LOOK, NULL, "exchange");
-        if (status == HPC_ERR_PEER) { /* the wait itself tells of a rank that is lost, and names it */
+        if (status == HPC_ERR_PEER) { /* the wait itself reports a lost rank by name */
             hpc_blame_settle(&sc->context->group.blame, NULL, 0);
         } else if (status != HPC_OK) {
             hpc_scheme_fail(sc, status, hpc_last_error()->message);
@@ -252,7 +252,8 @@ static int looks_done(void *arg) {
     if (l->for_slot) return 0;
     l->closed = hpc_ticket_freed(sc, l->key, l->ticket);
     if (l->closed < 0) return 0;
-    /* Its answers were sent before, by other lanes: they have come, but may not have been taken yet. */
+    /* The owner's answers were sent before its closed signal, by other lanes: they have come, but may not be polled
+     * yet. */
     if (hpc_group_progress(&sc->context->group) & HPC_LEFT) {
         l->closed = -1;
         return 0;
@@ -285,7 +286,7 @@ int hpc_fail_freed(const hpc_scheme *sc, int rank, int key, const char *op) {
 static int wait_look(look *l, double timeout, const char *op) {
     hpc_scheme *sc = l->sc;
     hpc_worker_uncork(sc);
-    if (holds(l)) { /* also after an earlier try that ran out of time */
+    if (holds(l)) { /* perhaps this call follows one that timed out */
         hpc_group_settle(&sc->context->group, op);
         return HPC_OK;
     }
@@ -295,7 +296,7 @@ static int wait_look(look *l, double timeout, const char *op) {
     double now = hpc_now();
     charge(l, now);
     sc->stats.wait += now - start;
-    if (status == HPC_ERR_INVALID) return hpc_scheme_check(sc, op); /* why the context is closed */
+    if (status == HPC_ERR_INVALID) return hpc_scheme_check(sc, op); /* reports why the context is closed */
     if (status != HPC_OK || holds(l)) return status;
     status = hpc_scheme_check(sc, op);
     if (status != HPC_OK || l->closed < 0) return status;
@@ -348,7 +349,7 @@ int hpc_ticket_test(hpc_scheme *sc, int key, uint64_t ticket, const char *op) {
     if (hpc_ticket_is_done(sc, key, ticket)) return hpc_ticket_end(sc, key, ticket, op);
     if (!looks_done(&l) && atomic_load_explicit(&sc->context->group.departures, memory_order_relaxed) == 0)
         return HPC_IN_PROGRESS;
-    int status = hpc_ticket_wait(sc, key, ticket, 0, op); /* ends at once, with the reason */
+    int status = hpc_ticket_wait(sc, key, ticket, 0, op); /* returns at once, with the reason */
     if (status == HPC_OK) return hpc_ticket_end(sc, key, ticket, op);
     return status == HPC_ERR_TIMEOUT ? HPC_IN_PROGRESS : status;
 }
@@ -371,7 +372,7 @@ static int has_all(void *arg) {
 static int whose_are_lacking(void *arg, int *ranks) {
     const supply *its = arg;
     const int n = its->lacking(its->sc, its->key, ranks);
-    return n > 0 ? n : hpc_add_rank(ranks, n, its->sc->context->group.rank); /* its own core is at it */
+    return n > 0 ? n : hpc_add_rank(ranks, n, its->sc->context->group.rank); /* only its own core is left to work */
 }
 
 int hpc_wait_lacking(hpc_scheme *sc, int key, hpc_lacking *lacking, hpc_limit *l, const char *op) {

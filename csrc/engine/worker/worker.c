@@ -62,7 +62,7 @@ int hpc_worker_ready(hpc_scheme *sc, int key, const char *op) {
     return sc->pace->may_push == NULL ? HPC_OK : sc->pace->may_push(sc, key, NULL);
 }
 
-/* Encodes src into the slot. With NULL the gradient is there already, or is the model that is trained in place. */
+/* Encodes src into the slot. If src is NULL the gradient is there already, or is the model that is trained in place. */
 static void fill_slot(hpc_scheme *sc, int key, const void *src) {
     if (!sc->layout.places[sc->context->group.rank].gives) return;
     if (src == NULL && sc->asked.in_place) src = hpc_worker_params(sc, key);
@@ -82,7 +82,7 @@ int hpc_worker_refuse_infinite(const hpc_scheme *sc, int key, const char *why, c
                     sc->plan->keys[key].name, sc->context->group.rank, why);
 }
 
-/* Looks at the encoded values: a float32 may be too large for 16 bits. */
+/* Checks the encoded values, because a float32 may be too large for 16 bits. */
 static int check_finite(const hpc_scheme *sc, int key, const char *op) {
     const int dtype = sc->keys[key].codec->number;
     if (sc->kernels->all_finite(hpc_push_slot(sc, key), (size_t)sc->plan->keys[key].count, dtype)) return HPC_OK;
@@ -95,11 +95,11 @@ int hpc_worker_fill_slot(hpc_scheme *sc, int key, const void *src, int checks, c
     return checks ? check_finite(sc, key, op) : HPC_OK;
 }
 
-/* An update is checked before it is encoded as pieces: if it is refused the residual stays as it was. */
+/* Checks an update before it encodes it as pieces, so that a refusal leaves the residual as it was. */
 static int fill_pieces(hpc_scheme *sc, int key, const void *src, int checks, const char *op) {
     void *own = NULL;
     int status = HPC_OK;
-    if (sc->pieces[key].encoder.codec == NULL) return HPC_OK; /* this rank gives no updates of the key */
+    if (sc->pieces[key].encoder.codec == NULL) return HPC_OK; /* this rank pushes no updates of the key */
     if (src == NULL) status = hpc_pieces_source(sc, key, op, &own);
     if (status != HPC_OK) return status;
     if (src == NULL) src = own;
@@ -109,7 +109,7 @@ static int fill_pieces(hpc_scheme *sc, int key, const void *src, int checks, con
     return hpc_pieces_encode(sc, key, src, hpc_push_slot(sc, key)) == 0 ? HPC_OK : hpc_scheme_check(sc, op);
 }
 
-/* Puts the update into its slot. One that is held was looked at before. */
+/* Puts the update into its slot. A held update was checked when it was folded. */
 static int fill(hpc_scheme *sc, int key, int what, const void *src, const char *op) {
     const int checks = sc->asked.check_finite && sc->layout.places[sc->context->group.rank].gives && what == 0;
     const int empty = what == HPC_PUSH_EMPTY;
@@ -119,7 +119,7 @@ static int fill(hpc_scheme *sc, int key, int what, const void *src, const char *
     return status == HPC_OK ? hpc_note(sc, key, HPC_ON_ENCODE, NULL, op) : status;
 }
 
-/* Counts a push before it is sent, so that a rank that is named as missing has not pushed yet. */
+/* Counts a push before it is sent. So a rank that an error names as missing has really not pushed. */
 static void publish_count(hpc_scheme *sc, int key) {
     _Atomic uint64_t *counts =
         (_Atomic uint64_t *)(void *)(hpc_own_part(sc) + sc->layout.places[sc->context->group.rank].pushed);
@@ -163,8 +163,8 @@ static int ask_owners(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return hpc_note(sc, key, HPC_ON_ASKED, NULL, op);
 }
 
-/* Asks the owners for parameters, where those come to pulls; elsewhere a pull waits for the answer to the push. A pull
- * that ends at once has the number of the last one that asked. */
+/* Asks the owners for parameters, if pulls ask for them; if not, the pull waits for the answer to the push. A pull that
+ * ends at once has the number of the last pull that asked. */
 static int send_pull(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     hpc_pushed *k = &sc->keys[key];
     const hpc_discipline *d = sc->discipline;
@@ -177,9 +177,9 @@ static int send_pull(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* Sends the rest of a start, as k->sending has it. After a timeout the next start goes on where this one stopped. A
- * dead owner is told of by every later call anyway; any other failure has left half of an update with the owners and
- * ends the exchange. */
+/* Sends the parts of a start that k->sending still has. After a timeout the next start continues here. A dead owner is
+ * reported by every later call anyway. Any other failure has left half of an update at the owners, and ends the
+ * exchange. */
 static int send_left(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     hpc_pushed *k = &sc->keys[key];
     int status = HPC_OK;
@@ -194,7 +194,7 @@ static int send_left(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
         int freed = hpc_ticket_freed(sc, key, UINT64_MAX - 1);
         if (freed >= 0) return hpc_fail_freed(sc, freed, key, op);
     } else if (status != HPC_OK && status != HPC_ERR_PEER) {
-        int failed = hpc_scheme_check(sc, op); /* a core, also of another scheme, may have failed before */
+        int failed = hpc_scheme_check(sc, op); /* a core, perhaps of another scheme, may have failed first */
         if (failed == HPC_OK) {
             hpc_scheme_fail(sc, status, hpc_last_error()->message);
             failed = hpc_scheme_check(sc, op);
@@ -255,7 +255,7 @@ int hpc_worker_check_idle(const hpc_scheme *sc, const char *op) {
                     sc->plan->keys[key].name, sc->context->group.rank);
 }
 
-/* The parameters outlive the exchange: waits for the newest ones, and decodes them if they come encoded. */
+/* Waits for the newest parameters, and decodes them if they come encoded: they outlive the exchange. */
 static int finish_params(hpc_scheme *sc, int key, double deadline, const char *op) {
     uint64_t newest = hpc_params_newest(sc, key);
     int status = hpc_ticket_wait(sc, key, newest, hpc_left(deadline), op);
@@ -273,8 +273,8 @@ static int note_finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return hpc_note(sc, key, HPC_ON_FINISH, l, op);
 }
 
-/* Waits until the owners have read the slots of key. On a graph it waits for each push by itself: where the graph
- * changes, the last push and the one before may have other readers. */
+/* Waits until the owners have read the slots of key. On a graph it waits for each push separately: with several phases,
+ * successive pushes may have different readers. */
 static int wait_read(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     const uint64_t pushes = sc->keys[key].pushes, depth = (uint64_t)sc->layout.depth;
     int status = HPC_OK;
@@ -286,7 +286,7 @@ static int wait_read(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* A peer may wait for this rank to finish one key before it reads another, so each step is made for all keys. */
+/* Makes each step for all keys: a peer may wait for this rank to finish one key before it reads another. */
 int hpc_worker_finish(hpc_scheme *sc, const char *op, double deadline) {
     static int (*const steps[])(hpc_scheme *, int, hpc_limit *, const char *) = {end_push, note_finish, wait_read};
     int status = HPC_OK;
@@ -333,7 +333,8 @@ static void add_row(hpc_scheme *sc, const hpc_row *row, const double *args) {
     }
 }
 
-/* sgd alone of the built-in rules has a pass and no state; a user's own may look at the step, which is the owner's. */
+/* sgd is the only built-in rule with a pass and no state. A user's rule may depend on the step, which only the owner
+ * knows. */
 void hpc_worker_add_own(hpc_scheme *sc, int key, const double *args) {
     const hpc_pushed *k = &sc->keys[key];
     const hpc_key_rule *its = &sc->rules[key];

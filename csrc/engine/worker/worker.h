@@ -1,31 +1,34 @@
-/* The trainer's side: a gradient goes out, parameters come back. */
+/* The trainer's side: sends a gradient, and waits for parameters. */
 #ifndef HPC_WORKER_H
 #define HPC_WORKER_H
 
 #include "engine/discipline.h"
 #include "engine/layout/layout.h"
 
-/* hpc_exchange_gradient, hpc_exchange_ready and hpc_exchange_params. */
+/* They implement hpc_exchange_gradient, hpc_exchange_ready and hpc_exchange_params. */
 int hpc_worker_gradient(hpc_scheme *sc, int key, double timeout, void **gradient, const char *op);
 int hpc_worker_ready(hpc_scheme *sc, int key, const char *op);
 float *hpc_worker_params(const hpc_scheme *sc, int key);
 
-/* hpc_exchange_start. what: HPC_PUSH_EMPTY, HPC_PUSH_HELD, or 0. */
+/* Implements hpc_exchange_start. what: HPC_PUSH_EMPTY, HPC_PUSH_HELD, or 0. */
 int hpc_worker_start(hpc_scheme *sc, int key, int flags, int what, const void *src, hpc_limit *l, uint64_t *ticket,
                      const char *op);
-/* Its first steps: waits until a push may begin, and its slot be written; then puts an array there, in the wire's
- * format, unless it is there already (src NULL). checks: HPC_ERR_INVALID if that has a NaN or an Inf. */
+/* The first steps of a start. take_slot waits until a push may begin and its slot may be written. fill_slot puts src
+ * there, in the wire's format; src NULL means that it is there. checks: returns HPC_ERR_INVALID if it has a NaN or an
+ * Inf. */
 int hpc_worker_take_slot(hpc_scheme *sc, int key, const uint64_t *ticket, hpc_limit *l, const char *op);
 int hpc_worker_fill_slot(hpc_scheme *sc, int key, const void *src, int checks, const char *op);
 int hpc_worker_refuse_infinite(const hpc_scheme *sc, int key, const char *why, const char *op);
-/* A key with a pending push or pull of this rank; -1: none. check_idle: HPC_ERR_INVALID if there is one. */
+/* under_way returns a key with a pending push or pull of this rank, or -1. check_idle returns HPC_ERR_INVALID if there
+ * is one. */
 int hpc_worker_under_way(const hpc_scheme *sc);
 int hpc_worker_check_idle(const hpc_scheme *sc, const char *op);
-/* Sends the rest of pushes and pulls that were sent in part, and waits for all that are pending. */
+/* finish sends the rest of calls that were sent in part, and waits until all are done and read. settle waits until all
+ * pushes are applied here (HPC_ON_SETTLE). */
 int hpc_worker_finish(hpc_scheme *sc, const char *op, double deadline);
 int hpc_worker_settle(hpc_scheme *sc, double deadline, const char *op);
 
-/* Applies the update of the last push, which is still in its slot, to this rank's copy, if the rule of key can. */
+/* Applies the update of the last push, still in its slot, to this rank's copy, if the rule is sgd without state. */
 void hpc_worker_add_own(hpc_scheme *sc, int key, const double *args);
 
 #endif
