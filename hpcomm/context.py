@@ -360,7 +360,7 @@ class Context:
 
     def span_since(self, name: str, start: float) -> None:
         """Adds a span to this thread's timeline, from start (a value of time.monotonic) until now, for an activity that
-        is not a with block of its own."""
+        is not one with block."""
         if self.config.timeline:
             with suppress(HpcommError):
                 _core.context_span(self._handle, str(name), start)

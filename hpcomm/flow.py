@@ -57,9 +57,7 @@ def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
     found = {part for kind, owner, *masks in ends for part in _folded(kind, owner, *masks)}
     ranks = _mask(rank for link in sent for rank in link)
     groups = sorted(found - {ranks}, key=lambda mask: (mask.bit_count(), mask))
-    if any(
-        a & b not in (0, a, b) for a in groups for b in groups
-    ):  # a ring: its partial folds overlap, and are dropped
+    if any(a & b not in (0, a, b) for a in groups for b in groups):  # a ring: drop its partial folds, which overlap
         groups = [a for a in groups if not any(b != a and b & a == b for b in groups)]
     tree = _tree(ranks, groups, lambda mask: _load(mask, sent, set(flow.owner), told))
     hosts = [a for a in groups if not any(b != a and b & a == b for b in groups)]

@@ -82,8 +82,8 @@ class Edge:
 
     Attributes:
         rank: the rank at the other end.
-        row: a row that this rank owns. -1: as a source, the rank's pushes of the key; as a target, its parameters. -2 -
-            r, among peers: the rank's pushes, which come through rank r.
+        row: a row that this rank owns. -1: as a source, the rank's pushes of the key; as a target, its parameters.
+            -2 - r: among peers, the rank's pushes, which come through rank r.
         weight: the factor of the input in the fold.
     """
 
@@ -224,7 +224,7 @@ def choice(name: str, value: object, values: Iterable[str]) -> None:
 
 
 def nearest(name: object, names: Collection[str]) -> str:
-    """Returns a hint for the error about an unknown name: similarly spelt names, or else the first of all names."""
+    """Returns a hint for the error about an unknown name: similarly spelt names, otherwise the first few names."""
     close = difflib.get_close_matches(name, names, 3, 0.5) if isinstance(name, str) else []
     if close:
         return f"did you mean {', '.join(map(repr, close))}?"
