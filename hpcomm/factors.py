@@ -45,7 +45,7 @@ def sufficient_factors(
     **options: "Unpack[More]",
 ) -> "SufficientFactors":
     """Makes SufficientFactors (SFB: Xie et al., UAI 2016): matrices whose updates are sums of at most K products u v^T.
-    Each rank sends its vectors to the other ranks, and applies those of all ranks to its own copy of the matrix
+    Each rank sends its vectors to the other ranks, and applies all ranks' vectors to its own copy of the matrix
     (section 3). docs/factors.md has examples.
 
     Args:

@@ -51,7 +51,7 @@ def once(ctx: Context, what: Hashable, measure: Callable[[], T], timeout: float 
 def measure_rates(ctx: Context, timeout: float | None = None, *, topology: Hierarchy | None = None) -> Rates:
     """Measures the rates of this context's machine, by which hpcomm.model predicts. Collective.
 
-    All ranks get the same numbers, those of the slowest rank and link. A context measures each rate once, as the best
+    All ranks get the numbers of the slowest rank and link. A context measures each rate once, as the best
     of three rounds, and keeps it.
 
     Args:
@@ -221,7 +221,7 @@ def _tried(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: f
 
 def measured(ctx: Context, topology: Hierarchy, timeout: float | None = None) -> Hierarchy:
     """Returns the hierarchy with its measured bandwidths, or with None if it has no racks that need them. Collective; a
-    context measures them once. Arguments and errors are those of measure_rates."""
+    context measures them once. measure_rates has the same arguments and errors."""
     return replace(topology, bandwidths=_of_racks(ctx, topology, timeout))
 
 

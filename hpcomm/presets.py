@@ -188,8 +188,8 @@ def stochastic_reduce(
     in_place: bool = False,
     **options: "Unpack[More]",
 ) -> Exchange:
-    """Makes an Exchange as in ASAP (Kadav and Kruus, 2016): every rank averages its model with those of its
-    in-neighbours in a sparse graph, and waits for no other rank (sections 3 and 4).
+    """Makes an Exchange as in ASAP (Kadav and Kruus, 2016): every rank averages its model with the models of
+    its in-neighbours in a sparse graph, and waits for no other rank (sections 3 and 4).
 
         ex = hpcomm.stochastic_reduce(ctx, {"w": w0}, in_place=True)
         w = ex.params["w"]
