@@ -124,8 +124,8 @@ class AdamW(BuiltIn):
 
 @dataclass(frozen=True)
 class Average(BuiltIn):
-    """The folded update replaces the parameters. On a graph, ranks push models and pull the average of their own model
-    and their neighbours'. With servers it gives the mean of arrays, as MPI_Allreduce does."""
+    """The folded update replaces the parameters. On a graph, ranks push models and pull the average of these and
+    the neighbours' models. With servers it gives the mean of arrays, as MPI_Allreduce does."""
 
 
 @dataclass(frozen=True)
