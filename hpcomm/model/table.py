@@ -28,7 +28,7 @@ class Ends(NamedTuple):
 
 
 class Table:
-    """The fields of a plan's rows, int64 (rows,), their inputs, and their outputs (only parameters that go to ranks)."""
+    """The fields of a plan's rows, int64 (rows,), their inputs, and their outputs (only parameters for ranks)."""
 
     def __init__(self, plan: Plan) -> None:
         fields = ("key", "owner", "action", "offset", "count", "depth", "codec_in", "codec_out")
