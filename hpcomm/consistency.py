@@ -1,4 +1,7 @@
-"""Consistency, the value by which a user says when a worker may continue (PHub, section 2; ASAP, section 3)."""
+"""Consistency, the value by which a user says when a worker may continue (PHub, section 2; ASAP, section 3).
+
+A fold is the weighted sum of the updates that an owner has; a reduce is a fold on a graph.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -140,7 +143,7 @@ def steps_ahead(consistency: Consistency) -> int:
 
 
 def in_step(consistency: Consistency) -> bool:
-    """Returns whether all workers have made the same number of steps whenever none is inside one: under BSP and
+    """Returns whether any two workers that are between steps have made the same number of steps: under BSP and
     NOTIFY_ACK."""
     return consistency.staleness == 0 and consistency.quorum is None and consistency.whole
 

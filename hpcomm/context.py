@@ -80,7 +80,7 @@ def init(comm: Communicator | Any | None = None, **config: "Unpack[Settings]") -
 
     Raises:
         ConfigError: a setting or a launcher's variable has no meaning; the ranks run different versions or have
-            different sizes of the job; or the launcher and MPI tell different sizes.
+            different sizes of the job; or the launcher and MPI report different sizes.
         NotSupported: the launcher needs mpi4py, which is not installed.
         AuthError: without MPI: the ranks have different secrets, or they have no secret and meet at an address other
             than loopback.
@@ -331,7 +331,7 @@ class Context:
         path (SLoPS as in pathload: Jain and Dovrolis, SIGCOMM 2002; Parameter Flow, section 3.3.3).
 
         Any thread may call it, also while exchanges run; calls on one context take turns. It is not collective: the
-        peer's service thread answers.
+        peer's context answers without a call there.
 
         Args:
             peer: a rank; or several, which are probed in turn, each in the pauses of the others. For several the result

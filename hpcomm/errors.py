@@ -77,7 +77,8 @@ class Culprit:
         state: "died", "left" (it closed while others waited for it), "stopped" (the kernel of its host reports this),
             "silent" (it did not answer), "computing" (it answers and waits for no rank) or "circle" (it and other
             culprits wait for each other, which is a bug of the program).
-        seconds: "silent": how long others have waited for it. "computing": how long it has computed. Otherwise 0.
+        seconds: "silent": how long others have waited for it. "computing": how long it has computed. "circle": how long
+            its latest wait has lasted. Otherwise 0.
         step: "computing": the number of pushes of its most pushed key, or of sends to its most used peer. Otherwise 0.
         op: "circle": the operation that the rank waits in. Otherwise "".
     """

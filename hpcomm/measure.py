@@ -75,7 +75,7 @@ def measure_rates(ctx: Context, timeout: float | None = None, *, topology: Hiera
 
 
 def hosts_of(ctx: Context, timeout: float | None = None) -> list[int]:
-    """Returns for each rank the lowest rank that maps its memory, which may be itself. Collective."""
+    """Returns for each rank the lowest rank whose memory it maps, which may be itself. Collective."""
     mine = bytes(peer.maps or peer.rank == ctx.rank for peer in ctx.peers)
     return [part.index(1) for part in ctx.allgather(mine, timeout)]
 

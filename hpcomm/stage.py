@@ -1,4 +1,8 @@
-"""The parts of a plan, as immutable values: keys, edges and rows (PHub, section 3.2.3)."""
+"""The parts of a plan, as immutable values: keys, edges and rows (PHub, section 3.2.3).
+
+A chunk is a range of a key's elements that one core owns. A row is one stage, that is one step, on a chunk's path. A
+fold is the weighted sum of a row's inputs.
+"""
 
 import difflib
 import math

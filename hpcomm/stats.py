@@ -1,4 +1,8 @@
-"""The values of `stats()`: one rank's counts for an exchange, a queue, a checkpointer, local steps or an optimizer."""
+"""The values of `stats()`: one rank's counts for an exchange, a queue, a checkpointer, local steps or an optimizer.
+
+A row is one stage of a chunk; a share is all rows of one key on one core; a piece is the bytes that a codec makes from
+a part of an update.
+"""
 
 import math
 from collections.abc import Iterable, Mapping

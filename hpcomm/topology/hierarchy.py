@@ -103,8 +103,8 @@ class Hierarchy(Topology):
         they are used.
 
         Raises:
-            InvalidArgument: hosts are not known, a level is empty or lacks a rank, groups overlap, or a rack splits a
-                host.
+            InvalidArgument: hosts are not known, a level is empty or lacks a rank, groups overlap, a rack splits a
+                host, or bandwidths is still "measured".
         """
         size = whole("size", size, 1)
         if self.hosts is None:
@@ -171,8 +171,8 @@ class Hierarchy(Topology):
     def compile(self, request: Request) -> Plan:
         """Returns Plan.hosts of these levels; under BSP, keys with codec.Factors get Plan.peer_to_peer of these hosts.
 
-        The request's interfaces and in_place are ignored. If receivers apply the rule under SSP(s), depth is at least s
-        + 2.
+        The request's interfaces and in_place are ignored. If receivers apply the rule, depth is at least s + 2 under
+        SSP(s), and at least 6 under ASYNC.
 
         Raises:
             InvalidArgument: Plan.hosts, levels or roles raise it.

@@ -133,9 +133,9 @@ class ParameterServer(Topology):
     def compile(self, request: Request) -> Plan:
         """Returns Plan.hub of this placement's workers and servers.
 
-        If receivers apply the rule, depth is at least s + 2 under SSP(s), and 6 under ASYNC. tree="auto" means None if
-        resolved has not replaced it. The topology's own interfaces are used first; otherwise the request's, but at most
-        the number of cores.
+        If receivers apply the rule, depth is at least s + 2 under SSP(s), and at least 6 under ASYNC. tree="auto" means
+        None if resolved has not replaced it. The topology's own interfaces are used first; otherwise the request's, but
+        at most the number of cores.
         """
         size, (workers, servers) = request.size, self.roles(request.size)
         cores, interfaces = whole("cores", request.cores, 1), whole("interfaces", request.interfaces, 1)

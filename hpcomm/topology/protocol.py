@@ -24,9 +24,10 @@ class Job:
         consistency: the consistency of the keys that have this topology.
         own_fold: the name of the first of these keys' rules that has a custom fold; None: no rule has one.
         averages: whether the rule of each of these keys is Average, so that ranks push models.
-        measured: returns a Hierarchy with bandwidths that are measured between its ranks. Collective; only resolved may
-            call it.
-        trees: returns, for each owner, the Tree that costs the least (topology.trees_for), or None if no trees do.
+        measured: a function that returns a given Hierarchy with bandwidths measured between its ranks. Collective; only
+            resolved may call it.
+        trees: a function from owners to the Trees that cost the least, by owner (topology.trees_for); it returns None
+            if sends without trees are about as fast.
     """
 
     size: int

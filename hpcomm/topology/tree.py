@@ -58,8 +58,8 @@ class Tree(Topology):
         return tuple(-1 if at == 0 else ((at - 1) // self.arity + root) % size for at in places)
 
     def turned(self, root: int, size: int) -> tuple[int, ...]:
-        """Returns above for the same tree with another root. A tree by arity is built from the new root; a tree by
-        parents keeps its edges, and those on the path between the two roots are reversed.
+        """Returns `above` for the same tree with another root. A tree by arity is built from the new root. A tree by
+        parents keeps its edges, but the edges on the path between the two roots are reversed.
 
         Raises:
             InvalidArgument: above raises it, root is not a rank, or the ranks are not a tree.
@@ -99,7 +99,8 @@ class Tree(Topology):
         return None
 
     def compile(self, request: Request) -> Plan:
-        """Returns Plan.tree of above. As only one rank has updates, only the request's cut is used."""
+        """Returns Plan.tree for the parents that `above` returns. As only one rank has updates, only the request's cut
+        is used."""
         return Plan.tree(request.keys, self.above(request.size), **request.cut)
 
     def among(self, ranks: Sequence[int], size: int) -> "Tree":
