@@ -64,8 +64,7 @@ class Load:
     def by_host(
         self, stages: Sequence[str] = STAGES, codecs: Sequence[CodecRates] = ()
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns the same as by_rank for hosts: the lowest rank of a host has the host's number, and other ranks have
-        0."""
+        """Returns the same as by_rank for hosts: a host's lowest rank has the host's bytes, and other ranks have 0."""
         source, target = self.hosts[self.sent.source], self.hosts[self.sent.target]
         which = self._of(stages) & (source != target)
         return self._sums(source, which, codecs), self._sums(target, which, codecs)

@@ -23,7 +23,7 @@ def broadcast_bytes(
         costs: (ranks, ranks): the factor by which a byte from rank row to rank column counts; 1 for a usual link.
 
     Returns:
-        Two arrays float64 (ranks,). The lowest rank of a host has the host's number; other ranks have 0.
+        Two arrays float64 (ranks,). The element of a host's lowest rank has the host's bytes; other elements are 0.
     """
     at = np.asarray(hosts)
     out, into = np.zeros(len(at)), np.zeros(len(at))
