@@ -370,9 +370,9 @@ class Context:
     def revoke(self) -> None:
         """Makes ranks that left early count as failed, on every rank; recover and run call it before shrink.
 
-        All waits of this context then end with PeerFailed, also waits for living ranks that
-        continue without the ranks that left. The rank that notices calls it; a second call has no effect. If no rank has left, no wait
-        ends yet, but exchanges of this context may stop. (ULFM: MPI_Comm_revoke.)
+        All waits of this context then end with PeerFailed, also waits for living ranks that continue without the ranks
+        that left. The rank that notices calls it; a second call has no effect. If no rank has left, no wait ends yet,
+        but exchanges of this context may stop. (ULFM: MPI_Comm_revoke.)
         """
         _core.context_revoke(self._handle)
 
