@@ -127,7 +127,7 @@ class LoadStats:
         alarms: reads and writes of eventfds, which wake threads that sleep in epoll_wait.
         yields: calls of sched_yield in waits.
         wakeups: sleeps that ended.
-        steps: Exchange.version; per_step divides by it.
+        steps: the value of Exchange.version(); per_step divides by it.
     """
 
     processor: Mapping[str, float]
