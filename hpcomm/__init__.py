@@ -1,14 +1,14 @@
 """hpcomm: one-sided exchange of the updates of data-parallel training jobs.
 
     ctx = hpcomm.init()                                   # under mpirun, or alone
-    window = ctx.window((1024,), "float32", signals=1)    # every peer may write into it
+    window = ctx.window((1024,), "float32", signals=1)    # memory that every peer may write
     queue = ctx.receive_queue(in_peers, out_peers, (1024,))   # NOTIFY-ACK
     ex = hpcomm.parameter_hub(ctx, {"fc": weights})       # push gradients, pull parameters
     ex = hpcomm.stochastic_reduce(ctx, {"fc": weights})   # average models with a few neighbours
-    app = hpcomm.sufficient_factors(ctx, {"W": (J, D)}, K=100)   # a matrix by pairs of vectors
+    app = hpcomm.sufficient_factors(ctx, {"W": (J, D)}, K=100)   # send a matrix as pairs of vectors
 
-What a job needs to begin is here. The modules hold the rest: hpcomm.topology and hpcomm.graphs, hpcomm.codec,
-hpcomm.optim, hpcomm.stats (the values of `stats()`), hpcomm.model.
+This module has the names that a job needs first. Submodules have the others: hpcomm.topology and hpcomm.graphs,
+hpcomm.codec, hpcomm.optim, hpcomm.stats (the values of `stats()`), hpcomm.model.
 """
 
 import importlib as _importlib
@@ -66,7 +66,7 @@ if _typing.TYPE_CHECKING:
 
     __version__: str
 
-# Where each name is, imported at its first use: `import hpcomm` alone waits for neither NumPy nor the C library.
+# The module of each public name, imported at the name's first use: `import hpcomm` alone loads neither NumPy nor C.
 _FROM = {
     "_core": "Device devices",
     "checkpoint": "Checkpointer latest restore",
@@ -167,10 +167,11 @@ __all__ = [
 
 _HOME = {name: home for home, names in _FROM.items() for name in names.split()}
 
-if not _typing.TYPE_CHECKING:  # a type checker would take every name for one of ours
+if not _typing.TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
 
     def __getattr__(name: str) -> _typing.Any:
-        """A public name or a module of hpcomm, at its first use; hints for names of other libraries."""
+        """Imports a public name or a submodule at its first use. The AttributeError for a name of Horovod or PyTorch
+        has a hint."""
         if name in _HOME:
             value = getattr(_importlib.import_module(f".{_HOME[name]}", __name__), name)
         elif name == "__version__":
@@ -181,7 +182,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every name for one of
             try:
                 return _importlib.import_module(f".{name}", __name__)
             except ImportError as missing:
-                if missing.name != f"{__name__}.{name}":  # our module imports a package that is missing
+                if missing.name != f"{__name__}.{name}":  # our submodule exists, but a package that it imports does not
                     raise AttributeError(str(missing)) from missing
             hints = _importlib.import_module(".words", __name__).ATTRIBUTES
             hint = f": {hints[name]}" if name in hints else ""

@@ -1,4 +1,4 @@
-"""The cffi extension hpcomm._ffi, declared by the parts of the headers between their two cffi lines."""
+"""Builds the cffi extension hpcomm._ffi from the declarations between the two "cffi" lines of each header."""
 
 import sys
 import sysconfig
@@ -10,7 +10,7 @@ INCLUDE = Path("csrc/include")  # from the root of the sources, where the build 
 
 
 def declarations(header: str) -> str:
-    """The header's text between the lines of "cffi: begin" and "cffi: end", without parts for compilers only."""
+    """Returns the header's text between the lines "cffi: begin" and "cffi: end", without HPC_API."""
     lines = header.splitlines()
     begin = next(i for i, line in enumerate(lines) if "cffi: begin" in line)
     end = next(i for i, line in enumerate(lines) if "cffi: end" in line)
@@ -20,13 +20,13 @@ def declarations(header: str) -> str:
 ffibuilder = FFI()
 for name in ("error.h", "rule.h", "hpcomm.h", "codec.h", "plan.h", "way.h", "stats.h"):
     ffibuilder.cdef(declarations((INCLUDE / "hpcomm" / name).read_text(encoding="utf-8")))
-ffibuilder.cdef('extern "Python" void hpcomm_warn(void *, const char *);')  # an hpc_config's warn
-# setup.py adds the folder where CMake put the library; at run time it lies in lib/ beside the extension.
+ffibuilder.cdef('extern "Python" void hpcomm_warn(void *, const char *);')  # for hpc_config's field warn
+# To link, setup.py adds CMake's output folder. At run time the library is found in lib/ beside the extension.
 ffibuilder.set_source(
     "hpcomm._ffi",
     "#include <hpcomm/hpcomm.h>",
     include_dirs=[str(INCLUDE)],
     extra_link_args=["-l:libhpcomm.so.0", "-Wl,-rpath,$ORIGIN/lib"],
-    # As setup.py says of the other extension.
+    # For the reason that setup.py gives at the other extension.
     py_limited_api=sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED"),
 )

@@ -11,18 +11,21 @@ from .errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """The available bandwidth from this rank to a peer, in bytes a second with headers: see `Context.bandwidth`.
+    """The available bandwidth from this rank to a peer, in bytes a second, headers included; the result of
+    `Context.bandwidth`.
 
     Attributes:
-        peer: the rank at the other end.
-        low, high: bounds of the available bandwidth. low is 0 if every rate was too fast, high is infinite if every
-            rate passed. None: the probe found no bounds.
-        sufficient: with at_least, whether the path has that much left; None if not asked, or not found out.
-        capacity: the rate at which a train of packets arrived: the capacity of the narrowest link. None: unknown.
-        seconds: duration of the measurement.
-        nbytes: bytes that the probe sent, with headers.
-        answered: whether any packet of the probe arrived. If not, a firewall may drop UDP, and a note says so.
-        by_own: whether this rank's own traffic left no pause for a probe, so that its throughput is the answer.
+        peer: the peer's rank.
+        low, high: bounds of the available bandwidth. low is 0 if every tried rate was too fast; high is infinite if
+            none was. None: the probe found no bounds.
+        sufficient: whether the path has at_least left; None: at_least was not given, or the probe could not tell.
+        capacity: the capacity of the path's narrowest link: the rate at which a train of packets arrived. None: not
+            known.
+        seconds: how long the measurement took.
+        nbytes: the bytes that the probe sent, headers included.
+        answered: whether any packet of the probe arrived. If none did, a firewall may drop UDP, and Context.notes says
+            so.
+        by_own: True: this rank's own traffic left no pause for a probe, so the result is this traffic's throughput.
     """
 
     peer: int
@@ -37,14 +40,14 @@ class Bandwidth:
 
     @property
     def middle(self) -> float | None:
-        """The middle of low and high; low where high is infinite; None where nothing was found out."""
+        """The mean of low and high; low if high is infinite; None if the probe found no bounds."""
         if self.low is None or self.high is None:
             return None
         return self.low if math.isinf(self.high) else (self.low + self.high) / 2
 
 
 def as_ranks(peers: Any) -> tuple[int, ...]:
-    """One rank or several, as a tuple."""
+    """Returns one rank or several as a tuple."""
     wanted = peers if isinstance(peers, Iterable) else (peers,)
     try:
         return tuple(int(peer.__index__()) for peer in wanted)
@@ -53,7 +56,7 @@ def as_ranks(peers: Any) -> tuple[int, ...]:
 
 
 def as_rate(at_least: Any) -> float:
-    """at_least for C: 0 asks for a range."""
+    """Returns at_least as C takes it; None becomes 0, which asks for a range."""
     if at_least is None:
         return 0.0
     try:
@@ -66,7 +69,7 @@ def as_rate(at_least: Any) -> float:
 
 
 def probe(context: Any, peers: tuple[int, ...], at_least: float, timeout: float) -> tuple[Bandwidth, ...]:
-    """Probes all peers in one call. context: of C."""
+    """Probes all peers in one call. context: the handle of C's context."""
     found = _core.context_bandwidth(context, peers, at_least, timeout)
     return tuple(
         Bandwidth(

@@ -1,5 +1,5 @@
-"""python -m hpcomm.cmake prints the folder for CMake's -Dhpcomm_DIR, and with --pkg-config-dir the one for
-PKG_CONFIG_PATH: the folder options of hpcomm info, where the scripts of the environment are not on PATH."""
+"""python -m hpcomm.cmake prints the folder for CMake's -Dhpcomm_DIR; with --pkg-config-dir, the folder for
+PKG_CONFIG_PATH. These are options of hpcomm info; use this module if the environment's scripts are not on PATH."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The sentence for a checkout that has not been compiled and hides the installed package. Imported before all else."""
+"""Raises an error in a checkout that has not been compiled and hides the installed package. hpcomm imports it first."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Every setting of hpcomm, declared once: type, default, help. A setting is an argument of init or an HPCOMM_
-variable."""
+"""All settings of hpcomm, each declared once with its type, default and help. A setting is an argument of init or an
+HPCOMM_ variable."""
 
 import difflib
 import math
@@ -17,9 +17,9 @@ from .words import SETTINGS
 Number = TypeVar("Number", int, float)
 PREFIX = "HPCOMM_"
 DEBUG_LEVELS = ("WARN", "INFO", "TRACE")
-TCP_STREAMS = 8  # the most that a pair of ranks may have
+TCP_STREAMS = 8  # connections of a pair of ranks, at most
 _INIT_SECONDS = 30.0  # where neither init_timeout nor timeout is set
-SECRET_BYTES = (16, 4096)  # of a secret: the least and the most
+SECRET_BYTES = (16, 4096)  # the shortest and the longest secret
 
 
 def _seconds(value: object) -> float:
@@ -45,7 +45,7 @@ def _seed(value: object) -> int:
 
 
 def _number(parse: Callable[[Any], Number], value: object, wanted: str) -> Number:
-    """The number that parse reads; where it cannot, ValueError by the sentence wanted."""
+    """Returns parse(value); raises ValueError with the sentence wanted if parse cannot read the value."""
     try:
         return parse(value)
     except (TypeError, ValueError, OverflowError):
@@ -104,7 +104,7 @@ def _setting(default: object, kind: str, parse: Callable[[object], object], text
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of one context. `hpcomm info -c` prints them all with where each value came from."""
+    """The settings of one context. `hpcomm info -c` prints each with the source of its value."""
 
     timeout: float = _setting(1800.0, "seconds", _timeout, "default deadline of every blocking call")
     init_timeout: float = _setting(
@@ -169,14 +169,14 @@ class Config:
 
     @property
     def init_seconds(self) -> float:
-        """For how long init waits for all ranks."""
+        """Seconds for which init waits for all ranks."""
         if self.init_timeout > 0:
             return self.init_timeout
         return _INIT_SECONDS if self.timeout == Config.timeout else self.timeout
 
 
 class Settings(TypedDict, total=False):
-    """The fields of Config, as init takes them one by one; None: as if it were not given."""
+    """The fields of Config, as keyword arguments of init; None counts as not given."""
 
     timeout: float | None
     init_timeout: float | None
@@ -200,7 +200,7 @@ class Settings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting as `hpcomm info -c` shows it."""
+    """A setting, as `hpcomm info -c` shows it."""
 
     variable: str
     argument: str
@@ -210,7 +210,7 @@ class Setting:
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting: HPCOMM_YIELD of yield_."""
+    """Returns the environment variable of a setting, e.g. HPCOMM_YIELD for yield_."""
     return PREFIX + name.rstrip("_").upper()
 
 
@@ -234,10 +234,11 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def resolve(environ: Mapping[str, str], arguments: Mapping[str, object]) -> Config:
-    """The Config of an environment and of init's arguments, which override it. An argument of None counts as not given.
+    """Returns the Config for an environment and for init's arguments, which override the environment. An argument that
+    is None counts as not given.
 
     Raises:
-        ConfigError: a value has no meaning, or there is no such argument.
+        ConfigError: a value has no meaning, or no setting has the argument's name.
     """
     values: dict[str, Any] = {}
     known = {setting.argument: setting.variable for setting in settings()}
@@ -254,10 +255,10 @@ def resolve(environ: Mapping[str, str], arguments: Mapping[str, object]) -> Conf
 
 
 def read_secret(path: str) -> bytes | None:
-    """The secret in a file, without the newline at its end; None for no path.
+    """Returns the secret in a file, without the newline at its end, or None if path is "".
 
     Raises:
-        ConfigError: it cannot be read, others than its owner may, or it is too short or too long.
+        ConfigError: the file cannot be read, other users may read or write it, or the secret is too short or too long.
     """
     if not path:
         return None
@@ -283,7 +284,7 @@ def read_secret(path: str) -> bytes | None:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each HPCOMM_ variable that no setting reads, with the nearest that one does."""
+    """Returns a sentence for each HPCOMM_ variable that is no setting, with the most similar name of a setting."""
     known = [setting.variable for setting in settings()]
     return [
         f"{name} is not a setting of hpcomm{_nearest(name, known)}"

@@ -1,4 +1,7 @@
-"""When a worker may go on (PHub, section 2; ASAP, section 3): a value, not code."""
+"""Consistency, the value by which a user says when a worker may continue (PHub, section 2; ASAP, section 3).
+
+A fold is the weighted sum of the updates that an owner has; a reduce is a fold on a graph.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -6,25 +9,28 @@ from typing import Literal
 from .errors import InvalidArgument
 
 _MOST = (1 << 31) - 1  # an int in C
-_ASYNC_AHEAD = 4  # steps for which a peer or a receiver has room under ASYNC, unless depth asks for more
+_ASYNC_AHEAD = 4  # steps that a worker of peers or receivers may be ahead under ASYNC, unless depth allows more
 
 
 @dataclass(frozen=True)
 class Consistency:
-    """How far workers may drift apart, and the inputs that a fold waits for; see BSP, ASYNC, NOTIFY_ACK, BARRIER, SSP.
+    """How far workers may drift apart, and which inputs a fold waits for; see BSP, ASYNC, NOTIFY_ACK, BARRIER and SSP.
 
     Attributes:
-        staleness: steps that a worker may be ahead of the slowest one, 0 or more; None: any number.
-        quorum: updates that suffice for a fold, 1 or more; None: all. With a Hierarchy it counts updates of hosts, or
-            of racks if it has racks; on a graph in-neighbours' updates beside the rank's own; among peers of a graph
-            all that come to a rank, its own included. Exchange.late names keys whose update missed its fold.
-        late: fate of an update that misses its fold: "drop", the default with a quorum. None without one.
-        waits_for: "all" the other workers, or on a graph only "neighbours".
-        whole: False: after its wait a fold takes the whole inputs, and leaves out missing, stale and torn ones.
-        grace: seconds that a fold which has its quorum waits for the others, 0 or more (math.inf: until all have come);
-            None: as long as they usually take, which is learned.
+        staleness: how many steps a worker may be ahead of the slowest worker, 0 or more; None: any number.
+        quorum: the number of updates that suffice for a fold, 1 or more; None: all. A Hierarchy counts one update for
+            each rack, or for each host if it has no racks. A graph counts in-neighbours' updates, without the rank's
+            own. Peers on a graph count all updates that a rank gets, with its own. Exchange.late names the keys whose
+            update missed its fold.
+        late: the fate of an update that misses its fold. With a quorum it is "drop", also if None is given; without one
+            it must be None.
+        waits_for: whether a worker waits for "all" other workers or, on a graph, only for its "neighbours".
+        whole: True: a fold needs whole inputs. False: after its wait a fold takes the whole inputs, and leaves out
+            missing, stale and torn ones.
+        grace: seconds, 0 or more, for which a fold that has its quorum waits for the other updates; math.inf: until all
+            have come; None: as long as they usually take, which hpcomm learns.
 
-    Raises InvalidArgument for a number that is out of range or no int, and for late where it has no meaning.
+    Raises InvalidArgument for a number that is out of range or not an int, and for a late that has no meaning here.
     """
 
     staleness: int | None = 0
@@ -47,7 +53,7 @@ class Consistency:
 
     def _checked_late(self) -> Literal["drop"] | None:
         late: object = self.late
-        by_itself = self.staleness is None and self.quorum == 1  # ASYNC: every update is a fold
+        by_itself = self.staleness is None and self.quorum == 1  # ASYNC: each update is a fold by itself
         if self.quorum is None or by_itself:
             if late == "drop":
                 raise InvalidArgument(
@@ -92,13 +98,19 @@ update that a slow one still reads (ASAP, section 6.2). With servers, and among 
 
 
 def SSP(staleness: int) -> Consistency:
-    """No worker begins a step more than staleness steps ahead of the slowest one (Ho et al., NIPS 2013).
+    """Lets no worker begin a step more than staleness steps ahead of the slowest worker (Ho et al., NIPS 2013).
 
-    With servers each update is applied by itself as it comes, and a pull waits for the slow workers only while this
-    rank's copy is too old for its next step; 0 to 64, and SSP(0) takes BSP's path (Parameter Flow, section 2.3.2). With
-    apply_at="receivers" servers send the sum of received updates once all workers have made a step; 0 to 30 (UCC-SSP,
-    section 3.2.1). On a graph a reduce takes the newest update of each in-neighbour, none more than staleness steps
-    old; 0 to 30, and SSP(0) is NOTIFY_ACK (ASAP, section 7). Raises InvalidArgument for another staleness."""
+    With servers: the owner applies each update by itself when it comes. A pull waits for slow workers only while this
+    rank's copy is too old for its next step. staleness is 0 to 64; SSP(0) runs as BSP (Parameter Flow, section 2.3.2).
+
+    With apply_at="receivers": servers send the sum of the received updates when all workers have made a step. staleness
+    is 0 to 30 (UCC-SSP, section 3.2.1).
+
+    On a graph: a reduce takes the newest update of each in-neighbour, if it is at most staleness steps old. staleness
+    is 0 to 30; SSP(0) runs as NOTIFY_ACK (ASAP, section 7).
+
+    Raises InvalidArgument for another staleness.
+    """
     if staleness is None:
         raise InvalidArgument("staleness is None: must be an int, 0 or more; ASYNC has no bound")
     return Consistency(staleness=staleness, waits_for="neighbours")
@@ -108,31 +120,35 @@ _NAMES = {BSP: "BSP", ASYNC: "ASYNC", NOTIFY_ACK: "NOTIFY_ACK", BARRIER: "BARRIE
 
 
 def with_servers(consistency: Consistency) -> Consistency:
-    """A consistency as servers and peers have it: every worker is a server's neighbour, and every update whole."""
+    """Returns the consistency that servers and peers use: there waits_for and whole make no difference, so BSP has one
+    form."""
     return replace(consistency, waits_for="all", whole=True) if consistency.staleness == 0 else consistency
 
 
 def on_graph(consistency: Consistency) -> Consistency:
-    """A consistency as graphs have it: a quorum counts neighbours, also where waits_for is "all"."""
+    """Returns the consistency that graphs use: there a quorum counts neighbours, also if waits_for is "all"."""
     counts = consistency.quorum is not None and consistency.staleness == 0 and consistency.whole
     return replace(consistency, waits_for="neighbours") if counts else consistency
 
 
 def applies_each(consistency: Consistency) -> bool:
-    """Whether servers apply each update as it comes: under ASYNC, and under SSP with a staleness."""
+    """Returns whether servers apply each update by itself: under ASYNC, and under SSP with a staleness above 0."""
     return consistency == ASYNC or bool(consistency.staleness)
 
 
 def steps_ahead(consistency: Consistency) -> int:
-    """Where peers or receivers apply: steps (under ASYNC at least) that a worker may be ahead of the slowest one."""
+    """Returns how many steps a worker may be ahead of the slowest one if peers or receivers apply; under ASYNC this is
+    a minimum."""
     return _ASYNC_AHEAD if consistency.staleness is None else consistency.staleness
 
 
 def in_step(consistency: Consistency) -> bool:
-    """Whether all workers that stand between two steps have made as many: BSP and NOTIFY_ACK."""
+    """Returns whether any two workers that are between steps have made the same number of steps: under BSP and
+    NOTIFY_ACK."""
     return consistency.staleness == 0 and consistency.quorum is None and consistency.whole
 
 
 def goes_apart(consistency: Consistency) -> bool:
-    """Whether the outermost groups of a hierarchy may be at different steps, so that each is one input of servers."""
+    """Returns whether the outermost groups of a hierarchy may be at different steps; then each group is one input of
+    the servers."""
     return applies_each(consistency) or consistency.quorum is not None

@@ -1,4 +1,4 @@
-"""A context: one rank's place in a group."""
+"""A context: one rank's membership in a job."""
 
 import atexit
 import logging
@@ -35,7 +35,7 @@ _STATES = ("joining", "alive", "left", "failed")
 
 
 class Event(NamedTuple):
-    """A put_notify that arrived: who put, its 32-bit immediate, and how many bytes."""
+    """A put_notify that has arrived: the rank that sent it, its 32-bit immediate value, and the number of its bytes."""
 
     peer: int
     imm: int
@@ -43,16 +43,21 @@ class Event(NamedTuple):
 
 
 class Closes(Protocol):
-    """An object that a context closes before itself."""
+    """An object that a context closes before it closes itself."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank as this one knows it. state: joining, alive, left or failed. transport: "self" for this rank itself. path:
-    how the rank is reached, e.g. "10.0.0.2:40001 by eth0" over tcp; else "". maps: whether this rank maps its
-    memory."""
+    """A rank, as this rank knows it.
+
+    Attributes:
+        transport: the transport that reaches the rank; "self" for this rank.
+        state: "joining", "alive", "left" or "failed".
+        path: the address and interface of a TCP connection, e.g. "10.0.0.2:40001 by eth0"; "" for other transports.
+        maps: whether this process maps the rank's memory.
+    """
 
     rank: int
     transport: str
@@ -64,20 +69,21 @@ class Peer:
 
 
 def init(comm: Communicator | Any | None = None, **config: "Unpack[Settings]") -> "Context":
-    """Brings this rank up and waits for all the others.
+    """Starts this rank, waits for all other ranks and returns the context.
 
     Args:
-        comm: an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]. None: the
-            launcher's ranks (mpirun, mpiexec and srun by MPI, torchrun and srun by their variables), else a world of
-            one. MPI is not called any more once init has returned.
-        config: the settings of Config, e.g. timeout=10 (seconds) or transport="shm". One that is not given, or None, is
-            its HPCOMM_ variable, else its default; `hpcomm info -c` prints them all.
+        comm: an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]. None: the ranks
+            that the launcher started (mpirun, mpiexec and srun through MPI, torchrun and srun through their variables);
+            without a launcher, this process alone. init makes no MPI call after it has returned.
+        config: settings, the fields of Config, e.g. timeout=10 (seconds) or transport="shm". A setting that is left out
+            or None comes from its HPCOMM_ variable, otherwise it has its default; `hpcomm info -c` prints all settings.
 
     Raises:
-        ConfigError: a setting or a launcher's variable has no meaning, the ranks run different versions or have
-            different sizes of the job, or the launcher's size is not MPI's.
-        NotSupported: the launcher needs mpi4py, which is missing.
-        AuthError: without MPI, ranks have different secrets, or none and are to meet elsewhere than at loopback.
+        ConfigError: a setting or a launcher's variable has no meaning; the ranks run different versions or have
+            different sizes of the job; or the launcher and MPI report different sizes.
+        NotSupported: the launcher needs mpi4py, which is not installed.
+        AuthError: without MPI: the ranks have different secrets, or they have no secret and meet at an address other
+            than loopback.
         Timeout, PeerFailed: not every rank came.
     """
     settings = launch.configuration(config)
@@ -85,36 +91,37 @@ def init(comm: Communicator | Any | None = None, **config: "Unpack[Settings]") -
 
 
 class Context:
-    """One rank's place in a group; made by init, closed by close, by the end of a with block, or at exit.
+    """One rank's membership in a job. init makes it; close, the end of its with block, or the interpreter's exit closes
+    it.
 
-    A with block that ends by an exception, or an interpreter that ends by one, tells the peers that this rank failed
-    and why; a plain close tells them that it left. A context that is dropped is closed when its last window, lane,
-    queue and exchange go. In a forked child nothing of it can be used, and its end there does not touch the parent.
+    If an exception ends the with block or the interpreter, the peers are told that this rank failed, and why. A plain
+    close tells the peers that this rank left. A context without references is closed when its last window, lane, queue
+    and exchange are freed. A forked child cannot use its parent's context, and the child's exit does not affect it.
 
     Attributes:
-        rank, size: this rank, and how many there are.
-        ranks: by rank, its number in the first context, from which this one came by shrinks.
-        config: the settings it was made with.
-        racks: by rank: the switches or the block that its host hangs on, as SLURM_TOPOLOGY_ADDR told it; "" if unknown.
-        local_rank, local_size: this rank's number among the ranks of its host, and how many there are.
-        peers: the current state of every rank.
-        notes: sentences about features degraded at start, and about incidents since, e.g. a stranger refused or a push
-            lost. Incidents are logged too when the context is closed.
+        rank, size: this rank's number, and the number of ranks.
+        ranks: for each rank, its number in the first context, before any shrink.
+        config: the Config that this context was made with.
+        racks: for each rank, the switches or the block above its host, from SLURM_TOPOLOGY_ADDR; "" if not known.
+        local_rank, local_size: this rank's number among the ranks of its host, and their number.
+        peers: a Peer for every rank, with the rank's present state.
+        notes: sentences about features that were degraded at the start, and about incidents since then, e.g. that a
+            stranger was refused or a push was lost. close also writes the incidents to the log.
 
-    Collectives (window, receive_queue, lane, barrier, allgather, an Exchange and its load_state_dict) are made by all
-    ranks in the same order. All methods raise InvalidArgument after close.
+    The methods window, receive_queue, lane, barrier and allgather, Exchange and its load_state_dict are collective: all
+    ranks must call them, in the same order. Every method raises InvalidArgument after close.
     """
 
     __slots__ = (
         "__weakref__",
-        "_dropped",  # exchanges whose owner is gone, and others may need them
+        "_dropped",  # exchanges that the program dropped, and that other ranks may still need
         "_exchanges",
         "_handle",
         "_lane",
-        "_noted",  # how many notes of the start are no news any more; None before the start
+        "_noted",  # number of notes that the start has logged or hidden; None before the start
         "_process",
         "_secret",
-        "_shrunk",  # another one has taken its place
+        "_shrunk",  # whether a shrunk context has taken the place of this one
         "_sources",
         "config",
         "racks",
@@ -148,7 +155,7 @@ class Context:
         _open.add(self)
 
     def _start(self) -> None:
-        # Only a put into mapped memory has read its source when it returns.
+        # When put returns, only a put into mapped memory has finished reading its source.
         self._sources.deferred = not all(peer.maps for peer in self.peers)
         self._noted = sum(not odd for _, odd in _core.context_notes(self._handle))
         self._tell_start()
@@ -166,7 +173,7 @@ class Context:
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """All ranks as this one knows them now, this one included."""
+        """A Peer for every rank, this rank included, with the rank's present state."""
         found = []
         for rank in range(self.size):
             state, transport, host, pid, path, maps = _core.context_peer(self._handle, rank)
@@ -175,18 +182,18 @@ class Context:
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """The lowest rank on the host of each rank. A container with its own network is a host."""
+        """For each rank, the lowest rank on its host. A container with its own network counts as a host."""
         return tuple(_core.context_host(self._handle, rank) for rank in range(self.size))
 
     @property
     def local_rank(self) -> int:
-        """This rank's number among the ranks of its host, from 0, in the order of their ranks. After shrink the
-        survivors are numbered again."""
+        """This rank's number among the ranks of its host, from 0 in the order of ranks. shrink numbers the survivors
+        again."""
         return self._mates().index(self.rank)
 
     @property
     def local_size(self) -> int:
-        """How many ranks there are on this rank's host."""
+        """The number of ranks on this rank's host."""
         return len(self._mates())
 
     def _mates(self) -> list[int]:
@@ -196,22 +203,25 @@ class Context:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Events that were odd, and features that were degraded, until now, a sentence each."""
+        """Sentences about degraded features and incidents so far."""
         return tuple(note for note, _ in _core.context_notes(self._handle))
 
     # ---- collectives -----------------------------------------------------------------------------------------------
 
     def window(self, shape: Any, dtype: Any = None, *, signals: int = 0, timeout: float | None = None) -> Window:
-        """A window of every rank: window(nbytes), or window(shape, dtype); zeroed, and allocated in full. Collective.
+        """Allocates a window, memory of every rank that all peers may write: window(nbytes) or window(shape, dtype).
+        Collective.
+
+        The memory is zero, and all its pages are allocated.
 
         Args:
-            shape: number of bytes; with dtype an int or a tuple of ints. The same on every rank.
-            dtype: of `Window.array`; None means bytes (uint8).
-            signals: number of 64-bit signal words, all 0.
+            shape: the number of bytes; with a dtype, an int or a tuple of ints. It must be the same on every rank.
+            dtype: the dtype of `Window.array`; None means bytes (uint8).
+            signals: the number of 64-bit signal words, which begin at 0.
             timeout: seconds to wait for the other ranks.
 
         Raises:
-            ConfigError: ranks disagree about the size, the dtype or the signals; every rank is told both values.
+            ConfigError: ranks give different sizes, dtypes or numbers of signals; every rank's error has both values.
             OutOfMemory: a host has too little memory.
         """
         sizes, kind = window_shape(shape, dtype)
@@ -246,20 +256,21 @@ class Context:
         *,
         timeout: float | None = None,
     ) -> Queue:
-        """A NOTIFY-ACK queue (ASAP, sections 4 and 5): slots at this rank for each in-peer, at each out-peer for this
-        rank.
+        """Makes a NOTIFY-ACK queue (ASAP, sections 4 and 5): this rank gets slots for each in-peer, and has slots at
+        each out-peer.
 
-        Collective over all ranks; one without peers gives two empty lists.
+        Collective over all ranks; a rank without peers gives two empty lists.
 
         Args:
-            in_peers, out_peers: ranks; rank a has b in out_peers exactly when b has a in in_peers.
-            shape, dtype: of one update, the same on every rank.
-            depth: pending updates of one sender, 1 or more.
-            buffers: registered buffers of each rank, 0 to 64: with 2 or more, updates are read where they were written.
+            in_peers, out_peers: ranks. Rank a must have b in out_peers exactly if b has a in in_peers.
+            shape, dtype: shape and dtype of one update, the same on every rank.
+            depth: the number of slots for each sender, 1 or more: so many of its updates may be pending.
+            buffers: the number of this rank's registered buffers, 0 to 64. With 2 or more, receivers that map them read
+                updates in place.
             timeout: seconds to wait for the other ranks.
 
         Raises:
-            ConfigError: ranks disagree about shape, dtype, depth, buffers or peers; every rank is told both values.
+            ConfigError: ranks disagree about shape, dtype, depth, buffers or peers; every rank's error has both values.
             OutOfMemory: a host has too little memory.
         """
         start = time.monotonic()
@@ -280,16 +291,16 @@ class Context:
         return queue
 
     def lane(self, timeout: float | None = None) -> Lane:
-        """One more ordered channel to every peer, for one more thread. Collective."""
+        """Makes one more lane, an ordered channel to every peer, for one more thread. Collective."""
         handle = _core.lane_create(self._handle, seconds(timeout, self.config.timeout), self._sources)
         return Lane(self, handle, self._sources)
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Returns when every rank has called it. Collective.
+        """Waits until every rank has called barrier. Collective.
 
         Raises:
-            InvalidArgument: timeout is no number of seconds; a barrier has no name.
-            Timeout, PeerFailed: with the ranks still waited for.
+            InvalidArgument: timeout is not a number of seconds; a barrier takes no name.
+            Timeout, PeerFailed: a rank did not come; the error has the ranks that are missing.
         """
         if isinstance(timeout, str):
             raise InvalidArgument(
@@ -299,7 +310,8 @@ class Context:
         _core.barrier(self._handle, seconds(timeout, self.config.timeout))
 
     def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:
-        """The bytes that every rank gives, in rank order; the same number on each. Collective, for small things."""
+        """Returns the bytes that each rank gave, in rank order. Every rank must give the same number. Collective, for
+        small data."""
         return _core.allgather(self._handle, bytes(data), self.size, seconds(timeout, self.config.timeout))
 
     # ---- the network -----------------------------------------------------------------------------------------------
@@ -315,18 +327,23 @@ class Context:
     def bandwidth(
         self, peer: int | Iterable[int], *, at_least: float | None = None, timeout: float | None = None
     ) -> Bandwidth | tuple[Bandwidth, ...]:
-        """Measures the available bandwidth to a peer on another host beside all other traffic, without filling the path
-        (SLoPS as in pathload: Jain and Dovrolis, SIGCOMM 2002; Parameter Flow, section 3.3.3). From any thread, also
-        while exchanges run; the calls of a context take turns. Not collective: the peer's context answers by itself.
+        """Measures the bandwidth that other traffic leaves on the path to a peer on another host, without filling the
+        path (SLoPS as in pathload: Jain and Dovrolis, SIGCOMM 2002; Parameter Flow, section 3.3.3).
+
+        Any thread may call it, also while exchanges run; calls on one context take turns. It is not collective: the
+        peer's context answers without a call there.
 
         Args:
-            peer: a rank, or several, whose probes fill each other's pauses; the answer is a tuple then.
-            at_least: bytes a second. Asks only whether the path has so much left, which takes one fleet of streams.
-            timeout: seconds for all of it, 60 by default. A range that is not narrow yet is given as it is.
+            peer: a rank; or several, which are probed in turn, each in the pauses of the others. For several the result
+                is a tuple.
+            at_least: bytes a second. If given, the probe only finds out whether the path has so much left, by one fleet
+                of streams.
+            timeout: seconds for the whole call, 60 by default. At the deadline the present range is returned, even if
+                it is wide.
 
         Raises:
-            InvalidArgument: a peer is on this rank's host, is this rank, or is named twice.
-            Timeout, PeerFailed: a peer does not answer, or is gone.
+            InvalidArgument: a peer is this rank, is on this rank's host, or is named twice.
+            Timeout, PeerFailed: a peer does not answer, or has failed.
         """
         ranks = as_ranks(peer)
         start = time.monotonic()
@@ -337,13 +354,13 @@ class Context:
     # ---- the timeline ----------------------------------------------------------------------------------------------
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """A with block that is shown under this name in the timeline of this thread: "forward", "loss", "load data".
-        Without a timeline it costs next to nothing."""
+        """Returns a with block that this thread's timeline shows under this name, e.g. "forward", "loss" or "load
+        data". Without a timeline it costs next to nothing."""
         return _Span(self._handle, name) if self.config.timeline else _NO_SPAN
 
     def span_since(self, name: str, start: float) -> None:
-        """Shows a span from start, by time.monotonic, until now in the timeline of this thread, for an activity beside
-        the thread's own work."""
+        """Adds a span to this thread's timeline, from start (a value of time.monotonic) until now, for an activity that
+        is not one with block."""
         if self.config.timeline:
             with suppress(HpcommError):
                 _core.context_span(self._handle, str(name), start)
@@ -351,27 +368,30 @@ class Context:
     # ---- survivors -------------------------------------------------------------------------------------------------
 
     def revoke(self) -> None:
-        """After ranks left before the others were done: they count as failed from now on, on every rank, so that all
-        waits of this context end by PeerFailed, also waits for ranks that are alive but go on without the gone ones.
-        The rank that notices calls it before shrink; recover and run do so. Again is no error. If no rank is gone, no
-        wait ends yet, but exchanges of this context may stop. (ULFM's MPI_Comm_revoke.)"""
+        """Makes ranks that left early count as failed, on every rank; recover and run call it before shrink.
+
+        All waits of this context then end with PeerFailed, also waits for living ranks that continue without the ranks
+        that left. The rank that notices calls it; a second call has no effect. If no rank has left, no wait ends yet,
+        but exchanges of this context may stop. (ULFM: MPI_Comm_revoke.)
+        """
         _core.context_revoke(self._handle)
 
     def shrink(self, timeout: float | None = None) -> "Context":
-        """A new context over the survivors, in the same order, when other ranks died or left. Collective over the
-        survivors.
+        """Returns a new context over the survivors, in the same order, after other ranks died or left. Collective over
+        the survivors.
 
-        They agree on the list of survivors, whatever failed before, and agree again when more of them die meanwhile. If
-        no rank is gone the new context is a duplicate. Windows, queues and exchanges of this context stay with it:
-        their arrays can be read; make new ones of the new context. Close this context, do not abort it, when it is not
-        needed any more; close then raises nothing, even if its exchanges have lost pushes. (ULFM's MPI_Comm_shrink.)
+        The survivors agree on who survives, and agree again if more ranks die meanwhile. If all ranks are alive, the
+        new context is a duplicate. Windows, queues and exchanges stay with the old context: their arrays can still be
+        read, and the new context needs new ones. Close the old context when it is not needed any more, and do not abort
+        it; this close raises nothing, even if pushes were lost. (ULFM: MPI_Comm_shrink.)
 
         Args:
-            timeout: seconds for all of it.
+            timeout: seconds for the whole call.
 
         Raises:
-            Timeout: waiting_for did not come; a stopped process is not gone. Call it again when they came or died.
-            TransportError: the others count this rank as failed (they heard nothing from it) and go on without it.
+            Timeout: the ranks of waiting_for did not come. A stopped process counts as alive. Call shrink again when
+                these ranks have come or died.
+            TransportError: the other ranks heard nothing from this rank, count it as failed, and go on without it.
         """
         sources = Sources()
         limit = seconds(timeout, self.config.timeout)
@@ -386,15 +406,16 @@ class Context:
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def poll(self, lane: Lane | None = None) -> Event | None:
-        """The next event of a lane, None when none came: the put_notify of a peer on its lane of the same number."""
+        """Returns the lane's next event, or None if no event has come. An event is a put_notify by a peer on its lane
+        of the same number."""
         event = _core.poll(self._handle, NULL if lane is None else lane.handle)
         return None if event is None else Event(*event)
 
     def wait_event(self, timeout: float | None = None, lane: Lane | None = None) -> Event:
-        """Waits for the next event of a lane.
+        """Waits for the lane's next event and returns it.
 
         Raises:
-            Timeout, PeerFailed: none came.
+            Timeout, PeerFailed: no event came.
         """
         limit = seconds(timeout, self.config.timeout)
         return Event(*_core.wait_event(self._handle, NULL if lane is None else lane.handle, limit))
@@ -402,15 +423,16 @@ class Context:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leaves the group: peers that still wait for this rank are told. Not collective; again is no error.
+        """Leaves the job, and tells the peers that still wait for this rank. Not collective; a second call has no
+        effect.
 
-        Exchanges are closed first, which may wait for others up to the timeout (see Exchange.close) and raise Timeout
-        or PeerFailed. Arrays of windows, queues and exchanges stay valid.
+        It closes this context's exchanges first. That may wait for other ranks up to the timeout (see Exchange.close),
+        and raise Timeout or PeerFailed. Arrays of windows, queues and exchanges stay valid.
         """
         first = self._leave()
         try:
-            for exchange in list(self._exchanges.values()):  # in the order of their making, the same on all ranks
-                # A failure has closed the context before, and has been told; after a shrink it is known.
+            for exchange in list(self._exchanges.values()):  # in the order of creation, which all ranks share
+                # InvalidArgument: an earlier failure, already reported, has closed it. After a shrink deaths are known.
                 with suppress(InvalidArgument, *((PeerFailed, Timeout) if self._shrunk else ())):
                     exchange.close()
         finally:
@@ -420,17 +442,17 @@ class Context:
                 self._tell_news()
 
     def _drop(self, exchange: Any) -> None:
-        """Closes an exchange that its user left open: now if nothing is pending and no other rank needs it, otherwise
-        in a later sweep, or with this context."""
+        """Closes an exchange that the program dropped without closing it: now, if no push is pending and no other rank
+        needs it; otherwise in a later sweep, or when this context closes."""
         self._dropped.append(exchange)
         self._sweep()
 
     def _sweep(self) -> None:
-        """Closes exchanges that were dropped, as far as that needs no wait."""
+        """Closes those dropped exchanges whose close need not wait."""
         self._dropped[:] = [one for one in self._dropped if not _closes(one)]
 
     def abort(self, why: str) -> None:
-        """close, but the peers are told that this rank failed, and why."""
+        """Closes the context, but tells the peers that this rank failed, and why."""
         first = self._leave()
         _core.context_abort(self._handle, why)
         if first:
@@ -441,7 +463,7 @@ class Context:
         return self._shrunk or self not in _open
 
     def _leave(self) -> bool:
-        """Whether the context ends now: it has not before, and is no forked child's."""
+        """Returns whether this call ends the context: False if it has ended before, and in a forked child."""
         first = self in _open and self._process == os.getpid()
         _open.discard(self)
         return first
@@ -479,8 +501,8 @@ class Context:
                 self._tell(note)
 
     def _tell_news(self) -> None:
-        """Notes to log: of ranks that were refused and of data that was lost, always; other notes only after the start,
-        if HPCOMM_DEBUG asks for them, and all if the start failed."""
+        """Writes notes to the log: always notes about refused ranks and lost data; other notes if the start failed, or,
+        for notes since the start, if HPCOMM_DEBUG asks for them."""
         notes = _core.context_notes(self._handle)
         plain = [note for note, odd in notes if not odd]
         if self._noted is not None:
@@ -507,7 +529,7 @@ class _Span:
         self._start = time.monotonic()
 
     def __exit__(self, *raised: object) -> None:
-        with suppress(HpcommError):  # closed in the block: its timeline has ended
+        with suppress(HpcommError):  # if the block closed the context, its timeline has ended
             _core.context_span(self._handle, self._name, self._start)
 
 
@@ -532,14 +554,14 @@ def _told(error: BaseException) -> str:
 
 
 def _last_error() -> BaseException | None:
-    """The exception that ended the interpreter; a prompt outlives its exceptions."""
+    """The exception that ended the interpreter; None at an interactive prompt, which survives exceptions."""
     if hasattr(sys, "ps1"):
         return None
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
 def _close_at_exit(context: Context) -> None:
-    """Closes a context; a failure has no caller that could catch it, and goes to the log."""
+    """Closes a context. A failure goes to the log, as at exit no caller can catch it."""
     try:
         context.close()
     except HpcommError as failed:
@@ -548,7 +570,7 @@ def _close_at_exit(context: Context) -> None:
 
 def _close_all() -> None:
     error = _last_error()
-    with ExitStack() as every:  # one that fails keeps none of the others open
+    with ExitStack() as every:  # if one context fails to close, the others are closed all the same
         for context in list(_open):
             if error is None:
                 every.callback(_close_at_exit, context)
@@ -564,6 +586,6 @@ def _closes(exchange: Any) -> bool:
         exchange.close(0)
     except Timeout:
         return False
-    except HpcommError:  # the exchange is closed; no caller is there to be told of the failure
+    except HpcommError:  # the exchange is closed, and no caller could catch the failure
         pass
     return True

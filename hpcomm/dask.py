@@ -29,11 +29,12 @@ def run(
 
     Args:
         client, function, args: the cluster, and the call.
-        workers: addresses of client.nthreads(), rank 0 first; (): all of them, by address. Each is a separate process
-            and in one job at a time; init waits for a worker that computes something else.
-        port: the TCP port of rank 0's host at which the ranks meet; 0: a free one from 20000 to 31999.
+        workers: addresses from client.nthreads(), rank 0 first; (): all workers, in the order of addresses. Each must
+            be a separate process, and can be in one job at a time; init waits for a worker that is busy.
+        port: the TCP port on rank 0's host where the ranks meet; 0: a free port from 20000 to 31999.
 
-    Raises InvalidArgument without workers, or if two share a process. An error of function is raised as it is.
+    Raises InvalidArgument if there are no workers, or if a worker shares the client's process. It re-raises an
+    exception of function unchanged.
     """
     chosen = list(workers) or sorted(client.nthreads())
     if not chosen:

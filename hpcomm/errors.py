@@ -1,17 +1,18 @@
-"""Everything that hpcomm raises, and the one place where a C status becomes an exception.
+"""All exceptions of hpcomm, and the only function that turns a C status into an exception.
 
     HpcommError
-    ├── InvalidArgument(ValueError)        a bad argument, named with its value and its limits
+    ├── InvalidArgument(ValueError)        a wrong argument; the message has its value and the allowed range
     ├── ConfigError(ValueError)            ranks disagree, or a setting has no meaning
     ├── NotSupported                       this transport, host or build cannot do it
     ├── TransportError                     the path to a peer failed: transport, peer, detail
     ├── PeerFailed                         ranks failed: ranks, left, op, waiting_for
     ├── Timeout(TimeoutError)              the deadline passed: op, waiting_for, culprits
-    ├── AuthError                          a stranger, or a peer of another job
-    ├── OutOfMemory(MemoryError)           too little memory for a window or a queue, at creation only
+    ├── AuthError                          a connection of a stranger, or of another job's rank
+    ├── OutOfMemory(MemoryError)           too little memory for a window or a queue, when it is created
     └── CheckpointError(OSError)           a file or a directory of checkpoints cannot be written or read: path
 
-Ranks are ints, lists of ranks are tuples in rising order, op is the name of the operation, e.g. "recv".
+The words after a colon are attributes. Ranks are ints, lists of ranks are tuples in rising order, and op is the name of
+an operation, e.g. "recv".
 """
 
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ class HpcommError(Exception):
 
 
 class InvalidArgument(HpcommError, ValueError):
-    """An argument is out of range or of the wrong kind; the sentence has its value and the limits."""
+    """An argument is out of range or of the wrong type; the message has its value and the allowed range."""
 
 
 class ConfigError(HpcommError, ValueError):
-    """A setting has no meaning, or ranks disagree about a version, a size or a shape; the sentence has all values."""
+    """A setting has no meaning, or ranks disagree about a version, a size or a shape; the message has all values."""
 
 
 class NotSupported(HpcommError):
@@ -35,7 +36,8 @@ class NotSupported(HpcommError):
 
 
 class TransportError(HpcommError):
-    """The path to a peer failed: the transport's name, the peer's rank (-1: no rank in particular), and the cause."""
+    """The path to a peer failed. `transport` is the transport's name, `peer` the peer's rank (-1: no particular rank),
+    `detail` the cause."""
 
     def __init__(self, message: str = "", *, transport: str = "", peer: int = -1, detail: str = "") -> None:
         super().__init__(message)
@@ -45,8 +47,11 @@ class TransportError(HpcommError):
 
 
 class PeerFailed(HpcommError):
-    """`ranks` failed by themselves: they died, gave up, or left while `op` still waited for them. `left` ended because
-    of these. `op` still waited for `waiting_for`."""
+    """Ranks failed while the operation `op` waited.
+
+    `ranks` failed by themselves: they died, gave up, or left while `op` still waited for them. `left` are ranks that
+    ended because `ranks` failed. `waiting_for` are the ranks that `op` still waited for.
+    """
 
     def __init__(
         self,
@@ -66,15 +71,16 @@ class PeerFailed(HpcommError):
 
 @dataclass(frozen=True)
 class Culprit:
-    """A rank at the end of a chain of waits, and its state.
+    """A rank that a Timeout blames: it is at the end of a chain of waits.
 
     Attributes:
-        state: "died", "left" (it closed while others still waited for it), "stopped" (the kernel of its host says so),
-            "silent" (it did not answer), "computing" (it answers and waits for no rank) or "circle" (it and the other
+        state: "died", "left" (it closed while others waited for it), "stopped" (the kernel of its host reports this),
+            "silent" (it did not answer), "computing" (it answers and waits for no rank) or "circle" (it and other
             culprits wait for each other, which is a bug of the program).
-        seconds: of a silent rank since others wait for it, of a computing one since it computes; otherwise 0.
-        step: of a computing rank: the most pushes of one key, or sends to one peer, that it has made.
-        op: of a rank in a circle: the operation that it waits in.
+        seconds: "silent": how long others have waited for it. "computing": how long it has computed. "circle": how long
+            its latest wait has lasted. Otherwise 0.
+        step: "computing": the number of pushes of its most pushed key, or of sends to its most used peer. Otherwise 0.
+        op: "circle": the operation that the rank waits in. Otherwise "".
     """
 
     rank: int
@@ -85,8 +91,11 @@ class Culprit:
 
 
 class Timeout(HpcommError, TimeoutError):
-    """The deadline of `op` passed and no rank died; `op` still waited for the ranks `waiting_for`. `culprits` are the
-    ends of the chain of waits: `op` may wait for rank 2, which waits for rank 3, which is stopped."""
+    """The deadline of the operation `op` passed, and no rank died.
+
+    `waiting_for` are the ranks that `op` still waited for. `culprits` are the ends of the chains of waits: if `op`
+    waits for rank 2, which waits for rank 3, which is stopped, the culprit is rank 3.
+    """
 
     def __init__(
         self,
@@ -103,15 +112,15 @@ class Timeout(HpcommError, TimeoutError):
 
 
 class AuthError(HpcommError):
-    """A connection came from a stranger, or from a peer of another job."""
+    """A connection came from a stranger, or from a rank of another job."""
 
 
 class OutOfMemory(HpcommError, MemoryError):
-    """Too little memory is left for a window or a queue. Raised at creation, never later."""
+    """A host has too little memory for a window or a queue. Only calls that create one raise this error."""
 
 
 class CheckpointError(HpcommError, OSError):
-    """A checkpoint cannot be written, read or found. `path` is the file or directory, `__cause__` the system's
+    """A checkpoint cannot be written, read or found. `path` is the file or directory; `__cause__` is the system's
     error."""
 
     def __init__(self, message: str = "", *, path: str | PathLike[str] = "") -> None:
@@ -121,7 +130,7 @@ class CheckpointError(HpcommError, OSError):
 
 @dataclass(frozen=True)
 class Failure:
-    """The record in C of the last failure of a thread (hpc_error in hpcomm.h)."""
+    """A copy of C's record (hpc_error in hpcomm.h) of a thread's last failure."""
 
     status: int
     message: str
@@ -138,7 +147,7 @@ class Failure:
         return self.message.partition(": ")[2]
 
 
-# The exception of each status, and the attributes that it takes from the failure.
+# For each status: the exception, and the attributes that it takes from the Failure.
 _BY_STATUS: dict[int, tuple[type[HpcommError], tuple[str, ...]]] = {
     -1: (InvalidArgument, ()),
     -2: (ConfigError, ()),
@@ -152,7 +161,7 @@ _BY_STATUS: dict[int, tuple[type[HpcommError], tuple[str, ...]]] = {
 
 
 def from_failure(failure: Failure) -> HpcommError:
-    """The exception of a failure; a plain HpcommError for a status that this version does not know."""
+    """Returns the exception for a failure; for a status that this version does not know, a plain HpcommError."""
     if failure.status not in _BY_STATUS:
         return HpcommError(f"{failure.message} (status {failure.status})")
     kind, names = _BY_STATUS[failure.status]

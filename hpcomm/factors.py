@@ -1,4 +1,5 @@
-"""The interface of SFB (Xie et al., UAI 2016, figure 3): write pairs of vectors, commit them, read the matrix."""
+"""The interface of SFB (Xie et al., UAI 2016, figure 3): a trainer writes pairs of vectors, commits them, and reads the
+matrix."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from .exchange.options import More
 
 _RULE = SGD()
-_STOP = 0  # the signal that tells of the last commit
+_STOP = 0  # the number of the signal that holds the number of the last commit
 
 
 def sufficient_factors(
@@ -43,23 +44,25 @@ def sufficient_factors(
     relay: bool = False,
     **options: "Unpack[More]",
 ) -> "SufficientFactors":
-    """SFB (Xie et al., UAI 2016): matrices whose updates are sums of at most K products u v^T. The vectors go from peer
-    to peer, and each rank applies all of them to its own copy (section 3). docs/factors.md has examples.
+    """Makes SufficientFactors (SFB: Xie et al., UAI 2016): matrices whose updates are sums of at most K products u v^T.
+    Each rank sends its vectors to the other ranks, and applies all ranks' vectors to its own copy of the matrix
+    (section 3). docs/factors.md has examples.
 
     Args:
-        ctx: the ranks.
-        params: by name of the key, the shape (J, D) of its matrix, which begins as zeros, or its first values, a
-            float32 array (J, D). Rank 0's values count.
-        K: the most pairs of vectors of one commit, for each key.
-        rule: as Exchange takes it. None: SGD(), and a warning says so once.
-        staleness: 0: BSP. s: SSP(s), by which a rank may be s commits ahead of others (equation 4).
-        peers: number of ranks that each rank sends to, 1 to P - 1; graphs.spread chooses them (section 3, partial
-            broadcast; equation 3). None: all others.
-        relay: with peers: whether updates go on to ranks that no edge leads to.
-        options: Exchange's other ones. reduce is "sum" unless given: W -= lr * the sum of all ranks' products. For a
-            step by the mean of a minibatch of K samples of each of P ranks, scale each u by 1 / (K P).
+        ctx: the context.
+        params: for each key, the shape (J, D) of its matrix, which begins as zeros; or its first values, a float32
+            array (J, D). The values of rank 0 are used.
+        K: the most pairs of vectors in one commit, for each key.
+        rule: as Exchange takes it. None: SGD(), and rank 0 logs one warning about it.
+        staleness: 0: BSP. s: SSP(s), so a rank may be s commits ahead of others (equation 4).
+        peers: the number of ranks that each rank sends to, 1 to P - 1; graphs.spread chooses them (section 3, partial
+            broadcast; equation 3). None: all other ranks.
+        relay: only with peers: whether ranks pass updates on to ranks that the sender has no edge to.
+        options: further arguments of Exchange. The default of reduce is "sum": W -= lr * the sum of all ranks'
+            products. For a step by the mean over a minibatch of K samples on each of P ranks, scale each u by 1 / (K
+            P).
 
-    Raises InvalidArgument for an argument that cannot be, here or on another rank, and ConfigError if ranks disagree.
+    Raises InvalidArgument if an argument is wrong, here or on another rank, and ConfigError if ranks disagree.
     """
     try:
         if not isinstance(ctx, Context):
@@ -83,14 +86,14 @@ def sufficient_factors(
 
 
 class SufficientFactors:
-    """Matrices that all ranks train by pairs of vectors; made by sufficient_factors. If the exchange has threads
-    (EngineOptions.progress), it works between commit and the next look at mat (figure 2 of the supplement).
+    """Matrices that all ranks train by pairs of vectors; sufficient_factors makes them. If the exchange has threads
+    (EngineOptions.progress), it works between commit and the next read of mat (figure 2 of the supplement).
 
     Attributes:
-        exchange: of the keys, for checkpoints and all that is not here.
-        commits: of this rank.
-        waited: seconds that this rank has spent in commit and at mat.
-        mats: this rank's copies by key; see mat.
+        exchange: the Exchange of the keys, for checkpoints and other features.
+        commits: how many commits this rank has made.
+        waited: seconds that this rank has waited in commit and for mat.
+        mats: for each key, this rank's copy of the matrix; see mat.
     """
 
     __slots__ = (
@@ -108,11 +111,11 @@ class SufficientFactors:
     )
 
     def __init__(self, exchange: Exchange, pairs: int, lead: int) -> None:
-        """lead: commits after rank 0's latest at which all ranks can still end."""
+        """lead: how many commits after rank 0's latest one all ranks can still end together."""
         self.exchange, self._context, self._lead = exchange, exchange.context, lead
         self._keys = {name: _Written(exchange, name, pairs) for name in exchange.params}
         self._handles: dict[str, Handle] = {}
-        self._unsent: dict[str, Pairs] = {}  # of a commit that was cut short
+        self._unsent: dict[str, Pairs] = {}  # by key: pairs of an interrupted commit
         self._last: int | None = None  # the number of the last commit
         self._window = self._context.window(8, signals=1)
         self.commits, self.waited = 0, 0.0
@@ -125,31 +128,33 @@ class SufficientFactors:
     # ---- writing ---------------------------------------------------------------------------------------------------
 
     def write_u(self, i: int, vec: object, key: str | None = None) -> None:
-        """Writes u of pair i of the next commit. Raises InvalidArgument for an argument out of range.
+        """Writes the vector u of pair i for the next commit. Raises InvalidArgument for an argument out of range.
 
         Args:
-            i: 0 to K - 1, without gaps; the last write of a pair counts.
+            i: 0 to K - 1. A commit needs all pairs from 0 to the last one; a second write replaces the first.
             vec: J float32 values, or (indices, values) of the nonzero ones.
-            key: of the matrix; None if there is only one.
+            key: the key of the matrix; None if there is only one.
         """
         self._of(key).write("u", i, vec)
 
     def write_v(self, i: int, vec: object, key: str | None = None) -> None:
-        """Writes v of pair i: D values. See write_u."""
+        """Writes the vector v of pair i, D values, for the next commit; see write_u."""
         self._of(key).write("v", i, vec)
 
     def write(self, u: Any, v: Any, key: str | None = None) -> None:
-        """Writes the pairs 0 to n - 1 at once: u is an array (n, J), v one of (n, D), or a SciPy CSR matrix. Raises
-        InvalidArgument for more than K pairs, or another shape."""
+        """Writes the pairs 0 to n - 1 at once: u is an array (n, J) and v an array (n, D), or SciPy CSR matrices of
+        these shapes. Raises InvalidArgument for more than K pairs, or for another shape."""
         self._of(key).write_all(u, v)
 
     def commit(self, timeout: float | None = None) -> None:
-        """Sends the pairs of every key that were written since the last commit, if any. It waits for the commit before.
+        """Sends, for every key, the pairs that were written since the last commit; there may be none. It first waits
+        for the commit before.
 
         Raises:
-            InvalidArgument: a pair has no u or no v; a value is not finite; the job has ended. Nothing has been sent.
-            Timeout: with the ranks still waited for. Nothing is lost: commit again goes on where this one stopped.
-            PeerFailed: a rank is gone.
+            InvalidArgument: a pair has no u or no v, a value is not finite, or the job has ended. Nothing has been
+                sent.
+            Timeout: the error has the ranks still waited for. Nothing is lost: the next commit continues this one.
+            PeerFailed: a rank has failed.
         """
         if not self.running:
             raise InvalidArgument(
@@ -175,9 +180,11 @@ class SufficientFactors:
 
     @property
     def mat(self) -> NDArray[np.float32]:
-        """This rank's copy of the one matrix, float32 (J, D), not to be written. It waits until the consistency permits
-        the next step. Do not use the array between commit and the next look at mat. Raises InvalidArgument for several
-        keys (see mats), Timeout and PeerFailed."""
+        """This rank's copy of the only matrix, float32 (J, D); do not write it.
+
+        The property waits until the consistency permits the next step. Do not use the array between commit and the next
+        read of mat. Raises InvalidArgument if there are several keys (use mats), Timeout and PeerFailed.
+        """
         return self.mats[self._of(None).name]
 
     def _settle(self, name: str, timeout: float | None = None) -> None:
@@ -190,15 +197,18 @@ class SufficientFactors:
 
     @property
     def running(self) -> bool:
-        """Whether this rank has commits to make: until rank 0's stop, and then as many as all others. Never waits."""
+        """Whether this rank has more commits to make: True until rank 0's stop, then until this rank has made as many
+        commits as all others. Never waits."""
         if self._last is None and self._context.rank != 0 and self._window.test_signal(_STOP, 1):
             self._last = self._window.wait_signal(_STOP, 1)
         return self._last is None or self.commits < self._last
 
     def stop(self) -> None:
-        """Ends the loops of all ranks after the same number of commits: s + 2 after rank 0's latest, or with few peers
-        later. Rank 0 calls it, and goes on in its loop. A second call changes nothing. Raises InvalidArgument on
-        another rank, and PeerFailed."""
+        """Makes all ranks end after the same number of commits: s + 2 after rank 0's latest, or later with few peers.
+
+        Only rank 0 may call it; its loop goes on until running is False. A second call has no effect. Raises
+        InvalidArgument on another rank, and PeerFailed.
+        """
         if self._context.rank != 0:
             raise InvalidArgument(f"stop: this is rank {self._context.rank}: rank 0 measures, and ends all")
         if self._last is not None:
@@ -245,7 +255,7 @@ class SufficientFactors:
 
 
 class _Mats(Mapping[str, NDArray[np.float32]]):
-    """A look at a key waits for its pending commit."""
+    """The mapping mats: reading a key waits for the key's pending commit."""
 
     __slots__ = ("_app",)
 
@@ -268,14 +278,14 @@ class _Mats(Mapping[str, NDArray[np.float32]]):
 
 
 class _Written:
-    """The pairs of a key for the next commit."""
+    """The pairs of one key that are written for the next commit."""
 
     __slots__ = ("_exchange", "_most", "_pairs", "_rank", "_written", "name")
 
     def __init__(self, exchange: Exchange, name: str, most: int) -> None:
         self._exchange, self.name, self._most = exchange, name, most
         self._rank = exchange.context.rank
-        self._pairs: Pairs | None = None  # where they lie; None: the next commit has none yet
+        self._pairs: Pairs | None = None  # the exchange's memory for the pairs; None: no pair has been written
         self._written = {"u": np.zeros(most, bool), "v": np.zeros(most, bool)}
 
     def pairs(self, timeout: float | None = None) -> Pairs:
@@ -309,14 +319,14 @@ class _Written:
         if v.shape[0] != n:
             raise self._wrong(f"write: u has {n} vectors and v {v.shape[0]}: each pair has one of both")
         for what, given, to in (("u", u, pairs.u), ("v", v, pairs.v)):
-            if hasattr(given, "toarray"):  # of SciPy
+            if hasattr(given, "toarray"):  # a SciPy matrix
                 given.astype(np.float32, copy=False).toarray(out=to[:n])
             else:
                 to[:n] = given
             self._written[what][:] = np.arange(self._most) < n
 
     def check(self) -> None:
-        """Refuses pairs that are not whole, or not finite."""
+        """Raises InvalidArgument if a pair lacks a vector, or has a value that is not finite."""
         if self._pairs is None:
             return
         n = self._count()
@@ -333,7 +343,7 @@ class _Written:
                 raise self._wrong(f"commit: {what} of pair {i} has {value:g} at element {at}: must be finite")
 
     def finish(self) -> Pairs:
-        """The pairs of this commit, with their count. The next write begins another one."""
+        """Returns the pairs of this commit, with their count. The next write begins the next commit."""
         pairs = self.pairs()
         pairs.count = self._count()
         self._pairs = None
@@ -346,7 +356,7 @@ class _Written:
         return int(found[-1]) + 1 if found.size else 0
 
     def _numbers(self, what: str, given: Any) -> Any:
-        """given as an array of numbers; a SciPy matrix as it is."""
+        """Returns given as an array of numbers; a SciPy matrix is returned unchanged."""
         try:
             array = given if hasattr(given, "toarray") else np.asarray(given)
         except (TypeError, ValueError) as wrong:
@@ -381,7 +391,7 @@ def _first(name: str, value: Any) -> Any:
 
 
 def _graph(size: int, peers: int | None) -> Graph | None:
-    """Who sends to whom; None: all to all."""
+    """Returns the graph of a partial broadcast; None: every rank sends to all others."""
     if peers is None:
         return None
     if isinstance(peers, bool) or not isinstance(peers, int) or not 1 <= peers < size:

@@ -1,4 +1,8 @@
-"""The way of updates and parameters through the stages of a plan: folding ranks, and the traffic between groups."""
+"""Updates and parameters on their path through a plan: which groups fold, and how many bytes go between groups.
+str(plan) prints it.
+
+A set of ranks is an int with one bit for each rank, called a mask.
+"""
 
 import operator
 from collections import defaultdict
@@ -7,27 +11,28 @@ from functools import reduce
 from typing import NamedTuple
 
 Edges = tuple[tuple[int, int, float], ...]  # rank, row, weight
-Lists = tuple[list[Edges], list[int], list[int]]  # of Rows.lists
+Lists = tuple[list[Edges], list[int], list[int]]  # the result of Rows.lists
 
 
 def feeders(lists: Lists) -> list[int]:
-    """The ranks whose pushes go into each row, through any stages and relays: a bit for each rank."""
+    """Returns for each row the mask of the ranks whose pushes reach it, through any number of stages and relays."""
     return _followed(lists[0], lists[1], lists[2])
 
 
 def receivers(lists: Lists) -> list[int]:
-    """The ranks that get the result of each row in the end: a bit for each rank."""
+    """Returns for each row the mask of the ranks that its result reaches in the end."""
     return _followed(lists[0], lists[2], lists[1])
 
 
 def _followed(edges: Sequence[Edges], ends: Sequence[int], others: Sequence[int]) -> list[int]:
-    """The ranks at the ends of all ways to each row. ends, others: by row, the number of its edges on either side."""
+    """Returns for each row the mask of the ranks at the far ends of all paths to it. ends, others: for each row, the
+    number of its list of edges on the side of these paths, and on the other side."""
     own = [sum(1 << rank for rank, row, _ in part if row < 0) for part in edges]
     rows = [[row for _, row, _ in part if row >= 0] for part in edges]
     found = [own[i] for i in ends]
     missing = [len(rows[i]) for i in ends]
     ready = [row for row, n in enumerate(missing) if n == 0]
-    for row in ready:  # grows meanwhile, as a plan has no circle
+    for row in ready:  # the loop appends rows; it ends, as a plan has no circle
         for after in rows[others[row]]:
             found[after] |= found[row]
             missing[after] -= 1
@@ -37,22 +42,22 @@ def _followed(edges: Sequence[Edges], ends: Sequence[int], others: Sequence[int]
 
 
 class Flow(NamedTuple):
-    lists: Lists  # of the edges
+    lists: Lists
     owner: Sequence[int]
     action: Sequence[str]
-    inputs: Sequence[int]  # bytes of one
-    outputs: Sequence[int]
+    inputs: Sequence[int]  # by row: the bytes of one input
+    outputs: Sequence[int]  # by row: the bytes of one output
 
 
 def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
-    """The stages as lines: the tree of groups, with the bytes that leave and enter each, and the `most` largest links
-    between the innermost groups. told: writes a number of bytes."""
+    """Returns the text of the stages: a tree of the groups that fold, with the bytes that leave and enter each group,
+    then the `most` largest links between the innermost groups. told writes a number of bytes as text."""
     fed, reached, sent = feeders(flow.lists), receivers(flow.lists), _traffic(flow)
     ends = zip(flow.action, flow.owner, fed, reached, strict=True)
     found = {part for kind, owner, *masks in ends for part in _folded(kind, owner, *masks)}
     ranks = _mask(rank for link in sent for rank in link)
     groups = sorted(found - {ranks}, key=lambda mask: (mask.bit_count(), mask))
-    if any(a & b not in (0, a, b) for a in groups for b in groups):  # a ring: its partial folds are no groups
+    if any(a & b not in (0, a, b) for a in groups for b in groups):  # a ring: drop its partial folds, which overlap
         groups = [a for a in groups if not any(b != a and b & a == b for b in groups)]
     tree = _tree(ranks, groups, lambda mask: _load(mask, sent, set(flow.owner), told))
     hosts = [a for a in groups if not any(b != a and b & a == b for b in groups)]
@@ -61,7 +66,7 @@ def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
 
 
 def _folded(kind: str, owner: int, fed: int, reached: int) -> list[int]:
-    """The group for which a row of one of its ranks folds, applies or passes on."""
+    """The group for which a row folds, applies or relays: [mask], or [] if the owner is outside it or alone in it."""
     mask = {"forward": fed, "relay": reached, "apply": reached}.get(kind, 0)
     return [mask] if mask.bit_count() > 1 and mask >> owner & 1 else []
 
@@ -78,7 +83,7 @@ def _traffic(flow: Flow) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def _carries(edge: tuple[int, int, float]) -> bool:
-    """Whether an input has bytes: a push of weight 0 only says that its rank is ready."""
+    """Whether an input carries data: a push of weight 0 only says that its rank is ready."""
     _, row, weight = edge
     return row >= 0 or weight != 0
 
@@ -94,7 +99,7 @@ def _load(
 
 
 def _tree(whole: int, groups: Sequence[int], line: Callable[[int], str]) -> list[str]:
-    """The groups in a group, by their lowest ranks, each with its own groups below."""
+    """Lines for the groups inside a group, in the order of their lowest ranks, each with its own inner groups below."""
     within = [group for group in groups if group != whole and group & whole == group]
     tops = [a for a in within if not any(a != b and a & b == a for b in within)]
     if tops:
@@ -145,7 +150,7 @@ def _bits(mask: int) -> Iterable[int]:
 
 
 def _ranks(mask: int) -> str:
-    """The ranks of a group, runs of them shortened."""
+    """The ranks of a mask as text, with ranges such as 0-3."""
     runs: list[list[int]] = []
     for rank in _bits(mask):
         if runs and rank == runs[-1][1] + 1:

@@ -1,16 +1,16 @@
-"""The ranks of a job, and how their addresses travel before hpcomm's own channel is up: the only reader of the
+"""The ranks of a job, and how they exchange addresses before hpcomm's own channel exists. Only this module reads the
 environment.
 
     comm given              an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]
-    mpirun, mpiexec, srun   with PMI: mpi4py's COMM_WORLD (srun without mpi4py: as below)
-    torchrun, by hand       RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: rank 0 listens there
+    mpirun, mpiexec, srun   with PMI: mpi4py's COMM_WORLD (srun without mpi4py: by its variables, see below)
+    torchrun, by hand       RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: rank 0 listens at this address and port
     Kubernetes' Job         the same, with JOB_COMPLETION_INDEX in the place of RANK
-    srun                    SLURM's variables, likewise
-    Kubeflow Trainer        PET_NODE_RANK, PET_NNODES, PET_MASTER_ADDR, PET_MASTER_PORT, likewise: one rank a pod
-    none of these           a world of one
+    srun                    SLURM's variables, in the same way
+    Kubeflow Trainer        PET_NODE_RANK, PET_NNODES, PET_MASTER_ADDR, PET_MASTER_PORT, in the same way: one rank a pod
+    none of these           a world of one rank
 
-The first counts that has left its variables, but torchrun before all. Ray's and Dask's processes get RANK and the
-others from appoint. After init neither MPI nor the communicator is used any more.
+The first line whose variables are set is used, but torchrun precedes all others. appoint sets RANK and the others for
+processes of Ray and Dask. After init hpcomm uses neither MPI nor the communicator.
 """
 
 import os
@@ -31,8 +31,8 @@ PIP_MPI4PY = 'pip install "mpi4py>=4"'
 _HELLO_BYTES = 64
 _RACK_BYTES = 192
 _SETTING = "that of HPCOMM_MASTER_PORT, or of init(master_port=)"
-_OUTGOING = 32768  # the first port that Linux gives to outgoing connections
-_FIRST_PORT, _PORTS = 20000, 12000  # below the ports of outgoing connections, each of which may be taken
+_OUTGOING = 32768  # Linux takes ports from here on for outgoing connections
+_FIRST_PORT, _PORTS = 20000, 12000  # below _OUTGOING, as an outgoing connection may hold any port above it
 _OF_LAUNCHERS = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",
@@ -46,13 +46,13 @@ _OF_LAUNCHERS = (
 
 _abandoned: list[object] = []  # buffers of MPI requests whose deadline passed: MPI may still write to them
 _warned: set[str] = set()
-_secrets: list[int] = []  # the memfd with the secret of the job that appoint has put this process into
+_secrets: list[int] = []  # the memfd with the job's secret, if appoint made this process a rank
 
 
 @runtime_checkable
 class Communicator(Protocol):
-    """An object that init takes in the place of an MPI communicator. allgather gets bytes of one length on all ranks,
-    and returns all ranks' bytes, in rank order."""
+    """An object that init accepts in the place of an MPI communicator. allgather gets as many bytes on each rank, and
+    must return the bytes of all ranks, in rank order."""
 
     @property
     def rank(self) -> int: ...
@@ -64,7 +64,7 @@ class Communicator(Protocol):
 
 
 class Group(Protocol):
-    """The ranks of a context, and the exchange of data by which they connect."""
+    """The ranks of a new context. exchange sends data to all ranks and returns their data, in rank order."""
 
     rank: int
     size: int
@@ -76,7 +76,8 @@ class Group(Protocol):
 
 
 def configuration(arguments: Mapping[str, object]) -> Config:
-    """The settings of init's arguments and the environment. Warns once of each unknown HPCOMM_ variable."""
+    """Returns the settings from init's arguments and the environment. Warns once about each unknown HPCOMM_
+    variable."""
     for sentence in unknown_variables(os.environ):
         if sentence not in _warned:
             _warned.add(sentence)
@@ -85,35 +86,37 @@ def configuration(arguments: Mapping[str, object]) -> Config:
 
 
 def threads() -> int:
-    """The threads that this process computes with: torch's if it is imported, else OMP_NUM_THREADS, else 1."""
+    """Returns the number of threads that this process computes with: torch's if it is imported, otherwise
+    OMP_NUM_THREADS, otherwise 1."""
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if count is not None:
         return min(int(count()), _core.MOST_THREADS)
-    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a number for each nested level
+    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # it has a number for each nested level
     valid = outermost.isascii() and outermost.isdigit() and 0 < int(outermost) <= _core.MOST_THREADS
     return int(outermost) if valid else 1
 
 
 @dataclass(frozen=True)
 class Launch:
-    """An MPI launcher, as the environment of its processes tells."""
+    """An MPI launcher, as its environment variables show it."""
 
     launcher: str
-    size: int | None  # None: it does not say
+    size: int | None  # None: the launcher does not tell
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The place where ranks meet without MPI: rank 0 listens there."""
+    """The address where ranks meet without MPI: rank 0 listens there."""
 
     rank: int
     size: int
     host: str
     port: int
-    origin: str = field(default="", compare=False)  # of the port, where it is not MASTER_PORT itself
+    origin: str = field(default="", compare=False)  # how the port was chosen; "": it is MASTER_PORT
 
 
 def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
+    """Returns the MPI launcher that started this process, or None."""
     env = os.environ if environ is None else environ
 
     def number(*names: str) -> int | None:
@@ -130,8 +133,8 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
 
 
 def meeting(environ: Mapping[str, str], port: int = 0) -> Meeting | None:
-    """The meeting place by the variables of torchrun, of SLURM, or of Kubeflow Trainer; None for a world of one. port:
-    replaces the variables' port, if not 0. Raises ConfigError for missing or wrong variables."""
+    """Returns the meeting place from the variables of torchrun, SLURM or Kubeflow Trainer, or None for a world of one
+    rank. A port other than 0 replaces the port of the variables. Raises ConfigError for missing or wrong variables."""
     return _by_rank(environ, port) or _by_slurm(environ, port) or _by_trainer(environ, port)
 
 
@@ -145,11 +148,12 @@ def _number(env: Mapping[str, str], name: str, needed_by: str, least: int, most:
 
 
 def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
-    """By RANK, or in an indexed Job of Kubernetes JOB_COMPLETION_INDEX, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    """The meeting place from RANK (in an indexed Job of Kubernetes JOB_COMPLETION_INDEX), WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT."""
     if env.get("WORLD_SIZE") and not env.get("RANK") and env.get("JOB_COMPLETION_INDEX"):
         env = {**env, "RANK": env["JOB_COMPLETION_INDEX"]}
     given = [name for name in ("RANK", "WORLD_SIZE") if env.get(name)]
-    if not given or ("RANK" not in given and "SLURM_STEP_ID" in env):  # a batch script may tell WORLD_SIZE alone
+    if not given or ("RANK" not in given and "SLURM_STEP_ID" in env):  # a batch script may set WORLD_SIZE alone
         return None
     told = f"{given[0]}={env[given[0]]}"
     size = _number(env, "WORLD_SIZE", told, 1, 2**31 - 1)
@@ -157,7 +161,7 @@ def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
     if size == 1:
         return None
     told = f"RANK={rank} and WORLD_SIZE={size}"
-    here = env.get("LOCAL_WORLD_SIZE") == str(size)  # all on this host, whatever its name means
+    here = env.get("LOCAL_WORLD_SIZE") == str(size)  # all ranks are on this host, so its name need not resolve
     host = "127.0.0.1" if here else env.get("MASTER_ADDR", "")
     if not host:
         raise ConfigError(f"{told}, but MASTER_ADDR is not set: it names the host of rank 0")
@@ -173,7 +177,7 @@ def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
 
 
 def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
-    """The tasks of a step, which srun has started."""
+    """The meeting place of the tasks of a step that srun started."""
     if "SLURM_STEP_ID" not in env:
         return None
     name = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
@@ -195,7 +199,8 @@ def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
 
 
 def _by_trainer(env: Mapping[str, str], port: int) -> Meeting | None:
-    """The pods of Kubeflow Trainer: a process with its PET_ variables and no RANK is the only rank of its pod."""
+    """The meeting place of Kubeflow Trainer's pods: a process with PET_ variables and without RANK is the only rank of
+    its pod."""
     if not env.get("PET_NNODES") or not env.get("PET_NODE_RANK"):
         return None
     each = env.get("PET_NPROC_PER_NODE", "")
@@ -217,19 +222,19 @@ def _by_trainer(env: Mapping[str, str], port: int) -> Meeting | None:
 
 
 def _port_of_step(env: Mapping[str, str]) -> int:
-    """The same for all tasks of a step, and another one for most other steps."""
+    """A port that is the same for all tasks of a step, and a different one for most other steps."""
     step = _number(env, "SLURM_STEP_ID", "srun started this process", 0, 2**32)
     job = _number(env, "SLURM_JOB_ID", f"SLURM_STEP_ID={step}", 0, 2**63)
     return _folded(job + 31 * step)
 
 
 def _folded(number: int) -> int:
-    """A port for a number, below the ports of outgoing connections, each of which may be taken."""
+    """A port for any number, below the ports of outgoing connections. The port may be in use."""
     return _FIRST_PORT + number % _PORTS
 
 
 def first_host(nodes: str) -> str:
-    """The first host of SLURM's list: "rack0node007" of "rack[0-1]node[007-009,012],login"."""
+    """Returns the first host of SLURM's list, e.g. "rack0node007" of "rack[0-1]node[007-009,012],login"."""
     first, depth = "", 0
     for char in nodes:
         if char == "," and depth == 0:
@@ -243,12 +248,13 @@ def first_host(nodes: str) -> str:
 
 
 def rack(env: Mapping[str, str]) -> str:
-    """The switches above this host in SLURM's tree: "core.rack3" of "core.rack3.node17"; "": SLURM knows none."""
+    """Returns the switches above this host in SLURM's tree, e.g. "core.rack3" of "core.rack3.node17"; "" if SLURM knows
+    no switches."""
     return env.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
 
 
 def free_port(ip: str) -> int:
-    """A free TCP port of this address of this host. Raises ConfigError if there is none."""
+    """Returns a free TCP port of this address of this host. Raises ConfigError if it finds no free port."""
     for port in random.SystemRandom().sample(range(_FIRST_PORT, _FIRST_PORT + _PORTS), 64):
         with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM) as one:
             try:
@@ -260,8 +266,8 @@ def free_port(ip: str) -> int:
 
 
 def appoint(rank: int, size: int, host: str, port: int, secret: bytes) -> None:
-    """Makes this process a rank of a job, for systems that do not number processes: sets RANK and the others, and puts
-    the secret into a file that ends with the process."""
+    """Makes this process a rank of a job, for systems that do not number their processes. It sets RANK and the other
+    variables, and writes the secret into a file that vanishes when the process ends."""
     dismiss()
     fd = os.memfd_create("hpcomm-secret", os.MFD_CLOEXEC)
     _secrets.append(fd)
@@ -272,7 +278,7 @@ def appoint(rank: int, size: int, host: str, port: int, secret: bytes) -> None:
 
 
 def dismiss() -> None:
-    """Ends appoint: this process is a rank of no job, and may be appointed again."""
+    """Undoes appoint: this process is no longer a rank of a job, and may be appointed again."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", variable("secret_file"), *_OF_LAUNCHERS):
         os.environ.pop(name, None)
     while _secrets:
@@ -290,7 +296,7 @@ class _Alone:
 
 
 class _Given:
-    """A user's communicator, with a deadline of its own."""
+    """A user's communicator. It has its own deadline, so exchange ignores timeout."""
 
     def __init__(self, comm: Communicator) -> None:
         self.rank, self.size = int(comm.rank), int(comm.size)
@@ -307,7 +313,7 @@ class _Given:
 
 
 class _Mpi:
-    """An mpi4py communicator. Nonblocking, so that a rank that never comes is a Timeout."""
+    """An mpi4py communicator. Calls are nonblocking, so that a missing rank causes a Timeout."""
 
     def __init__(self, comm: Any, mpi: Any) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
@@ -328,7 +334,7 @@ class _Mpi:
 
 
 class _Met:
-    """Ranks without MPI, which meet over TCP at the first exchange."""
+    """Ranks without MPI; they connect over TCP at the first exchange."""
 
     def __init__(self, where: Meeting, secret: bytes | None) -> None:
         self.rank, self.size = where.rank, where.size
@@ -342,7 +348,7 @@ class _Met:
             if self._rendezvous is None:
                 self._rendezvous = _core.rendezvous_create(w.rank, w.size, w.host, w.port, self._secret, timeout)
         except HpcommError as error:
-            if w.origin:  # else users look for the port that they gave
+            if w.origin:  # the user did not choose this port, so the error tells where it comes from
                 error.args = (f"{error}; port {w.port} is {w.origin}",)
             raise
         left = max(0.0, deadline - time.monotonic())
@@ -350,9 +356,11 @@ class _Met:
 
 
 def find(comm: object = None, config: Config | None = None) -> Group:
-    """The group of a communicator, of the launcher, or of this process alone. Raises InvalidArgument for another comm,
-    ConfigError for a launcher that disagrees with MPI or with itself, and NotSupported for a launcher that needs
-    something that is not installed."""
+    """Returns the group of a communicator; for comm None, the group that the launcher started, or this process alone.
+
+    Raises InvalidArgument for a comm that is no communicator, ConfigError for a launcher that disagrees with MPI or
+    with itself, and NotSupported for a launcher that needs a package that is not installed.
+    """
     mpi = sys.modules.get("mpi4py.MPI")
     if comm is None:
         return _started(os.environ, config or Config())
@@ -414,7 +422,8 @@ def _import_mpi(launch: Launch) -> Any:
 
 
 def agree(group: Group, version: str, address_bytes: int, timeout: float) -> tuple[str, ...]:
-    """The rack of each rank, "" for an unknown one. Raises ConfigError, with all versions, where they differ."""
+    """Returns the rack of each rank, "" if not known. Raises ConfigError, with all versions, if ranks run different
+    versions."""
     hello = f"{version} ({address_bytes} B addresses)".encode().ljust(_HELLO_BYTES)[:_HELLO_BYTES]
     hello += rack(os.environ).encode()[-_RACK_BYTES:].ljust(_RACK_BYTES)
     ranks: dict[str, list[str]] = {}

@@ -1,5 +1,5 @@
-"""The logger "hpcomm": warnings, notes and the lines that HPCOMM_DEBUG asks for go to it. If the program has not
-configured logging, they are written to stderr, a line at a time."""
+"""The logger "hpcomm". It gets warnings, notes, and the lines that HPCOMM_DEBUG asks for. If the program has not
+configured logging, they go to stderr, a line at a time."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ _LEVELS = {"INFO": logging.INFO, "TRACE": logging.DEBUG}
 
 
 class _Stderr(logging.Handler):
-    """Writes as logging.lastResort does, and lines below WARNING too."""
+    """Writes to stderr as logging.lastResort does, but lines below WARNING too."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.root.handlers and logger.handlers == [self]:
@@ -20,6 +20,6 @@ logger.addHandler(_Stderr())
 
 
 def ask(debug: str) -> None:
-    """Lets the lines through that HPCOMM_DEBUG asks for, unless the program has set a level itself."""
+    """Sets the level that HPCOMM_DEBUG asks for, unless the program has set a level itself."""
     if debug in _LEVELS and logger.level == logging.NOTSET:
         logger.setLevel(_LEVELS[debug])

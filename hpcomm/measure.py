@@ -1,6 +1,6 @@
-"""The rates of a context's machine, measured once and kept, by which hpcomm.model predicts.
+"""Measures the rates of a context's machine, by which hpcomm.model predicts, and keeps them with the context.
 
-Measuring is collective. Before each measurement the ranks agree whether all of them have its result already.
+Measuring is collective. Before each measurement the ranks agree whether all of them already have its result.
 """
 
 import math
@@ -26,21 +26,21 @@ from .topology import Hierarchy, ParameterServer, PeerToPeer
 _ROUNDS = 3
 _TIME = struct.Struct("<d")
 _CODEC = struct.Struct("<3d")
-_CARRIED = 4 << 20  # bytes that a rank writes to another
+_CARRIED = 4 << 20  # bytes that a rank writes to another rank
 _WORKED = 1 << 20  # elements that a rank copies, and folds
 _TRIED = 1 << 17  # elements of the update that is encoded and decoded
-_SIDE, _PAIRS = 1024, 320  # of the matrix whose pairs are added; of all ranks, about where the choice is close
-_STEPS = 10  # of which the first half finds the delta, and the best of the others counts
+_SIDE, _PAIRS = 1024, 320  # rows and columns of a matrix, and the pairs of all ranks: about where the choice is close
+_STEPS = 10  # the first half finds TopK's delta; the best step of the second half counts
 
-Flows = Sequence[tuple[int, int]]  # ranks that write, and the ranks that they write to
+Flows = Sequence[tuple[int, int]]  # pairs of a rank that writes, and the rank whose memory it writes
 T = TypeVar("T")
 
 _kept: WeakKeyDictionary[Context, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
 def once(ctx: Context, what: Hashable, measure: Callable[[], T], timeout: float | None) -> T:
-    """The result of measure, which is kept for the context. Collective: where a rank has none, because its measurement
-    failed, all ranks measure again."""
+    """Returns measure's result, which is kept for the context. Collective: if any rank has no result, as its
+    measurement failed, all ranks measure again."""
     own = _kept.setdefault(ctx, {})
     if not all(map(any, ctx.allgather(bytes([what in own]), timeout))):
         own[what] = measure()
@@ -49,17 +49,20 @@ def once(ctx: Context, what: Hashable, measure: Callable[[], T], timeout: float 
 
 
 def measure_rates(ctx: Context, timeout: float | None = None, *, topology: Hierarchy | None = None) -> Rates:
-    """The rates of this context's machine, by which hpcomm.model predicts. Collective; all ranks get the same numbers,
-    of the slowest rank and link. They are measured once for a context, each as the best of three rounds.
+    """Measures the rates of this context's machine, by which hpcomm.model predicts. Collective.
+
+    All ranks get the numbers of the slowest rank and link. A context measures each rate once, as the best
+    of three rounds, and keeps it.
 
     Args:
-        ctx: the ranks.
-        timeout: seconds for each part; None means the context's default.
-        topology: the same on all ranks: if it has several racks, one of them with several hosts, Rates.racks has their
-            bandwidths, for Hierarchy(bandwidths=...). The context gives hosts and racks that it leaves out.
+        ctx: the context.
+        timeout: seconds for each part; None: the context's default.
+        topology: a Hierarchy, the same on all ranks. If it has several racks, at least one with several hosts,
+            Rates.racks has their bandwidths, for Hierarchy(bandwidths=...). Hosts and racks that it leaves out come
+            from the context.
 
     Raises:
-        InvalidArgument: as Hierarchy.levels.
+        InvalidArgument: Hierarchy.levels raises it.
     """
     hosts = hosts_of(ctx, timeout)
     return Rates(
@@ -72,14 +75,14 @@ def measure_rates(ctx: Context, timeout: float | None = None, *, topology: Hiera
 
 
 def hosts_of(ctx: Context, timeout: float | None = None) -> list[int]:
-    """The lowest of the ranks that map each rank's memory, itself among them. Collective."""
+    """Returns for each rank the lowest rank whose memory it maps, which may be itself. Collective."""
     mine = bytes(peer.maps or peer.rank == ctx.rank for peer in ctx.peers)
     return [part.index(1) for part in ctx.allgather(mine, timeout)]
 
 
 def between_hosts(ctx: Context, hosts: Sequence[int], timeout: float | None) -> float:
-    """Bytes a second that a host's link carries when a rank of each host writes to the next host; inf if there is but
-    one. Collective."""
+    """Returns the bytes a second on a host's link while one rank of each host writes to the next host; inf for a single
+    host. Collective."""
     leads = sorted(set(hosts))
     found: float = once(ctx, "between", lambda: _ring(ctx, [leads], timeout), timeout)
     return found
@@ -91,15 +94,15 @@ def _inside(ctx: Context, hosts: Sequence[int], timeout: float | None) -> float:
 
 
 def _ring(ctx: Context, groups: Sequence[Sequence[int]], timeout: float | None) -> float:
-    """Bytes a second of each rank, when all write to the next one of their group at once."""
+    """Bytes a second of each rank, when every rank writes to the next rank of its group at the same time."""
     flows = [(rank, group[(i + 1) % len(group)]) for group in groups if len(group) > 1 for i, rank in enumerate(group)]
     return carried(ctx, flows, _CARRIED, timeout) / len(flows) if flows else math.inf
 
 
 def _slowest(ctx: Context, work: Callable[[], None], timeout: float | None) -> float:
-    """Seconds of the slowest rank while all work: of each rank its best round."""
+    """Seconds that the slowest rank takes while all ranks work; each rank's best round counts."""
     taken = math.inf
-    work()  # the first time, pages are new
+    work()  # not measured: the first time, pages are new
     for _ in range(_ROUNDS):
         ctx.barrier(timeout)
         start = time.monotonic()
@@ -120,14 +123,14 @@ def _folder() -> Callable[[], None]:
 
 
 def codec_rates(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> CodecRates:
-    """The rates of a codec, on the slowest rank. Collective; measured once for a context.
+    """Measures the rates of a codec on the slowest rank. Collective; a context measures each codec once.
 
-    For a codec of pieces a separate exchange pushes random updates with a normal distribution, and each rank owns its
-    part of them. A codec that is tried as another one (WireFormat.trial) is measured as that. Arrays of 16 bits are
-    encoded, and folded beside arrays of float32.
+    A codec of pieces is measured by an exchange that pushes random normal updates, of which each rank owns a part. If
+    the codec names a substitute (WireFormat.trial), the substitute is measured. For arrays of 16 bits it measures their
+    encoding, and how much longer their fold takes than that of float32.
 
     Args:
-        ctx: the ranks.
+        ctx: the context.
         codec: a value of hpcomm.codec that sends pieces, or arrays of 16 bits.
         make: hpcomm.Exchange.
         timeout: seconds for each part.
@@ -139,11 +142,11 @@ def codec_rates(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeo
 
 
 def multiply_rate(ctx: Context, make: Callable[..., Any], timeout: float | None) -> float:
-    """Floating-point operations a second by which the slowest rank adds up products of pairs of vectors, while all do.
-    Collective; measured once for a context.
+    """Measures the floating-point operations a second at which the slowest rank adds up products of pairs of vectors
+    while all ranks do so. Collective; a context measures it once.
 
     Args:
-        ctx: the ranks.
+        ctx: the context.
         make: hpcomm.Exchange.
         timeout: seconds for each part.
     """
@@ -165,18 +168,18 @@ def _multiplied(ctx: Context, make: Callable[..., Any], timeout: float | None) -
         progress="inline",
         timeout=timeout,
     ) as ex:
-        for _ in range(2 + 2 * _ROUNDS):  # in the first one pages are new
+        for _ in range(2 + 2 * _ROUNDS):  # the first round has new pages
             ctx.barrier(timeout)
             ex.push_pull("trial", (u, v))
             busy.append(ex.stats().busy)
-    mine = statistics.median(now - before for before, now in pairwise(busy))  # ranks may share cores, more or less
+    mine = statistics.median(now - before for before, now in pairwise(busy))  # a median, as ranks may share cores
     taken = max(_TIME.unpack(part)[0] for part in ctx.allgather(_TIME.pack(mine), timeout))
     found: float = 2 * ctx.size * pairs * _SIDE * _SIDE / taken
     return found
 
 
 def forget(ctx: Context) -> None:
-    """Drops the rates of a context: the next call measures them again. Every rank calls it."""
+    """Drops the kept rates of a context, so the next call measures them again. Every rank must call it."""
     _kept.pop(ctx, None)
 
 
@@ -217,8 +220,8 @@ def _tried(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: f
 
 
 def measured(ctx: Context, topology: Hierarchy, timeout: float | None = None) -> Hierarchy:
-    """A hierarchy that asks for measured bandwidths, with them; without, where it has no racks for which they count.
-    Collective; measured once for a context. Args and errors: as measure_rates."""
+    """Returns the hierarchy with its measured bandwidths, or with None if it has no racks that need them. Collective; a
+    context measures them once. measure_rates has the same arguments and errors."""
     return replace(topology, bandwidths=_of_racks(ctx, topology, timeout))
 
 
@@ -232,8 +235,8 @@ def _of_racks(ctx: Context, topology: Hierarchy, timeout: float | None) -> Bandw
 
 
 def _linked(ctx: Context, racks: Sequence[Sequence[int]], timeout: float | None) -> Bandwidths:
-    """racks: of each rack a rank of each host. For the host, one of them writes to another one of its rack; for the
-    core, all of the first rack write to the second one at once."""
+    """Measures Bandwidths. racks: for each rack, one rank of each host. For `host` one rank writes to another rank of
+    its rack; for `core` all ranks of the first rack write to the second rack at the same time."""
     full = next(rack for rack in racks if len(rack) > 1)
     crossing = [(rank, racks[1][i % len(racks[1])]) for i, rank in enumerate(racks[0])]
     host, core = (carried(ctx, flows, _CARRIED, timeout) for flows in ([(full[0], full[1])], crossing))
@@ -241,7 +244,7 @@ def _linked(ctx: Context, racks: Sequence[Sequence[int]], timeout: float | None)
 
 
 def carried(ctx: Context, flows: Flows, nbytes: int, timeout: float | None) -> float:
-    """Bytes a second of all flows together, until the last of them is over."""
+    """Returns the bytes a second of all flows together, from their common start to the end of the last flow."""
     window = ctx.window(nbytes, timeout=timeout)
     data = np.zeros(nbytes, np.uint8)
     times: list[float] = []

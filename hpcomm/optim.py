@@ -1,9 +1,9 @@
-"""Rules: how the owner of a chunk applies the folded update (PHub, section 3.2.2).
+"""Rules: how the owner of a chunk changes the parameters by a folded update (PHub, section 3.2.2).
 
-A rule is a value: the hyper-parameters of machine code in the C library, or of a user's own. All arithmetic is float32,
-in the order of the formulas, without fused multiply-adds: the same bits on every instruction set. In the formulas w is
-a parameter and g its folded update. A rule raises InvalidArgument for a hyper-parameter that is not finite, negative,
-or 1 or more where it is a momentum or a beta.
+A rule is a value: it has the hyper-parameters for machine code in the C library, or for a user's machine code. All
+arithmetic is float32, in the order of the formulas and without fused multiply-adds, so every instruction set gives the
+same bits. In the formulas w is a parameter and g its folded update. A rule raises InvalidArgument for a hyper-parameter
+that is negative or not finite, and for a momentum or beta of 1 or more.
 """
 
 import dataclasses
@@ -18,16 +18,16 @@ from .log import logger
 from .prox import L2, ElasticNet, Prox
 from .stage import check_number, checked_args, checked_title
 
-MOST_ARGS = _core.RULE_ARGS - 1  # of a rule, the step not counted
+MOST_ARGS = _core.RULE_ARGS - 1  # hyper-parameters of a rule; C's first argument is the step
 MOST_SLOTS = _core.RULE_SLOTS  # float32 values of state for each parameter
 
-TORCH_NAMES = {"beta1": "betas[0]", "beta2": "betas[1]", "epsilon": "eps"}  # where torch has another name
+TORCH_NAMES = {"beta1": "betas[0]", "beta2": "betas[1]", "epsilon": "eps"}  # names that torch spells differently
 _BELOW_1 = ("momentum", "beta1", "beta2")
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A rule of the C library: there its name is the class in lower case, and its fields are the hyper-parameters."""
+    """A rule of the C library. Its name in C is the class's name in lower case; its fields are the hyper-parameters."""
 
     def __post_init__(self) -> None:
         for name in names_of(type(self)):
@@ -37,7 +37,8 @@ class BuiltIn:
 
 @dataclass(frozen=True)
 class SGD(BuiltIn):
-    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g. A momentum raises InvalidArgument."""
+    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g. It has no momentum, and raises InvalidArgument
+    for one."""
 
     lr: float = 0.01
     weight_decay: float = 0.0
@@ -74,7 +75,7 @@ class Nesterov(BuiltIn):
 
 
 def _numbers_of_adam(rule: "Adam | AdamW", betas: Any, eps: Any) -> None:
-    """Takes beta1, beta2 and epsilon by torch's names, and checks all numbers."""
+    """Sets beta1, beta2 and epsilon from torch's names, if these are given, and checks all numbers."""
     if betas is not None:
         if not isinstance(betas, tuple | list) or len(betas) != 2:
             raise InvalidArgument(f"{type(rule).__name__}: betas is {betas!r}: must be two numbers, beta1 and beta2")
@@ -87,7 +88,7 @@ def _numbers_of_adam(rule: "Adam | AdamW", betas: Any, eps: Any) -> None:
 
 @dataclass(frozen=True)
 class Adam(BuiltIn):
-    """Adam (Kingma and Ba, algorithm 1), with g += weight_decay * w first. It also takes torch's names betas=(beta1,
+    """Adam (Kingma and Ba, algorithm 1), after g += weight_decay * w. It also accepts torch's names betas=(beta1,
     beta2) and eps=epsilon."""
 
     lr: float = 0.001
@@ -105,8 +106,8 @@ class Adam(BuiltIn):
 
 @dataclass(frozen=True)
 class AdamW(BuiltIn):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, algorithm 2): w *= 1 - lr * weight_decay, then the step
-    of Adam without weight decay. It takes betas and eps as Adam does."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, algorithm 2): w *= 1 - lr * weight_decay, then a step of
+    Adam without weight decay. It accepts betas and eps as Adam does."""
 
     lr: float = 0.001
     beta1: float = 0.9
@@ -123,15 +124,18 @@ class AdamW(BuiltIn):
 
 @dataclass(frozen=True)
 class Average(BuiltIn):
-    """The folded update becomes the parameters. On a graph ranks push models, and pull the average of their neighbours'
-    models and their own. With servers it is a mean of arrays, as by MPI_Allreduce."""
+    """The folded update replaces the parameters. On a graph, ranks push models and pull the average of these and
+    the neighbours' models. With servers it gives the mean of arrays, as MPI_Allreduce does."""
 
 
 @dataclass(frozen=True)
 class ProxSGD(BuiltIn):
-    """Proximal SGD (SFB, section 2.1): g += weight_decay * w; w -= lr * g; then rows of W are mapped by the prox, with
-    the step lr. A key with a prox is a matrix, and no chunk cuts a row of it apart. A NaN after the prox ends the
-    exchange with an error that names the key and the row."""
+    """Proximal SGD (SFB, section 2.1): g += weight_decay * w; w -= lr * g; then the prox maps each row of W, with the
+    step lr.
+
+    A key with a prox must be a matrix; chunks end only at its rows. A NaN after the prox ends the exchange with an
+    error that names the key and the row.
+    """
 
     lr: float = 0.01
     prox: Prox | None = None
@@ -144,9 +148,12 @@ class ProxSGD(BuiltIn):
 @dataclass(frozen=True)
 class Dual(BuiltIn):
     """The rule of SDCA (SFB, section 2.1): g += weight_decay * Z; Z -= lr * g; W = prox(Z), the gradient of the
-    conjugate of h; None: Z itself. Z is state: float32 of the key's shape, zero at first, on the key's owners, and in
-    checkpoints. W is the initial value until the first update. A NaN ends the exchange as with ProxSGD. Raises
-    InvalidArgument where h is not strongly convex: the lam of L2 or the l2 of ElasticNet is 0."""
+    conjugate of h; without a prox, W = Z.
+
+    Z is state of the rule: float32 of the key's shape, zero at first, kept by the key's owners and in checkpoints. W
+    keeps its initial value until the first update. A NaN ends the exchange as with ProxSGD. Raises InvalidArgument if h
+    is not strongly convex, that is if lam of L2 or l2 of ElasticNet is 0.
+    """
 
     prox: Prox | None = None
     lr: float = 1.0
@@ -169,21 +176,24 @@ def _check_prox(rule: "ProxSGD | Dual") -> None:
 
 @dataclass(frozen=True)
 class Rule:
-    """A user's rule: machine code of the shapes in hpcomm.h, called by the engine's cores without the interpreter.
-    `hpcomm.kernels` makes one of a Python function. Every rank gives the same name, slots and args, which hpcomm
-    checks, and the same code. Raises InvalidArgument for a function that is none, and for slots or args out of range.
+    """A user's rule: machine code with the signatures in hpcomm.h, which the engine's cores call without the
+    interpreter. `hpcomm.kernels` makes a Rule from a Python function.
+
+    All ranks must give the same code, name, slots and args; hpcomm checks all but the code. Raises InvalidArgument for
+    a value that is not a function, and for slots or args out of range.
 
     Attributes:
-        apply: `int apply(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n)`;
-            0, or a status that ends the exchange with an error. An address, a ctypes function pointer, or an object
-            with an `address`, such as a Numba cfunc; the exchange keeps it alive.
-        slots: float32 values of state for each parameter, 0 to 4, zero at first.
-        args: at most 7 hyper-parameters, which apply finds from args[1] on; args[0] is the step, from 1. A mapping
-            gives them names for `Exchange.set(name=value)`; a sequence is set as a whole: `set(args=(...))`.
-        fold: `int fold(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args)`,
-            which adds weight times an update to the n values of acc; None: the weighted sum. Only a fold by
-            `hpcomm.kernels` says which wire formats it reads; code of another kind must go by n and nbytes.
-        name: told in errors and checkpoints.
+        apply: `int apply(float *param, const float *acc, int64_t count, float *state, const double *args, int64_t n)`.
+            It must return 0; any other number ends the exchange with an error. Give an address, a ctypes function
+            pointer, or an object with an `address`, such as a Numba cfunc; the exchange keeps it alive.
+        slots: float32 values of state for each parameter, 0 to 4; they begin as zero.
+        args: at most 7 hyper-parameters, which apply gets in args[1] and after; args[0] is the number of the step, from
+            1. With a mapping `Exchange.set(name=value)` changes single ones; a sequence is set as a whole:
+            `set(args=(...))`.
+        fold: `int fold(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args)`. It
+            must add weight times an update to the n values of acc. None: the weighted sum. A fold by `hpcomm.kernels`
+            tells hpcomm which wire formats it reads; other code must find the format from n and nbytes.
+        name: the name in errors and checkpoints.
     """
 
     apply: Any
@@ -214,11 +224,11 @@ def check_rule(rule: object) -> None:
         raise InvalidArgument(f"rule is {rule!r}: must be one of {known}{slip}")
 
 
-_told: set[AnyRule] = set()  # defaults that a warning has named
+_told: set[AnyRule] = set()  # default rules that this process has warned about
 
 
 def or_default(rule: RuleOrRules | None, default: AnyRule, rank: int) -> RuleOrRules:
-    """The rule; where it is None the default, of which rank 0 warns once."""
+    """Returns the rule, or default if rule is None; then rank 0 warns once."""
     if rule is not None:
         return rule
     if rank == 0 and default not in _told:
@@ -228,7 +238,8 @@ def or_default(rule: RuleOrRules | None, default: AnyRule, rank: int) -> RuleOrR
 
 
 def by_key(rule: RuleOrRules, names: Iterable[str]) -> dict[str, AnyRule]:
-    """The rule of each key. Raises InvalidArgument for what is no rule, and for a missing or unknown key."""
+    """Returns the rule of each key. Raises InvalidArgument for a value that is not a rule, and for a missing or unknown
+    key."""
     keys = list(names)
     if not isinstance(rule, Mapping):
         check_rule(rule)
@@ -244,13 +255,13 @@ def by_key(rule: RuleOrRules, names: Iterable[str]) -> dict[str, AnyRule]:
 
 
 def gathered(rules: Mapping[str, AnyRule]) -> RuleOrRules:
-    """The rule that all keys have; a dict by key where they differ."""
+    """Returns the single rule if all keys have the same, otherwise a dict by key."""
     every = list(rules.values())
     return every[0] if all(one == every[0] for one in every) else dict(rules)
 
 
 def c_name(rule: AnyRule) -> str:
-    """The name of the rule in C, with that of its prox."""
+    """Returns the rule's name in C, with the name of its prox."""
     if isinstance(rule, Rule):
         return str(rule.name)
     prox = prox_of(rule)
@@ -263,13 +274,13 @@ def prox_of(rule: AnyRule) -> Prox | None:
 
 
 def _all_names(rule: BuiltIn) -> tuple[str, ...]:
-    """The names of a built-in rule's hyper-parameters and its prox's, in C's order."""
+    """The names of the hyper-parameters of a built-in rule and of its prox, in C's order."""
     prox = prox_of(rule)
     return names_of(type(rule)) + (() if prox is None else tuple(prox.numbers))
 
 
 def told_names(rule: AnyRule) -> tuple[str, ...]:
-    """The names of a rule's hyper-parameters in errors, in C's order: ours, and torch's where it has another."""
+    """Returns the names of a rule's hyper-parameters for errors, in C's order; if torch has another name, both."""
     if isinstance(rule, Rule):
         return tuple(rule.args) if isinstance(rule.args, Mapping) else ()
     return tuple(f"{name}/{TORCH_NAMES[name]}" if name in TORCH_NAMES else name for name in _all_names(rule))
@@ -288,12 +299,12 @@ def _without(changes: Mapping[str, Any], some: Mapping[str, Any]) -> dict[str, A
 
 
 def names_of(kind: type[BuiltIn]) -> tuple[str, ...]:
-    """The names of a built-in rule's hyper-parameters, in C's order."""
+    """Returns the names of a built-in rule's hyper-parameters, in C's order."""
     return _core.RULES[kind.__name__.lower()]
 
 
 def arguments(rule: AnyRule) -> tuple[float, ...]:
-    """The hyper-parameters in C's order."""
+    """Returns the values of a rule's hyper-parameters, in C's order."""
     if isinstance(rule, Rule):
         return tuple(rule.args.values() if isinstance(rule.args, Mapping) else rule.args)
     prox = prox_of(rule)
@@ -311,7 +322,8 @@ def with_arguments(rule: AnyRule, values: Sequence[float]) -> AnyRule:
 
 
 def changed(rule: AnyRule, changes: Mapping[str, Any]) -> AnyRule:
-    """The rule with some hyper-parameters changed. Raises InvalidArgument for a name that it lacks, or a value."""
+    """Returns the rule with some hyper-parameters changed. Raises InvalidArgument for an unknown name or a wrong
+    value."""
     if isinstance(rule, Rule):
         names = tuple(rule.args) if isinstance(rule.args, Mapping) else ("args",)
     else:

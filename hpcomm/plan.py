@@ -1,4 +1,4 @@
-"""Plans: the rows by which ranks fold, apply and send chunks (PHub, sections 3.2.3, 3.2.4 and 4.5)."""
+"""Plans: tables of rows, by which ranks fold, apply and send chunks (PHub, sections 3.2.3, 3.2.4 and 4.5)."""
 
 import json
 import operator
@@ -20,12 +20,13 @@ from .stage import Edge, Key, Row, as_keys, choice, whole
 __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
 
 ELEMENT = 4  # bytes of a parameter
-SHOWN = 24  # lines of each table that str shows
-_PASSED_ON = 128 << 10  # bytes of a chunk that ranks pass on, at most
+SHOWN = 24  # lines of each table in str(plan), at most
+_PASSED_ON = 128 << 10  # most bytes of a chunk that workers pass on down a tree
 
 
 class Imbalance(NamedTuple):
-    """The fullest over the mean, in bytes: 1.0 when all have the same. core: over cores, server: over ranks."""
+    """The bytes of the fullest place, divided by the mean: 1.0 if all have the same. core compares cores, server
+    compares ranks."""
 
     core: float
     server: float
@@ -38,24 +39,25 @@ _AFFINITY = {value: name for name, value in _core.AFFINITIES.items()}
 
 
 class Plan:
-    """A table of stages: the rank and core that work each one, its chunk of a key, and its edges. It never changes.
+    """An immutable table of rows: for each, the rank and core that work on it, its chunk of a key, and its edges.
 
-    Plan.hub makes the plan of a parameter server; any other topology is given row by row. A plan is checked before it
-    exists: numbers, edges that have both their ends, no circle of forwards, and every rank that gets parameters gets
-    each element of the key once.
+    Plan.hub makes the plan of a parameter server; the other class methods make plans of other topologies, and this
+    constructor takes any rows. Every plan is checked when it is made: numbers must be in range, each edge must be
+    listed at both ends, forwards must not go in a circle, and a rank that gets parameters must get each element of the
+    key once.
 
     Args:
         keys: the tensors, in order: Key values, or a mapping from names to float32 arrays or shapes.
-        rows: the stages, in order of key, then offset.
-        size: ranks of the job.
-        places: every (rank, core) that serves, idle ones included; None: the rows' owners and cores.
+        rows: the rows, in order of key, then offset.
+        size: the number of ranks in the job.
+        places: every (rank, core) that serves, also if it owns no row; None: the owners and cores of the rows.
         affinity: "key" or "worker", see ParameterServer.
 
     Attributes:
-        handle: the plan in C, valid while this plan is.
+        handle: C's plan, valid as long as this object lives.
 
     Raises:
-        InvalidArgument: names the key or the row, and its fault.
+        InvalidArgument: the message names the key or the row, and its fault.
     """
 
     __slots__ = ("__weakref__", "affinity", "handle", "keys", "places", "rows", "size")
@@ -112,33 +114,35 @@ class Plan:
         parents: Sequence[Sequence[int]] | None = None,
         over_sockets: bool = False,
     ) -> "Plan":
-        """The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
+        """Makes the plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
 
-        Keys are cut into chunks, and each chunk, the largest first, goes to the core that has the least so far; among
-        equal ones to a server that has the least. The fullest core has at most 4/3 of the least possible, and at most
-        the mean and one chunk. A chunk stays with its core, for updates of all workers (section 4.5). With several NICs
-        chunks are dealt to NICs first, then to the cores of each, which are every interfaces-th one: each deal is
-        within 4/3 of the best.
+        Keys are cut into chunks. Each chunk, the largest first, goes to the core with the fewest bytes so far; of equal
+        cores, to one on the server with the fewest. The fullest core has at most 4/3 of the best possible, and at most
+        the mean plus one chunk. A chunk stays on its core, for the updates of all workers (section 4.5). With several
+        NICs, chunks are first dealt to NICs, then to each NIC's cores, which are every interfaces-th core; each of the
+        two deals is within 4/3 of the best.
 
         Args:
             keys: as Plan takes them.
-            workers, servers: ranks; one may be both. Updates are folded in the order of workers.
-            size: ranks of the job.
-            cores: of each server.
-            chunk_bytes, depth, codec, codec_out, reduce: as in PlanOptions. Of a codec of pieces a plan has the kind
-                and the unit only: give the exchange the codec as well. With parents chunks have at most 128 KiB, as
-                each hop takes a chunk's time.
-            each: True gives each update weight 1, and owners apply it by itself as it comes; False: the fold of all.
+            workers, servers: ranks; a rank may be both. Updates are folded in the order of workers.
+            size: the number of ranks in the job.
+            cores: the number of cores of each server.
+            chunk_bytes, depth, codec, codec_out, reduce: as in PlanOptions. A plan keeps only the kind and the unit of
+                a codec of pieces, so the exchange must be given the codec too. With parents, chunks of the default size
+                have at most 128 KiB, as each hop takes the time of one chunk.
+            each: True: each update has weight 1, and owners apply it by itself when it comes. False: owners apply the
+                fold of all updates.
             affinity, apply_at: as in ParameterServer.
-            interfaces: NICs of each server, 1 to cores, that the chunks are balanced over.
-            parents: [server][worker], by their numbers in servers and workers: the number of the worker that sends the
-                folds of the server's chunks on to that worker, unopened; -1: the server does (Parameter Flow, section
-                3.4.2). Not with apply_at "owners". None: servers send to all workers.
-            over_sockets: whether some of these ranks are joined by sockets, neither by mapped memory nor by RDMA: it
-                decides what chunk_bytes None means.
+            interfaces: the number of each server's NICs over which chunks are balanced, 1 to cores.
+            parents: [server][worker], both as positions in servers and workers: the position of the worker that passes
+                the folds of this server's chunks on to this worker, unchanged; -1: the server sends them (Parameter
+                Flow, section 3.4.2). Not with apply_at="owners". None: servers send to all workers.
+            over_sockets: whether some of these ranks are connected neither by mapped memory nor by RDMA. It changes the
+                default of chunk_bytes.
 
         Raises:
-            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names an unknown key.
+            InvalidArgument: a value is out of range, a key has no elements, two keys have one name, or a mapping names
+                an unknown key.
         """
         choice("reduce", reduce, ("mean", "sum"))
         choice("affinity", affinity, _core.AFFINITIES)
@@ -150,7 +154,7 @@ class Plan:
         if apply_at != "owners":
             _check_sums(own_keys, codecs, f"apply_at is {apply_at!r}, where servers send the sum of all updates on")
         cut = _cutting(chunk_bytes, 32768, own_keys, codecs, len(own_servers) * cores, over_sockets)
-        if parents is not None and chunk_bytes is None:  # a rank passes a chunk on when it has all of it
+        if parents is not None and chunk_bytes is None:  # a worker must have a whole chunk before it passes it on
             cut["chunk"] = min(cut["chunk"], _PASSED_ON)
         return cls._planned(
             "hub",
@@ -192,26 +196,26 @@ class Plan:
         apply_at: str = "owners",
         over_sockets: bool = False,
     ) -> "Plan":
-        """The plan of a hierarchy (PHub, section 3.4): a chunk crosses once, both ways, between a group and the ranks
-        outside it.
+        """Makes the plan of a hierarchy (PHub, section 3.4): each chunk crosses the border of a group once in each
+        direction.
 
-        Each chunk has an owner, dealt as hub deals chunks. In each other group one rank folds the updates of the group,
-        sends one on, and passes the parameters on that come back. A fold takes updates in the order of ranks, then of
-        groups by their lowest ranks: the same bits for the same groups.
+        Each chunk has an owner, chosen as hub chooses cores. In each other group, one rank folds the group's updates,
+        sends the fold on, and passes on the parameters that come back. A fold adds the updates of ranks in their order,
+        then of groups in the order of their lowest ranks, so the same groups give the same bits.
 
         Args:
-            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out, over_sockets: as hub takes them; cores of
-                each leader.
-            levels: of groups of ranks, the innermost first: hosts, then perhaps racks, and so on. Each level has every
-                rank that works once, and a group lies in one group of the next level.
+            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out, over_sockets: as hub takes them; each
+                leader has `cores` cores.
+            levels: lists of groups of ranks, the innermost level first: hosts, then perhaps racks, and so on. Each
+                level must have every worker once, and a group must lie within one group of the next level.
             leaders, top, apply_at: as in Hierarchy.
-            apart: an owner gets each outermost group's updates by one input, its own group's too, as SSP(s) and a
-                quorum of groups need. Without it the owner folds its own group's updates itself.
-            each: apart, and such an update is the mean (or the sum) of its group's own ranks, as for ASYNC.
+            apart: True: the owner gets the updates of each outermost group, its own group too, as a separate input;
+                SSP(s) and a quorum of groups need this. False: the owner itself folds its own group's updates.
+            each: as apart, and a group's update is the mean (or the sum) of its own ranks, as ASYNC needs.
 
         Raises:
-            InvalidArgument: a value is out of range, a level is empty or lacks a rank, groups overlap or split a group
-                of the level before, a leader is in no group, or apart is given with a ring.
+            InvalidArgument: a value is out of range; a level is empty or lacks a rank; groups overlap, or split a group
+                of the level below; a leader is in no group; or apart is given with a ring.
         """
         choice("reduce", reduce, ("mean", "sum"))
         choice("top", top, _core.TOPS)
@@ -260,17 +264,17 @@ class Plan:
         codec_out: Codecs | None = None,
         over_sockets: bool = False,
     ) -> "Plan":
-        """The plan of a broadcast: the root's pushes pass from rank to rank, chunk by chunk (Parameter Flow, section
-        3.4).
+        """Makes the plan of a broadcast: the root's pushes go from rank to rank, chunk by chunk (Parameter Flow,
+        section 3.4).
 
         Args:
             keys, chunk_bytes, depth, codec, codec_out: as hub takes them.
-            parents: by rank: the rank that sends to it; -1: the root.
-            cores: of each rank that has children.
-            over_sockets: has no meaning, as chunk_bytes suits every tree.
+            parents: for each rank, the rank that sends to it; -1 for the root.
+            cores: the number of cores of each rank that has children.
+            over_sockets: ignored, as the default of chunk_bytes suits every tree.
 
         Raises:
-            InvalidArgument: a value is out of range, there is not one root, or parents go in a circle.
+            InvalidArgument: a value is out of range, no rank or several are roots, or parents go in a circle.
         """
         own_keys, codecs = coded(as_keys(keys), codec)
         names = [key.name for key in own_keys]
@@ -300,17 +304,18 @@ class Plan:
         depth: int = 1,
         codec: Codecs | None = None,
     ) -> "Plan":
-        """The plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, which it and
-        its in-neighbours feed.
+        """Makes the plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, which
+        folds the updates of the rank and its in-neighbours.
 
         Args:
             keys, chunk_bytes, depth, codec: as hub takes them.
-            weights: float64 (phases, ranks, ranks): [phase, i, j] weighs rank j's update at rank i, 0 without an edge;
-                never 0 for i == j. Steps take the phases in turn.
-            cores: of each rank, to which its chunks are dealt, the largest first.
+            weights: float64 (phases, ranks, ranks): weights[phase, i, j] is the factor of rank j's update at rank i; 0:
+                there is no edge. The diagonal must not be 0. Steps take the phases in turn.
+            cores: the number of cores of each rank; its chunks are dealt to them, the largest first.
 
         Raises:
-            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names an unknown key.
+            InvalidArgument: a value is out of range, a key has no elements, two keys have one name, or a mapping names
+                an unknown key.
         """
         if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or weights.dtype != np.float64:
             raise InvalidArgument(
@@ -348,25 +353,26 @@ class Plan:
         codec: Codecs | None = None,
         reduce: str = "mean",
     ) -> "Plan":
-        """The plan of peers (SFB, section 3): every rank owns a row of every chunk, which applies its own updates and
-        those that are sent to it to its own copy of the parameters.
+        """Makes the plan of peers (SFB, section 3): every rank owns a row of every chunk, which applies the rank's own
+        updates and all updates that come from others to the rank's copy of the parameters.
 
         Args:
-            keys, size, chunk_bytes, depth, codec, reduce: as hub takes them, with chunks of 256 KiB for its 32 KiB. BSP
-                needs depth 2, and SSP(s) s + 2.
-            sends: bool (size, size): whether the first rank sends its updates to the second. None: all send to all.
-            parents: int32 (size, size): the rank that sends the updates of the first rank to the second: the first one
-                itself, or a rank that passes them on, unopened. None: each rank sends its own.
-            hosts: the ranks of each host. One rank of each host owns a row of a chunk, gets the pushes of all ranks,
-                and sends the parameters to the ranks of its host: for BSP, and without sends or parents. None: each
-                rank owns a row of every chunk.
-            leaders: with hosts: ranks that may own rows, one at least of each host; None: all.
-            cores: of each rank, to which its chunks are dealt, the largest first.
+            keys, size, chunk_bytes, depth, codec, reduce: as hub takes them, but chunks have 256 KiB by default. BSP
+                needs depth 2, and SSP(s) needs s + 2.
+            sends: bool (size, size): sends[i, j] is whether rank i sends its updates to rank j. None: all ranks send to
+                all others.
+            parents: int32 (size, size): parents[i, j] is the rank that sends rank i's updates to rank j: i, or a rank
+                that passes them on unchanged. None: each rank sends its own updates.
+            hosts: lists of the ranks of each host. For each chunk one rank of a host owns a row, gets the pushes of all
+                ranks, and sends the parameters to the ranks of its host. Only for BSP, and without sends and parents.
+                None: each rank owns a row of every chunk.
+            leaders: only with hosts: the ranks that may own rows, at least one on each host; None: all.
+            cores: the number of cores of each rank; its chunks are dealt to them, the largest first.
 
         Raises:
-            InvalidArgument: a value is out of range, a key is empty or there twice, or a mapping names an unknown key;
-                parents do not lead from every rank to every other one; sends, parents and hosts are given at once, or
-                leaders without hosts; a rank is on no host, or on two, or a host has no leader.
+            InvalidArgument: a value is out of range; a key has no elements, two keys have one name, or a mapping names
+                an unknown key; parents do not lead from every rank to every other rank; two of sends, parents and hosts
+                are given; leaders are given without hosts; a rank is on no host or on two; or a host has no leader.
         """
         choice("reduce", reduce, ("mean", "sum"))
         size = whole("size", size, 1)
@@ -412,7 +418,8 @@ class Plan:
         depth: int,
         **arguments: Any,
     ) -> "Plan":
-        """The plan that a planner of csrc/plan makes of the fields of its struct. owners: of places; None: of rows."""
+        """Makes a plan by a planner of csrc/plan; arguments are fields of its struct. owners: the ranks whose cores are
+        places; None: the ranks that own rows."""
         more = {"cores": whole("cores", cores, 1), "depth": whole("depth", depth, 0), "wires": _numbers(codecs)}
         handle = _core.plan_of(planner, _core.plan_arguments(planner, c_keys(keys), **more, **arguments))
         plan = cls.__new__(cls)
@@ -465,16 +472,16 @@ class Plan:
 
     @property
     def workers(self) -> tuple[int, ...]:
-        """Ranks that push, in rising order."""
+        """The ranks that push, in rising order."""
         return tuple(np.unique(self.rows.pushes()[1]).tolist())
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """Ranks that have places, in rising order."""
+        """The ranks that have a place, in rising order."""
         return tuple(sorted({rank for rank, _ in self.places}))
 
     def key(self, key: str | int) -> int:
-        """The number of a key, given by its name or its number."""
+        """Returns the number of a key, given its name or its number."""
         if not isinstance(key, str):
             return whole("key", key, 0, len(self.keys) - 1)
         for i, own in enumerate(self.keys):
@@ -483,29 +490,30 @@ class Plan:
         raise InvalidArgument(f"key {key!r} is not in the plan; its keys are {_few([own.name for own in self.keys])}")
 
     def range_of(self, key: str | int) -> range:
-        """The numbers of a key's rows."""
+        """Returns the numbers of a key's rows, as a range."""
         number = self.key(key)
         column = self.rows.column("key")
         return range(int(np.searchsorted(column, number)), int(np.searchsorted(column, number, side="right")))
 
     def rows_of(self, key: str | int) -> tuple[Row, ...]:
-        """The rows of a key, in order of offset."""
+        """Returns a key's rows, in order of offset."""
         found = self.range_of(key)
         return self.rows[found.start : found.stop]
 
     def owners(self, key: str | int) -> tuple[int, ...]:
-        """The ranks that own rows of a key, in rising order."""
+        """Returns the ranks that own rows of a key, in rising order."""
         found = self.range_of(key)
         return tuple(np.unique(self.rows.column("owner")[found.start : found.stop]).tolist())
 
     def loads(self) -> dict[tuple[int, int], int]:
-        """Bytes of float32 that each (rank, core) folds for a whole update, by place; 0 for an idle one. Bytes that it
-        only passes on do not count."""
+        """Returns, for each place (rank, core), the bytes of float32 that it folds in one update of all keys. Relayed
+        bytes do not count."""
         return {place: nbytes for place, (nbytes, _) in self._shares().items()}
 
     @property
     def imbalance(self) -> Imbalance:
-        """The fullest core over the mean of all cores, and the fullest server over the mean of all servers."""
+        """The Imbalance of this plan: the fullest core divided by the mean of all cores, and the fullest server by the
+        mean of all servers."""
         loads = self.loads()
         servers = dict.fromkeys(self.servers, 0)
         for (rank, _), nbytes in loads.items():
@@ -514,7 +522,7 @@ class Plan:
         return Imbalance(core, server)
 
     def _shares(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """Bytes and rows of each place."""
+        """Returns, for each place, the bytes that it folds and the number of its rows."""
         folds = self.rows.column("action") != _core.ACTIONS["relay"]
         owner, core, count = (self.rows.column(name)[folds] for name in ("owner", "core", "count"))
         number = {place: i for i, place in enumerate(self.places)}
@@ -536,14 +544,15 @@ class Plan:
         total = sum(key.count for key in self.keys) * ELEMENT
         ends = np.isin(self.rows.column("action"), [_core.ACTIONS[name] for name in ("apply", "emit")])
         key, owner, offset = (self.rows.column(name)[ends] for name in ("key", "owner", "offset"))
-        first = np.ones(len(key), bool)  # of the rows that end a chunk
+        first = np.ones(len(key), bool)  # the first row of each chunk, among the rows that apply or emit
         first[1:] = (key[1:] != key[:-1]) | (offset[1:] != offset[:-1])
         head = (
             f"plan of {self.size} ranks: {len(self.keys)} keys, {int(first.sum())} chunks, {_bytes(total)}; "
             f"fullest over mean: core {imbalance.core:.3f}, server {imbalance.server:.3f}; affinity {self.affinity}"
         )
         chunk = np.cumsum(first)
-        copies = chunk[~first & ~np.isin(np.flatnonzero(ends), self.rows.pushes()[0])]  # on a graph rows have pushes
+        # Each further row of a chunk is a receiver's, unless it has pushes as inputs, as rows of a graph have.
+        copies = chunk[~first & ~np.isin(np.flatnonzero(ends), self.rows.pushes()[0])]
         if len(copies) > 0:
             head += f"; receivers apply the rule: ranks {_few(np.unique(owner[np.isin(chunk, copies)]).tolist())}"
         keys = [("key", "shape", "bytes", "chunks", "servers")]
@@ -560,10 +569,10 @@ class Plan:
         )  # fmt: skip
 
     def _stages(self) -> list[str]:
-        """The stages as text, bytes as they are on the wire."""
+        """Returns the lines about stages; bytes count as they are on the wire."""
         owner, action = self.rows.column("owner").tolist(), [ACTION_OF[a] for a in self.rows.column("action").tolist()]
         size = {value: Codec(name).dtype.itemsize for name, value in _core.CODECS.items()}
-        size |= dict.fromkeys(_core.PIECES.values(), ELEMENT)  # at most
+        size |= dict.fromkeys(_core.PIECES.values(), ELEMENT)  # pieces count as float32, which is their most
         inputs, outputs = (
             [size[codec] * n for codec, n in zip(self.rows.column(name).tolist(), counts, strict=True)]
             for counts in [self.rows.column("count").tolist()]
@@ -572,7 +581,8 @@ class Plan:
         return drawn(Flow(self.rows.lists(), owner, action, inputs, outputs), _bytes, SHOWN)
 
     def to_json(self) -> str:
-        """The plan as JSON, from which from_json makes an equal one. Lists of edges that rows share are there once."""
+        """Returns the plan as JSON, from which from_json makes an equal plan. A list of edges that several rows share
+        is written once."""
         lists, inputs, outputs = self.rows.lists()
         column = {name: self.rows.column(name).tolist() for name in _NUMBERS}
         column["action"] = [ACTION_OF[value] for value in column["action"]]
@@ -595,10 +605,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """The plan that to_json wrote.
+        """Returns the plan that to_json wrote.
 
         Raises:
-            InvalidArgument: the text is not such JSON, or its plan is not sound.
+            InvalidArgument: the text is no such JSON, or its plan has a fault.
         """
         try:
             found = json.loads(text)
@@ -610,7 +620,7 @@ class Plan:
                 row = dict(zip(found["columns"], values, strict=True))
                 for name in ("in_edges", "out_edges"):
                     row[name] = lists[whole(name, row[name], 0)]
-                choice("row: fold", row.pop("fold", "sum"), ("sum",))  # older plans have it
+                choice("row: fold", row.pop("fold", "sum"), ("sum",))  # a field of older plans
                 rows.append(Row(**row))
             keys = [Key(name, shape, unit=unit) for name, shape, unit in ([*key, 1][:3] for key in found["keys"])]
             places = [(rank, core) for rank, core in found["places"]]
@@ -622,8 +632,11 @@ class Plan:
 
 
 def chunk_size(given: object, usual: int, keys: Sequence[Key], codecs: Sequence[WireFormat], cores: int) -> int:
-    """Bytes of float32 of a chunk, from the user's chunk_bytes and the usual size. Each piece is a separate message,
-    however little it keeps: with codecs of pieces each of all cores has eight chunks, from 32 KiB to 1 MiB."""
+    """Returns the bytes of float32 in a chunk: the user's chunk_bytes if given, otherwise usual.
+
+    With codecs of pieces each chunk is a separate message, however few elements it keeps. So there each core of all
+    servers gets about eight chunks, of 32 KiB to 1 MiB.
+    """
     if given is not None:
         return whole("chunk_bytes", given, 0, (1 << 64) - 1)
     if all(isinstance(codec, Codec) for codec in codecs):
@@ -632,8 +645,8 @@ def chunk_size(given: object, usual: int, keys: Sequence[Key], codecs: Sequence[
 
 
 def chunk_of_part(keys: Sequence[Key], cores: int, chunks: int, most: int, least: int) -> int:
-    """Bytes of float32 of a chunk: most, or half of it, and so on down to least, until each of all cores gets so many
-    chunks of all keys."""
+    """Returns the bytes of float32 in a chunk: most, halved until each core gets `chunks` chunks of all keys, but at
+    least `least`."""
     chunk, all_bytes = most, sum(key.count for key in keys) * ELEMENT
     while chunk > least and chunks * cores * chunk > all_bytes:
         chunk //= 2
@@ -643,18 +656,20 @@ def chunk_of_part(keys: Sequence[Key], cores: int, chunks: int, most: int, least
 def _cutting(
     given: object, usual: int, keys: Sequence[Key], codecs: Sequence[WireFormat], cores: int, over_sockets: bool
 ) -> dict[str, int]:
-    """The fields chunk and least of a planner's arguments. Over sockets each chunk is a message in each direction, so
-    they are few; but a core that had one chunk alone would receive and send in turn, and not at the same time."""
+    """Returns the fields chunk and least of a planner's arguments. Over sockets each chunk is a message in each
+    direction, so a few large chunks cost least; but a core with a single chunk would receive and send in turn, not at
+    the same time."""
     if given is None and over_sockets and all(isinstance(codec, Codec) for codec in codecs):
         return {"chunk": chunk_of_part(keys, cores, 4, 256 << 10, 64 << 10), "least": 16 << 10}
     return {"chunk": chunk_size(given, usual, keys, codecs, cores), "least": 0}
 
 
 def group_numbers(levels: Sequence[Sequence[Sequence[int]]], size: int) -> list[dict[int, int]]:
-    """For each level, innermost first, the number of the group of each rank.
+    """Returns, for each level (the innermost first), a dict from each rank to the number of its group.
 
     Raises:
-        InvalidArgument: a level or a group is empty, a rank is in two groups of a level, or levels have other ranks.
+        InvalidArgument: a level or a group is empty, a rank is in two groups of a level, or two levels have different
+            ranks.
     """
     if not levels:
         raise InvalidArgument("levels is empty: the innermost level, the hosts, must be there")
@@ -686,16 +701,16 @@ _NUMBERS = [name for name in _COLUMNS if name not in ("in_edges", "out_edges")]
 
 
 def coded(keys: tuple[Key, ...], codec: Codecs | None) -> tuple[tuple[Key, ...], list[WireFormat]]:
-    """The keys with the units of their codecs, and these codecs."""
+    """Returns the keys with the units of their codecs, and these codecs."""
     codecs = by_key([key.name for key in keys], codec)
     return with_units(keys, codecs), codecs
 
 
 def with_units(keys: Iterable[Key], codecs: Sequence[WireFormat]) -> tuple[Key, ...]:
-    """The keys with units that are multiples of their codecs' and their own; at most the whole key.
+    """Returns the keys with larger units: multiples of both their own and their codec's, but at most the whole key.
 
     Raises:
-        InvalidArgument: a codec is not for a key of that shape.
+        InvalidArgument: a codec cannot take a key of this shape.
     """
     keys = tuple(keys)
     for key, codec in zip(keys, codecs, strict=True):
@@ -722,7 +737,7 @@ def c_keys(keys: Iterable[Key]) -> list[_core.PlanKey]:
 
 
 def _numbers(codecs: Sequence[WireFormat]) -> list[int]:
-    """The numbers of codecs in C."""
+    """Returns C's numbers of codecs."""
     return [_core.WIRES[codec.name] for codec in codecs]
 
 

@@ -1,4 +1,4 @@
-"""Presets: each paper as a function that returns an Exchange of that paper's parts."""
+"""Presets: a function for each paper, which returns an Exchange made of the paper's parts."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -42,17 +42,19 @@ def parameter_hub(
     rule: RuleOrRules | None = None,
     **options: "Unpack[More]",
 ) -> Exchange:
-    """PHub (Luo et al., SoCC 2018): a parameter server whose cores each own chunks of 32 KiB for life, under BSP, with
-    Nesterov's rule (sections 3.2 and 4.2). Arguments and errors are Exchange's, except:
+    """Makes an Exchange as in PHub (Luo et al., SoCC 2018): a parameter server whose chunks of 32 KiB each stay on one
+    core, with BSP and Nesterov's rule (sections 3.2 and 4.2).
+
+    Arguments and errors are Exchange's, except:
 
     Args:
-        rule: None: Nesterov(lr=0.01, momentum=0.9), and a warning says so once.
-        topology: "auto": a Hierarchy (section 3.4) if some of several hosts have several ranks, or some of several
-            known racks have several hosts, none of the six arguments below is given, and there is no quorum; otherwise
-            "flat". Or a Hierarchy, a ParameterServer, or a mapping from names of keys to these.
-        placement, servers, affinity, interfaces, apply_at, tree: of a ParameterServer; a Hierarchy has its own
-            apply_at.
-        options: Exchange's other ones. A Plan stands for the topology too.
+        rule: None: Nesterov(lr=0.01, momentum=0.9), and rank 0 logs one warning about it.
+        topology: "auto": a Hierarchy (section 3.4), if several hosts, some with several ranks, or several known racks,
+            some with several hosts, take part, and if neither a quorum nor any of the six arguments below is given;
+            otherwise "flat". Or a Hierarchy, a ParameterServer, or a mapping from names of keys to these.
+        placement, servers, affinity, interfaces, apply_at, tree: fields of the ParameterServer. For a Hierarchy give
+            topology=Hierarchy(apply_at=...).
+        options: further arguments of Exchange. A Plan takes the place of the topology.
     """
     given = {
         "placement": placement,
@@ -102,24 +104,25 @@ def parameter_flow(
     rule: RuleOrRules = _UPDATES,
     **options: "Unpack[MoreButCodec]",
 ) -> Exchange:
-    """Parameter Flow: updates alone travel, and each worker applies their sum by itself (UCC, section 3.2); small
-    elements wait (DVF, section 3.3); sums go down trees (TSB, section 3.4). Under BSP, SSP(s) or ASYNC.
+    """Makes an Exchange as in Parameter Flow: only updates are sent, and each worker applies their sum by itself (UCC,
+    section 3.2); small elements are sent later (DVF, section 3.3); sums go down trees (TSB, section 3.4). For BSP,
+    SSP(s) and ASYNC.
 
         ex = hpcomm.parameter_flow(ctx, {"w": w0}, delta=1e-4, up=2e-4, at_least=6.25e6)
         for t, batch in enumerate(batches, 1):
             w = ex.push_pull("w", eta / math.sqrt(t) * gradient(w, batch))
 
-    delta is compared with the pushed values. The paper pushes updates that contain the learning rate, and the rule
-    SGD(lr=1.0) subtracts them; for a rule with a learning rate push gradients. Arguments and errors are Exchange's,
-    except:
+    delta is compared with the pushed values. In the paper these contain the learning rate, so the default rule
+    SGD(lr=1.0) only subtracts them; for a rule with a learning rate push gradients. Arguments and errors are
+    Exchange's, except:
 
     Args:
-        delta, up, at_least, follow, decays, form, values, compress: of codec.Threshold. form="paper" and
-            compress="snappy" are the paper's.
-        tree, placement, servers: of ParameterServer. If none is given, and parameter_hub would take a Hierarchy, so
-            does this: each host sends one update, and gets one.
-        options: Exchange's other ones, e.g. reduce="sum" as the paper has it. SSP(s) needs s + 2 slots for each piece,
-            here and at every rank that passes it on.
+        delta, up, at_least, follow, decays, form, values, compress: fields of codec.Threshold. The paper uses
+            form="paper" and compress="snappy".
+        tree, placement, servers: fields of ParameterServer. If none is given and parameter_hub would take a Hierarchy,
+            parameter_flow takes one too: then each host sends one update and gets one.
+        options: further arguments of Exchange, e.g. reduce="sum" as in the paper. SSP(s) needs s + 2 slots for each
+            piece, on this rank and on every rank that passes the piece on.
     """
     try:
         codec = Threshold(
@@ -156,13 +159,14 @@ def broadcast(
     consistency: Consistencies = BSP,
     **options: "Unpack[More]",
 ) -> Exchange:
-    """A broadcast: the pushes of one rank come to all, from rank to rank by a tree (Parameter Flow, section 3.4).
-    Arguments and errors are Exchange's; topology is the Tree, by default a binary one from rank 0.
+    """Makes an Exchange that broadcasts: the pushes of one rank go to all others, from rank to rank down a tree
+    (Parameter Flow, section 3.4).
 
         ex = hpcomm.broadcast(ctx, {"w": w0}, hpcomm.Tree(arity=1))
         w = ex.push_pull("w", new) if ctx.rank == 0 else ex.push_pull("w")
 
-    A rank that is not the root gives nothing: its push says that it is done with the last parameters, and waits.
+    Arguments and errors are Exchange's; the default topology is a binary tree from rank 0. Ranks other than the root
+    push no values: their push says that they have used the last parameters, and waits for the next.
     """
     try:
         if as_topology(topology).updates_of != "root":
@@ -184,32 +188,32 @@ def stochastic_reduce(
     in_place: bool = False,
     **options: "Unpack[More]",
 ) -> Exchange:
-    """ASAP (Kadav and Kruus, 2016): every rank averages its model with the models of its in-neighbours in a sparse
-    graph, and waits for no other rank (sections 3 and 4).
+    """Makes an Exchange as in ASAP (Kadav and Kruus, 2016): every rank averages its model with the models of
+    its in-neighbours in a sparse graph, and waits for no other rank (sections 3 and 4).
 
         ex = hpcomm.stochastic_reduce(ctx, {"w": w0}, in_place=True)
         w = ex.params["w"]
         for batch in batches:
-            w -= lr * gradient(w, batch)    # the local model, trained where it lies
-            w = ex.push_pull("w")           # the weighted average of it and the neighbours' models
+            w -= lr * gradient(w, batch)    # trains the local model in the exchange's memory
+            w = ex.push_pull("w")           # the weighted average of this model and the neighbours' models
 
     Arguments and errors are Exchange's, except:
 
     Args:
-        topology: a Graph of hpcomm.graphs, or several that the steps take in turn, or a function that gives them for a
-            number of ranks, by which recover rebuilds them; None: root_expander, two out-neighbours each. Or a
-            topology.HostGraph, whose nodes are the hosts: the ranks of a host average their models first, and have the
-            same model then. Under NOTIFY_ACK or BSP, without in_place.
-        consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC. Consistency(quorum=q) goes on without
-            stragglers (docs/stochastic_reduce.md).
-        rule: Average: ranks push models. Any other rule takes gradients, which are folded by the graph's weights and
-            applied to this rank's own parameters.
-        in_place: of EngineOptions: the trainer trains params where they lie. Without it the trainer writes its update
-            into gradient(name).
-        options: Exchange's other ones.
+        topology: a Graph of hpcomm.graphs; several, which the steps take in turn; or a function that makes them for a
+            number of ranks, which recover calls again. None: root_expander, with two out-neighbours for each rank. Or a
+            topology.HostGraph, whose nodes are hosts: the ranks of a host average their models first, so they have the
+            same model afterwards; only with NOTIFY_ACK or BSP, and without in_place.
+        consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC. Consistency(quorum=q) continues
+            without stragglers (docs/stochastic_reduce.md).
+        rule: Average: ranks push models. With any other rule ranks push gradients; each rank folds its own and its
+            in-neighbours' by the graph's weights, and applies the fold to its own parameters.
+        in_place: a field of EngineOptions. True: the trainer changes params directly. False: the trainer writes its
+            update into gradient(name).
+        options: further arguments of Exchange.
     """
     given: Any = root_expander if topology is None else topology
     engine = options.get("engine", EngineOptions())
-    if in_place and isinstance(engine, EngineOptions):  # Exchange refuses another one
+    if in_place and isinstance(engine, EngineOptions):  # Exchange refuses any other value
         options["engine"] = replace(engine, in_place=in_place)
     return Exchange(ctx, params, given, consistency, rule, **options)

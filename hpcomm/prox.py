@@ -1,12 +1,13 @@
 """Proximal operators, for the rules ProxSGD and Dual (SFB, section 2.1).
 
 Under ProxSGD a prox maps W to the W' that minimizes lr h(W') + 1/2 |W' - W|^2. Under Dual it maps Z to the gradient of
-the conjugate of h: of L2 and ElasticNet themselves, and of h + 1/2 |W|^2 for the others, whose h alone is not strongly
-convex. A key with a prox is a matrix, and w is a row of it. Elements are float32, sums of a row float64, and the bits
-are the same on every instruction set, and however the key is cut into chunks.
+a conjugate: for L2 and ElasticNet the conjugate of h; for the others the conjugate of h + 1/2 |W|^2, as their h is not
+strongly convex. A key with a prox must be a matrix; w is one of its rows. Elements are float32 and sums over a row are
+float64. The bits are the same on every instruction set and for every size of chunks.
 
-Here t is the learning rate under ProxSGD, and 1 under Dual; soft(x, t) is x - min(max(x, -t), t). A prox raises
-InvalidArgument for a number that is negative or not finite. `hpcomm.kernels.prox` makes one of a Python function.
+In the formulas t is the learning rate under ProxSGD, and 1 under Dual; soft(x, t) is x - min(max(x, -t), t). A prox
+raises InvalidArgument for a number that is negative or not finite. `hpcomm.kernels.prox` makes a prox from a Python
+function.
 """
 
 import dataclasses
@@ -20,12 +21,12 @@ from .stage import check_number, checked_args, checked_title
 
 __all__ = ["L1", "L2", "ElasticNet", "L2Ball", "OwnProx", "Prox", "Simplex"]
 
-MOST_ARGS = _core.RULE_ARGS - 3  # the step, and the learning rate and weight decay of the rule, come first
+MOST_ARGS = _core.RULE_ARGS - 3  # the step, the learning rate and the weight decay take the first three places
 
 
 @dataclass(frozen=True)
 class Prox:
-    """A proximal operator: one of the classes below."""
+    """A proximal operator; the base class of the classes below."""
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
@@ -38,35 +39,35 @@ class Prox:
 
     @property
     def takes_matrix(self) -> bool:
-        """Whether it needs the whole matrix at once."""
+        """Whether the prox needs the whole matrix at once."""
         return False
 
     def with_numbers(self, values: Sequence[float]) -> "Prox":
         return dataclasses.replace(self, **dict(zip(self.numbers, values, strict=True)))
 
     def title(self, dual: bool) -> str:
-        """Its name in C, for Dual or ProxSGD."""
+        """Returns the name in C, for the rule Dual or for ProxSGD."""
         name = _NAMES[type(self)]
         return f"dual_{name}" if dual and isinstance(self, L2 | ElasticNet) else name
 
 
 @dataclass(frozen=True)
 class L1(Prox):
-    """h = lam |w|_1, which makes W sparse: soft(w, t lam)."""
+    """h = lam |w|_1, which makes W sparse: w becomes soft(w, t lam)."""
 
     lam: float
 
 
 @dataclass(frozen=True)
 class L2(Prox):
-    """h = lam/2 |w|^2, ridge: w / (1 + lr lam); under Dual z / lam."""
+    """h = lam/2 |w|^2 (ridge): w becomes w / (1 + lr lam); under Dual, z / lam."""
 
     lam: float
 
 
 @dataclass(frozen=True)
 class ElasticNet(Prox):
-    """h = l1 |w|_1 + l2/2 |w|^2: soft(w, lr l1) / (1 + lr l2); under Dual soft(z, l1) / l2."""
+    """h = l1 |w|_1 + l2/2 |w|^2: w becomes soft(w, lr l1) / (1 + lr l2); under Dual, soft(z, l1) / l2."""
 
     l1: float
     l2: float
@@ -74,26 +75,28 @@ class ElasticNet(Prox):
 
 @dataclass(frozen=True)
 class L2Ball(Prox):
-    """Rows of a norm of at most radius: a row outside of the ball is scaled onto it, as float64."""
+    """Restricts each row to the ball of this radius: a row with a larger norm is scaled to it, in float64."""
 
     radius: float = 1.0
 
 
 @dataclass(frozen=True)
 class Simplex(Prox):
-    """Rows of numbers from 0 on whose sum is 1: the nearest one."""
+    """Projects each row to the simplex: the nearest row with elements of 0 or more whose sum is 1."""
 
 
 @dataclass(frozen=True)
 class OwnProx(Prox):
-    """A user's prox: machine code. Raises InvalidArgument for values that cannot be.
+    """A user's prox: machine code. Raises InvalidArgument for a wrong value.
 
     Attributes:
-        code: `int prox(float *rows, int64_t n_rows, int64_t columns, const double *args)`; 0, or a status that ends the
-            exchange with an error. An address, a ctypes function pointer, or an object with an address.
-        args: at most 5 numbers, as Rule has them, from args[3] on; args[0] is the step, from 1, and args[1] is t.
-        per: "rows": it gets any rows, some at a time; "matrix": all of W, which then is one chunk of one core.
-        name: told in errors and checkpoints; ranks compare it.
+        code: `int prox(float *rows, int64_t n_rows, int64_t columns, const double *args)`. It must return 0; any other
+            number ends the exchange with an error. Give an address, a ctypes function pointer, or an object with an
+            `address`.
+        args: at most 5 numbers, in the forms that Rule accepts; code gets them in args[3] and after. args[0] is the
+            number of the step, from 1, and args[1] is t.
+        per: "rows": each call gets some rows. "matrix": each call gets all of W, which then is one chunk on one core.
+        name: the name in errors and checkpoints; it must be the same on all ranks.
     """
 
     code: Any

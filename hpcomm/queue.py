@@ -16,20 +16,21 @@ from .window import as_source, size_of
 
 
 class Queue:
-    """Updates from in-peers to this rank and from this rank to out-peers; made by Context.receive_queue.
+    """Carries updates from in-peers to this rank and from this rank to out-peers; Context.receive_queue makes it.
 
-    A sender writes an update into its slot at the receiver and notifies; the receiver folds it and acknowledges; only
-    then does the sender write that slot again (NOTIFY-ACK: ASAP, sections 4 and 5). Send to every out-peer before
-    waiting for in-peers: a ring of ranks that all receive first would wait for ever.
+    A sender writes an update into its slot at the receiver and notifies the receiver. The receiver folds the update and
+    acknowledges it, and only then may the sender write that slot again (NOTIFY-ACK: ASAP, sections 4 and 5). Send to
+    all out-peers before you wait for in-peers: a ring of ranks that all receive first would wait for ever.
 
     Attributes:
         in_peers, out_peers: ranks.
-        shape, dtype, nbytes: of one update, the same on every rank.
-        depth: the most pending updates of one sender.
-        buffers: this rank's registered buffers, which peers read in place; write between acquire and send only.
+        shape, dtype, nbytes: shape, dtype and bytes of one update, the same on every rank.
+        depth: the number of slots of each sender: so many of its updates may be pending.
+        buffers: this rank's registered buffers, which peers read in place. Write into one only between acquire and
+            send.
 
-    Every method raises InvalidArgument for an argument out of range or of another shape or dtype than an update,
-    Timeout and PeerFailed with the ranks still waited for. A queue belongs to one thread at a time.
+    Every method raises InvalidArgument for an argument out of range and for an array whose shape or dtype is not an
+    update's; Timeout and PeerFailed have the ranks still waited for. Only one thread may use a queue at a time.
     """
 
     __slots__ = (
@@ -81,7 +82,7 @@ class Queue:
         self._next = 0
         self._pointer = _core.new_pointer()
         self._slots: dict[tuple[int, int], NDArray[Any]] = {}  # by peer and address
-        self._unsent: dict[int, tuple[object, Any]] = {}  # by peer: the update whose send did not end
+        self._unsent: dict[int, tuple[object, Any]] = {}  # by peer: the update whose send was interrupted
 
     def __repr__(self) -> str:
         return (
@@ -92,7 +93,8 @@ class Queue:
     # ---- sending ---------------------------------------------------------------------------------------------------
 
     def acquire(self, i: int | None = None, timeout: float | None = None) -> NDArray[Any]:
-        """Registered buffer i (None: the next in rotation), once every peer that it was sent to has acknowledged it."""
+        """Waits until every peer that buffer i was sent to has acknowledged it, and returns the buffer. None: the next
+        buffer in rotation."""
         n = len(self.buffers)
         which = self._next if i is None else i
         if not 0 <= which < n:
@@ -103,9 +105,12 @@ class Queue:
         return self.buffers[which]
 
     def send(self, peer: int, update: object, timeout: float | None = None) -> None:
-        """Waits for a free slot at peer, writes the update there and notifies. The update may be reused on return,
-        unless it is a registered buffer; a queue with buffers sends nothing else. After a Timeout send the same object
-        again, unchanged: it is not sent twice."""
+        """Waits for a free slot at peer, writes the update there and notifies the peer.
+
+        When send returns, the update's memory may be used again, unless it is a registered buffer. A queue with buffers
+        sends only its buffers. After a Timeout call send again with the same object, unchanged: the update arrives
+        once.
+        """
         given, data = self._unsent.get(peer, (None, None))
         if given is not update:
             data = _from_buffer(self._update(update, "update"))
@@ -120,14 +125,15 @@ class Queue:
         self._unsent.pop(peer, None)
 
     def send_all(self, update: object, timeout: float | None = None) -> None:
-        """Sends to every out-peer, in their order; timeout is for each."""
+        """Sends the update to every out-peer, in order. The timeout holds for each peer."""
         for peer in self.out_peers:
             self.send(peer, update, timeout)
 
     # ---- receiving -------------------------------------------------------------------------------------------------
 
     def recv(self, peer: int, timeout: float | None = None) -> NDArray[Any]:
-        """The next update of peer, in place and read-only, valid until its ack. Up to depth may be held."""
+        """Waits for the peer's next update and returns it in place, read-only and valid until ack(peer). A caller may
+        hold up to depth updates."""
         pointer = self._pointer
         self._wait(lambda left: _core.queue_recv(self._queue, peer, pointer, left), timeout)
         place = (peer, _core.address_of(pointer[0]))
@@ -138,7 +144,7 @@ class Queue:
         return found.view()  # type: ignore[no-any-return]
 
     def ack(self, peer: int) -> None:
-        """Frees the slot of the oldest update of peer that recv gave."""
+        """Frees the slot of the oldest update of peer that recv has returned."""
         self._check_peer(peer)
         _core.check(_core.queue_ack(self._queue, peer))
 
@@ -149,14 +155,17 @@ class Queue:
         weights: Sequence[float] | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """The next update of every in-peer, acknowledged, and folded with own in the queue's dtype and in this order:
-        weights[0]*own + weights[1]*in_peers[0]'s + ... Raises NotSupported unless that is float32 or float64.
+        """Waits for the next update of every in-peer, returns the weighted sum of these and own, and acknowledges them.
+
+        The sum is weights[0]*own + weights[1]*in_peers[0]'s + ..., in this order and in the queue's dtype. Raises
+        NotSupported unless that dtype is float32 or float64.
 
         Args:
             own: this rank's update.
-            out: the array for the sum, which is returned; may be own. None: a new array.
-            weights: len(in_peers) + 1 numbers, own's first. None: the mean.
-            timeout: seconds for all of it; None: the context's default.
+            out: the array for the sum, which is returned; it may be own. None: a new array.
+            weights: len(in_peers) + 1 numbers, own's first. None: all are 1 / (len(in_peers) + 1), which gives the
+                mean.
+            timeout: seconds for the whole call; None: the context's default.
         """
         kind = _core.DTYPES.get(self.dtype.name)
         if kind is None or not self.dtype.isnative:
@@ -179,7 +188,8 @@ class Queue:
     # ---- counts ----------------------------------------------------------------------------------------------------
 
     def versions(self, peer: int) -> tuple[int, int]:
-        """The versions before and behind the update that recv(peer) gave last: equal if it is whole."""
+        """Returns the versions before and behind the update that recv(peer) returned last. They are equal if the update
+        is whole."""
         self._check_peer(peer)
         return _core.queue_versions(self._queue, peer)
 
@@ -206,7 +216,7 @@ class Queue:
 
 
 def as_peers(peers: Iterable[int], name: str) -> tuple[int, ...]:
-    """Ranks as a tuple of ints; C looks at their values, and tells every rank of a wrong one."""
+    """Returns ranks as a tuple of ints. It does not check their values: C does, and tells every rank of a wrong one."""
     try:
         return tuple(int(peer.__index__()) for peer in peers)
     except (AttributeError, TypeError):

@@ -1,11 +1,11 @@
 """hpcomm.ray: the workers of Ray Train are the ranks of a job.
 
-A DataParallelTrainer, which is Ray's own, with backend_config=HpcommConfig() runs a function that calls hpcomm.init().
-`python -m hpcomm.ray -n 4 train.py` runs a program as it is. Ray starts the processes and gives them the job's secret;
-gradients travel as between any other ranks. docs/launching.md has an example.
+Give Ray's DataParallelTrainer backend_config=HpcommConfig() and a function that calls hpcomm.init(). `python -m
+hpcomm.ray -n 4 train.py` runs a program unchanged. Ray starts the processes and gives them the job's secret; gradients
+travel as between any other ranks. docs/launching.md has an example.
 """
 
-# Ray has types only where it is installed.
+# mypy finds Ray's types only if Ray is installed.
 # mypy: disable-error-code="import-not-found,misc"
 
 import secrets
@@ -31,8 +31,8 @@ __all__ = ["DataParallelTrainer", "HpcommConfig"]
 
 @dataclass
 class HpcommConfig(BackendConfig):
-    """The backend_config of a DataParallelTrainer whose workers call hpcomm.init(). port: the TCP port of rank 0's host
-    at which the ranks meet; 0: a free one from 20000 to 31999."""
+    """The backend_config of a DataParallelTrainer whose workers call hpcomm.init(). port: the TCP port on rank 0's host
+    where the ranks meet; 0: a free port from 20000 to 31999."""
 
     port: int = 0
 
@@ -42,10 +42,10 @@ class HpcommConfig(BackendConfig):
 
 
 class _RayBackend(Backend):
-    """Gives each group of workers its ranks, its meeting place and its secret, also after a restart."""
+    """Gives each group of workers its ranks, meeting place and secret, also after a restart."""
 
     def on_start(self, worker_group: Any, backend_config: HpcommConfig) -> None:
-        """Appoints the workers, which Ray has in the order of their world ranks."""
+        """Appoints the workers as ranks; Ray lists them in the order of their world ranks."""
         host, port = worker_group.execute_single(0, _meeting_place, backend_config.port)
         secret, size = secrets.token_bytes(32), len(worker_group)
         told = [
@@ -56,7 +56,7 @@ class _RayBackend(Backend):
 
 
 def _meeting_place(port: int) -> tuple[str, int]:
-    """This host's address among Ray's nodes, and a port of it; on rank 0."""
+    """Returns this host's address among Ray's nodes, and a port of it; runs on rank 0."""
     ip = str(ray.util.get_node_ip_address())
     return ip, port or launch.free_port(ip)
 
@@ -77,6 +77,6 @@ def main(ranks: int, program: Path, args: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    from hpcomm.ray import main as imported  # whose classes the workers find by their name
+    from hpcomm.ray import main as imported  # workers can import classes of hpcomm.ray, but not of __main__
 
     imported(prog_name="python -m hpcomm.ray")

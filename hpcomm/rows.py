@@ -1,4 +1,4 @@
-"""The rows of a plan, which lie in C."""
+"""The rows of a plan. They lie in C's memory, and Row values are made when they are read."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
@@ -10,19 +10,19 @@ from . import _core
 from .flow import Edges
 from .stage import Edge, Row
 
-ACTION_OF = {value: name for name, value in _core.ACTIONS.items()}  # by C's numbers
+ACTION_OF = {value: name for name, value in _core.ACTIONS.items()}  # names by C's numbers
 CODEC_OF = {value: name for name, value in _core.WIRES.items()}
 
 
 class Rows(Sequence[Row]):
-    """The rows of a plan, made when they are looked at."""
+    """The rows of a plan, as a sequence that makes each Row when it is read."""
 
     __slots__ = ("_columns", "_edges", "_handle")
 
     def __init__(self, handle: Any) -> None:
-        self._handle = handle  # whose memory _columns are
+        self._handle = handle  # keeps the memory of _columns alive
         self._columns = _core.plan_rows(handle)
-        self._edges: dict[tuple[int, int], tuple[Edge, ...]] = {}  # by address: rows share them
+        self._edges: dict[tuple[int, int], tuple[Edge, ...]] = {}  # by address, as rows may share a list of edges
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -61,24 +61,27 @@ class Rows(Sequence[Row]):
         return found
 
     def in_edges(self, i: int) -> tuple[Edge, ...]:
-        """The in-edges of row i; no Row is made for them."""
+        """Returns the in-edges of row i, without making a Row."""
         return self.edges(int(self._columns["in"][i]), int(self._columns["n_in"][i]))
 
     def column(self, name: str) -> Any:
-        """A field of the C struct for every row, as an array."""
+        """Returns one field of the C struct for all rows, as a new array."""
         return self._columns[name].copy()
 
     def pushes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All in-edges that are pushes: their rows, in rising order, and ranks."""
+        """Returns all in-edges that are pushes, as two arrays: the row of each, in rising order, and the rank that
+        pushes."""
         row, rank, source = self.inputs()
         return row[source < 0], rank[source < 0]
 
     def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """All in-edges: their rows, in rising order, ranks, and the rows that they come from; -1: a push."""
+        """Returns all in-edges as three arrays: the row of each, in rising order, the rank at the other end, and the
+        row there; -1: its pushes."""
         return self.ends("in")[:3]
 
     def ends(self, way: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """All in-edges ("in") or out-edges ("out"): their rows, in rising order; rank, row and weight of each edge."""
+        """Returns all in-edges (way "in") or out-edges ("out") as four arrays: the row of each edge, in rising order,
+        then the rank, row and weight of the edge."""
         starts, n = self._columns[way], self._columns[f"n_{way}"].astype(np.int64)
         row = np.repeat(np.arange(len(n)), n)
         if len(row) == 0:
@@ -90,8 +93,8 @@ class Rows(Sequence[Row]):
         return row, edges["rank"][at].astype(np.int64), edges["row"][at].astype(np.int64), edges["weight"][at]
 
     def lists(self) -> tuple[list[Edges], list[int], list[int]]:
-        """The different lists of edges (rank, row, weight), and for every row which of them are its in- and its
-        out-edges."""
+        """Returns the distinct lists of edges (rank, row, weight), then for each row the number of its list of
+        in-edges, and of its list of out-edges."""
         numbers: dict[Edges, int] = {}
         placed: dict[tuple[int, int], int] = {}
 

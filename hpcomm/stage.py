@@ -1,4 +1,8 @@
-"""The parts of a plan: keys, edges and rows, each a value that never changes (PHub, section 3.2.3)."""
+"""The parts of a plan, as immutable values: keys, edges and rows (PHub, section 3.2.3).
+
+A chunk is a range of a key's elements that one core owns. A row is one stage, that is one step, on a chunk's path. A
+fold is the weighted sum of a row's inputs.
+"""
 
 import difflib
 import math
@@ -18,14 +22,15 @@ MOST_INT = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class Key:
-    """A tensor that is exchanged by name, such as a layer's weights.
+    """A named tensor that is exchanged, such as a layer's weights.
 
     Attributes:
-        shape: () for a single number; an int stands for one dimension.
-        count: float32 elements; None: as many as the shape holds.
-        unit: elements in a row that no chunk cuts apart, as OneBit and Float4 need; 1: chunks end anywhere.
+        shape: () for a single number; an int means one dimension.
+        count: the number of float32 elements; None: as many as the shape holds.
+        unit: chunks may begin only at multiples of so many elements, as OneBit and Float4 need; 1: anywhere.
 
-    Raises InvalidArgument for a name that C cannot hold, for a shape without elements, and for values that do not fit.
+    Raises InvalidArgument for a name that C cannot hold, for a shape without elements, and for a count that is not the
+    shape's.
     """
 
     name: str
@@ -61,7 +66,7 @@ def _shape(name: str, value: object) -> tuple[int, ...]:
 
 
 def as_keys(keys: Mapping[str, Any] | Iterable[Key]) -> tuple[Key, ...]:
-    """Keys in order, of a mapping from names to arrays, shapes or keys, or of keys."""
+    """Returns keys in order, from Key values or from a mapping of names to arrays, shapes or Key values."""
     if isinstance(keys, Mapping):
         return tuple(_key_of(name, value) for name, value in keys.items())
     found = tuple(keys)
@@ -77,13 +82,13 @@ def _key_of(name: str, value: Any) -> Key:
 
 @dataclass(frozen=True)
 class Edge:
-    """The source of an input, or the target of an output. Raises InvalidArgument for a number out of range.
+    """The source of a row's input, or the target of its output. Raises InvalidArgument for a number out of range.
 
     Attributes:
-        rank: the peer.
-        row: a row that the peer owns; -1: the peer's pushes of the key (in), its parameters (out); -2 - r: the peer's
-            pushes, which rank r passes on (in, among peers).
-        weight: of an input in the fold.
+        rank: the rank at the other end.
+        row: a row that this rank owns. -1: as a source, the rank's pushes of the key; as a target, its parameters.
+            -2 - r: among peers, the rank's pushes, which come through rank r.
+        weight: the factor of the input in the fold.
     """
 
     rank: int
@@ -104,24 +109,26 @@ class Edge:
 
 @dataclass(frozen=True)
 class Row:
-    """A stage of a chunk: it folds the inputs of the in-edges by their weights, and the action says where the fold
-    goes.
+    """A stage of a chunk: the owner's core folds the inputs of the in-edges by their weights; the action says what
+    happens to the fold.
 
     Attributes:
-        key: its number.
-        owner, core: the rank that works the stage, and its core.
-        offset, count: the chunk's elements; the offset is a multiple of 16 (64 bytes).
+        key: the key's number in the plan.
+        owner, core: the rank that does the stage's work, and its core.
+        offset, count: the chunk's first element and its number of elements; the offset must be a multiple of 16 (64
+            bytes).
         in_edges, out_edges: the inputs, in the order of the fold, and the outputs.
-        action: "apply": the rule changes the parameters, which go to the out-edges; "emit": the fold goes to the
-            out-edges as parameters; "forward": it goes to the rows of the out-edges; "relay": the parameters that the
-            row of its in-edge sends go on to the out-edges, unopened.
-        depth: the most pending inputs of each in-edge, 1 to 32.
-        quorum: inputs that make a fold: all, or 1 (each by itself); None: all.
-        codec_in, codec_out: "float32", "float16" or "bfloat16", of the inputs and of the outputs; or for updates a
-            codec of pieces, "threshold", "topk", "onebit", "float4" or "own". Inputs that other rows forward have
-            the codec_out of those rows; all rows that send parameters of a key have one codec_out.
+        action: "apply": the rule changes the parameters, which go to the out-edges. "emit": the fold goes to the
+            out-edges as parameters. "forward": the fold goes to the rows of the out-edges. "relay": the in-edge's row
+            sends parameters, which go on to the out-edges unchanged.
+        depth: the number of slots of each in-edge, 1 to 32: so many of its inputs may be pending.
+        quorum: the number of inputs for one fold: all, or 1 (each input is folded by itself); None: all.
+        codec_in, codec_out: the codecs of the inputs and of the outputs: "float32", "float16" or "bfloat16"; for
+            updates also a codec of pieces: "threshold", "topk", "onebit", "float4" or "own". Inputs that other rows
+            forward have the codec_out of these rows. All rows that send parameters of one key must have the same
+            codec_out.
 
-    Raises InvalidArgument for a value that is out of range or unknown; Plan checks whether rows fit together.
+    Raises InvalidArgument for a value that is out of range or unknown. Plan checks that the rows fit together.
     """
 
     key: int
@@ -160,7 +167,7 @@ def _edges(name: str, edges: Iterable[Edge]) -> tuple[Edge, ...]:
 
 
 def whole(name: str, value: object, low: int, high: int = MOST_INT) -> int:
-    """value as an int from low to high."""
+    """Returns value as an int; raises InvalidArgument unless it is an int from low to high."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -173,7 +180,8 @@ def whole(name: str, value: object, low: int, high: int = MOST_INT) -> int:
 
 
 def check_number(rule: object, name: str, low: float, high: float = math.inf, *, open_high: bool = False) -> None:
-    """Refuses a hyper-parameter that is no finite number of [low, high], or of [low, high) if open_high."""
+    """Checks that a rule's field is a finite number in [low, high], or in [low, high) if open_high; stores it as a
+    float."""
     value = getattr(rule, name)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be a number")
@@ -188,7 +196,8 @@ def check_number(rule: object, name: str, low: float, high: float = math.inf, *,
 
 
 def checked_args(title: str, args: Any, most: int) -> Mapping[str, float] | tuple[float, ...]:
-    """A user's numbers for machine code: at most so many, finite, with names if args is a mapping."""
+    """Returns a user's arguments for machine code, checked: at most `most` finite numbers, with names if args is a
+    mapping."""
     found: dict[str, float] | tuple[float, ...]
     try:
         if isinstance(args, Mapping):
@@ -205,7 +214,8 @@ def checked_args(title: str, args: Any, most: int) -> Mapping[str, float] | tupl
 
 
 def checked_title(what: str, name: object, function: object, otherwise: str, most: int) -> str:
-    """The name of a user's machine code: as given, else the function's; in UTF-8 at most so many bytes."""
+    """Returns the name of a user's machine code, checked: the given name, or the function's, or otherwise; at most
+    `most` bytes of UTF-8."""
     found = name or getattr(function, "__name__", None) or otherwise
     if not isinstance(found, str) or not 0 < len(found.encode("utf-8", "replace")) <= most or "\0" in found:
         raise InvalidArgument(f"{what} is {found!r}: must be a text of 1 to {most} bytes")
@@ -218,7 +228,7 @@ def choice(name: str, value: object, values: Iterable[str]) -> None:
 
 
 def nearest(name: object, names: Collection[str]) -> str:
-    """For the error about an unknown name: names that are spelt much like it, else the first of all."""
+    """Returns a hint for the error about an unknown name: similarly spelt names, otherwise the first few names."""
     close = difflib.get_close_matches(name, names, 3, 0.5) if isinstance(name, str) else []
     if close:
         return f"did you mean {', '.join(map(repr, close))}?"

@@ -1,4 +1,4 @@
-"""Windows: memory that every peer may write into, and signals that follow the data."""
+"""Windows, memory of each rank that all its peers may write, and signals, words that become visible after the data."""
 
 from typing import Any
 
@@ -18,23 +18,26 @@ from .errors import InvalidArgument
 _ndarray = np.ndarray
 _UINT8 = np.dtype(np.uint8)
 _WRONG = (TypeError, ValueError, OverflowError, BufferError)
-_SMALL = 4096  # bytes of a source that a window may keep alive only to know it again
-_HELD_PUTS = 1024  # sources held for a transport that reads them after put has returned, before a flush lets go of them
+_SMALL = 4096  # bytes: a checked source up to this size is kept, so that a repeated put skips the check
+_HELD_PUTS = 1024  # sources that are kept for a transport that reads after put returns; at so many, put flushes
 
 
 class Sources:
-    """Sources that puts still have to read, by lane: kept alive until a flush, or until the last handle is freed."""
+    """The sources that puts have not read yet, by lane. They stay alive until a flush, or until the last handle is
+    freed."""
 
     __slots__ = ("deferred", "lanes")
 
     def __init__(self) -> None:
-        self.deferred = False  # whether a transport in use reads sources after put has returned
+        self.deferred = False  # whether some transport of this context reads a source after put has returned
         self.lanes: list[list[Any]] = []
 
 
 class Lane:
-    """One thread's ordered channel to every peer; made by Context.lane. A signal follows only data of the same lane.
-    lane=None means the context's first lane."""
+    """One thread's ordered channel to every peer; Context.lane makes it.
+
+    A signal follows only data that was put by the same lane. lane=None means the context's first lane.
+    """
 
     __slots__ = ("__weakref__", "address", "context", "handle", "sources", "unread")
 
@@ -48,7 +51,7 @@ class Lane:
 
 
 def as_shape(shape: object, what: str = "shape") -> tuple[int, ...]:
-    """A shape as a tuple of ints, none negative."""
+    """Returns a shape as a tuple of ints, 0 or more; raises InvalidArgument for another value."""
     try:
         sizes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)  # type: ignore[arg-type]
         whole = tuple(int(size.__index__()) for size in sizes)
@@ -60,7 +63,8 @@ def as_shape(shape: object, what: str = "shape") -> tuple[int, ...]:
 
 
 def as_dtype(dtype: object) -> np.dtype[Any]:
-    """A dtype without references to Python objects."""
+    """Returns a dtype; raises InvalidArgument for one that holds references to Python objects, or whose elements have
+    no bytes."""
     try:
         found = np.dtype(dtype)  # type: ignore[call-overload]
     except TypeError as wrong:
@@ -71,7 +75,7 @@ def as_dtype(dtype: object) -> np.dtype[Any]:
 
 
 def window_shape(shape: object, dtype: object) -> tuple[tuple[int, ...], np.dtype[Any] | None]:
-    """The shape and dtype of window(nbytes) and window(shape, dtype); no dtype means bytes."""
+    """Returns shape and dtype for the arguments of window(nbytes) or window(shape, dtype); dtype None means bytes."""
     if dtype is not None:
         return as_shape(shape), as_dtype(dtype)
     if not isinstance(shape, int | np.integer):
@@ -89,7 +93,8 @@ def size_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def as_source(src: object) -> Any:
-    """src itself if it has the buffer protocol, otherwise an array of its DLPack memory; checked, never copied."""
+    """Returns src if it has the buffer protocol, otherwise an array over its DLPack memory. It checks src and never
+    copies."""
     if not isinstance(src, np.ndarray) and hasattr(src, "__dlpack__"):
         try:
             src = np.from_dlpack(src)
@@ -113,15 +118,16 @@ def as_source(src: object) -> Any:
 
 
 class Window:
-    """A block of memory of every rank that its peers may write into; made by Context.window.
+    """A block of memory of each rank that all its peers may write; Context.window makes it.
 
     Attributes:
-        array: this rank's own block, which stays mapped as long as the array lives.
-        nbytes: of the block, the same on every rank.
-        signals: number of signal words. A word has one writer, and never decreases.
+        array: this rank's own block. Its memory stays mapped as long as this array lives.
+        nbytes: the size of a block, the same on every rank.
+        signals: the number of signal words. A word must have one writer, and its value must never decrease.
 
-    Offsets are bytes. Sources are C-contiguous, by the buffer protocol or DLPack: of the window's dtype, if it has one,
-    or bytes. Every method raises InvalidArgument for an argument out of range, and PeerFailed when the peer is gone.
+    Offsets are bytes. A source must be C-contiguous and have the buffer protocol or DLPack; its dtype must be the
+    window's, if it has one, or bytes. Every method raises InvalidArgument for an argument out of range, and PeerFailed
+    if the peer has failed or left.
     """
 
     __slots__ = (
@@ -163,8 +169,8 @@ class Window:
         self._rank, self._size = rank, size
         self._typed = dtype is not None
         self._dtype: np.dtype[Any] = _UINT8 if dtype is None else dtype
-        self._accepted = self._dtype  # the dtype of the last array that was checked
-        self._checked: object = None  # the last small array that was: a loop puts the same one over and over
+        self._accepted = self._dtype  # the dtype of the last checked array
+        self._checked: object = None  # the last checked small array, as a loop often puts the same one
         self._default = timeout
         self._slice = min(timeout, _core.SLICE)
         self._lane = lane
@@ -181,7 +187,8 @@ class Window:
     # ---- put -------------------------------------------------------------------------------------------------------
 
     def put(self, peer: int, src: object, offset: int = 0, *, lane: Lane | None = None) -> None:
-        """Writes src at offset of peer's block. src must stay as it is until flush(peer)."""
+        """Writes src into the peer's block at this offset. The caller must not change src before flush(peer) has
+        returned."""
         try:
             if src is None or (
                 src is not self._checked and (type(src) is not _ndarray or src.dtype is not self._accepted)
@@ -198,8 +205,8 @@ class Window:
     def put_signal(
         self, peer: int, src: object, offset: int = 0, *, signal: int, value: int, lane: Lane | None = None
     ) -> None:
-        """put (unless src is None), then stores value in peer's signal word: a thread that sees the value sees this
-        data and all that the lane put before."""
+        """Puts src (unless it is None), then stores value in the peer's signal word. A thread that sees this value also
+        sees src and all earlier puts of the lane."""
         try:
             if (
                 src is not self._checked
@@ -225,8 +232,8 @@ class Window:
         timeout: float | None = None,
         lane: Lane | None = None,
     ) -> None:
-        """put, then an event with the 32-bit imm for the peer's Context.poll of the same lane. Raises Timeout if the
-        peer had no room for another event for all that time."""
+        """Puts src, then sends an event with the 32-bit value imm to the peer, whose Context.poll of the same lane
+        returns it. Raises Timeout if the peer has no room for an event until the deadline."""
         limit = self._default if timeout is None else seconds(timeout, self._default)
         channel = NULL if lane is None else lane.handle
         src = self._source(src)
@@ -240,8 +247,8 @@ class Window:
             self._hold(lane, data)
 
     def flush(self, peer: int = -1, timeout: float | None = None, *, lane: Lane | None = None) -> None:
-        """Waits until every earlier put of the lane to peer (-1: to all) is in place, and its source free. Raises
-        Timeout and PeerFailed with the ranks still waited for."""
+        """Waits until every earlier put of this lane to peer (-1: to all peers) has arrived; then the sources may
+        change. Raises Timeout and PeerFailed, which have the ranks still waited for."""
         channel = NULL if lane is None else lane.handle
         try:
             _core.wait(lambda left: _core.flush(channel, self._window, peer, left), seconds(timeout, self._default))
@@ -253,13 +260,13 @@ class Window:
     # ---- signals ---------------------------------------------------------------------------------------------------
 
     def wait_signal(self, signal: int, at_least: int, timeout: float | None = None, peer: int = -1) -> int:
-        """Waits until this rank's signal word is at_least or more, and returns it. Safe from any thread; the GIL is
-        released.
+        """Waits until this rank's signal word is at least at_least, and returns its value. Any thread may call it; the
+        GIL is released meanwhile.
 
         Args:
-            signal, at_least: number and least value of the word.
-            timeout: seconds; None: the context's default. Then Timeout is raised.
-            peer: the rank that should write it; PeerFailed is raised if it has left, or any rank failed.
+            signal, at_least: the number of the word, and the least value to wait for.
+            timeout: seconds, after which Timeout is raised; None: the context's default.
+            peer: the rank that writes the word. PeerFailed is raised if this rank has left, or if any rank has failed.
         """
         try:
             first = self._slice if timeout is None else min(seconds(timeout, timeout), _core.SLICE)
@@ -286,7 +293,7 @@ class Window:
         return value
 
     def test_signal(self, signal: int, at_least: int) -> bool:
-        """Whether this rank's signal word is at_least or more; never waits."""
+        """Returns whether this rank's signal word is at least at_least; never waits."""
         try:
             status = _test_signal(self._address, signal, at_least)
         except _WRONG as wrong:
@@ -298,8 +305,8 @@ class Window:
     # ---- views -----------------------------------------------------------------------------------------------------
 
     def peer_view(self, peer: int) -> NDArray[Any] | None:
-        """peer's block, with the window's shape and dtype; None where the transport cannot map it. The peer's writes
-        show as they happen: signals order them."""
+        """Returns the peer's block as an array of the window's shape and dtype, or None if the transport cannot map it.
+        The array shows the peer's writes while they happen; wait for a signal before you read."""
         if not 0 <= peer < self._size:
             raise InvalidArgument(f"peer is {peer!r}: must be from 0 to {self._size - 1}")
         return _core.window_array(self._window, peer, self.array.shape, self._dtype)
@@ -307,7 +314,8 @@ class Window:
     # ---- checks ----------------------------------------------------------------------------------------------------
 
     def _source(self, src: Any) -> Any:
-        """src, or the array of its DLPack memory, if it may be put here."""
+        """Returns src, or an array over its DLPack memory; raises InvalidArgument if src may not be put into this
+        window."""
         if type(src) is bytes:
             return src
         if type(src) is not np.ndarray or src.dtype is not self._accepted:
@@ -323,7 +331,7 @@ class Window:
         return src
 
     def _explained(self, wrong: Exception, src: object, **arguments: object) -> Exception:
-        """The error for a refused conversion to C: of an argument, or of the source."""
+        """Returns the error for a failed conversion to C; it names the argument out of range, or the source."""
         if isinstance(wrong, InvalidArgument):
             return wrong
         limits = {

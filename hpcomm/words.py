@@ -1,4 +1,4 @@
-"""Words of other libraries (Horovod, PyTorch, NumPy), and the words of hpcomm for them: for hints in errors."""
+"""Words of other libraries (Horovod, PyTorch, NumPy) and hpcomm's words for them, for hints in errors."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -54,7 +54,7 @@ SETTINGS: Mapping[str, str] = {
 _CONTEXT = "it is the context's, as in ctx = hpcomm.init() and then ctx.{}"
 _STARTS = "leave it out: the ranks start with the values of rank 0"
 
-ATTRIBUTES: Mapping[str, str] = {  # of the module
+ATTRIBUTES: Mapping[str, str] = {  # attributes of the module hpcomm
     **{name: _CONTEXT.format(name) for name in ("allgather", "barrier", "local_rank", "local_size", "rank", "size")},
     "DiLoCo": "it is hpcomm.torch.DiLoCo",
     "DistributedDataParallel": "there is hpcomm.torch.DistributedOptimizer, which wraps the optimizer",
@@ -66,7 +66,7 @@ ATTRIBUTES: Mapping[str, str] = {  # of the module
     "shutdown": "it is ctx.close()",
 }
 
-CODECS: Mapping[str, str] = {  # dtypes
+CODECS: Mapping[str, str] = {  # names of dtypes
     "bf16": "bfloat16",
     "f16": "float16",
     "f32": "float32",
@@ -78,7 +78,8 @@ CODECS: Mapping[str, str] = {  # dtypes
 
 
 def unexpected(call: str, name: str, known: Iterable[str]) -> TypeError:
-    """The error of a keyword that a call does not have: with our word for it, else the known one that is nearest."""
+    """Returns the error for an unknown keyword of a call, with hpcomm's word for it, or otherwise the most similar
+    known keyword."""
     every = sorted(known)
     hint = KEYWORDS.get(name)
     if hint is None:

@@ -1,9 +1,13 @@
-"""The codecs of an exchange, as values: the encodings of updates, and of parameters that come back.
+"""The codecs of an exchange, as values: how updates, and the parameters that come back, are encoded for the wire.
 
-Codec is an array of a dtype, as is its name: codec="float16". Threshold, TopK, OneBit and Own send pieces of variable
-length, and keep a residual. Float4 sends 4-bit floats without a residual. ErrorFeedback adds a residual to a dtype and
-to Float4. Factors sends a matrix as pairs of vectors. Auto, or "auto", chooses. A mapping has codecs by key: the others
-are float32. A codec raises InvalidArgument for a value out of range. docs/codecs.md says which to take.
+A piece is the bytes, of variable length, that a codec makes from a part of an update. A residual holds the values that
+were not sent, and is added to the next update.
+
+Codec sends an array of a dtype, as its name does: codec="float16". Threshold, TopK, OneBit and Own send pieces and keep
+a residual. Float4 sends 4-bit floats and keeps no residual. ErrorFeedback adds a residual to a dtype or to Float4.
+Factors sends a matrix as pairs of vectors. Auto, or "auto", lets the exchange choose. A mapping gives codecs to named
+keys; all other keys are float32. A codec raises InvalidArgument for a value out of range. docs/codecs.md helps to
+choose.
 """
 
 from .auto import Auto

@@ -1,4 +1,4 @@
-"""A codec that an exchange chooses when it is made."""
+"""Auto: the exchange chooses the codec when it is made."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +10,12 @@ from .sparse import TopK
 
 @dataclass(frozen=True)
 class Auto(WireFormat):
-    """A codec of pieces where it makes the step faster, and float32 elsewhere; "auto" is Auto(). An exchange decides
-    when it is made, for each key, and all ranks alike. Exchange.codecs tells the choice, and Exchange.stats its
-    reasons.
+    """Uses a codec of pieces for keys where it makes the step faster, and float32 for the others; "auto" means Auto().
 
-    It measures the bytes a second between hosts, and the seconds to encode and to decode; Threshold is measured as
-    TopK(0.01). float32 without measuring: keys of fewer than 4096 elements, keys whose rule is Average, and all keys
-    where all ranks map each other's memory.
+    An exchange decides for each key when it is made, the same on all ranks. Exchange.codecs tells the choice, and
+    Exchange.stats the reasons. It measures the bandwidth between hosts, and the time to encode and decode; Threshold is
+    measured as TopK(0.01). Without measuring it takes float32 for keys of fewer than 4096 elements, for keys whose rule
+    is Average, and for all keys if all ranks map each other's memory.
     """
 
     codec: Any = field(default_factory=lambda: TopK(0.01))

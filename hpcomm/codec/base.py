@@ -16,7 +16,7 @@ class WireFormat(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """As the rows of plans have it."""
+        """The codec's name in the rows of plans."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -25,7 +25,7 @@ class WireFormat(ABC):
 
     @property
     def slots(self) -> int:
-        """float32 values of state for each element beside the residual."""
+        """The number of float32 values of state for each element, without the residual."""
         return 0
 
     @property
@@ -40,37 +40,39 @@ class WireFormat(ABC):
 
     @property
     def loses(self) -> bool:
-        """Whether the error of pieces is lost, unless ErrorFeedback keeps it."""
+        """Whether the rounding error of pieces is lost, unless ErrorFeedback keeps it."""
         return False
 
     @property
     def sums(self) -> bool:
-        """Whether a rank can encode a sum of updates as pieces, as hierarchies and apply_at="receivers" need."""
+        """Whether a rank can encode a sum of updates as pieces; hierarchies and apply_at="receivers" need this."""
         return True
 
     def unit_of(self, shape: Sequence[int]) -> int:
-        """Elements in a row of a key of this shape that no chunk may cut apart."""
+        """Returns the unit of a key of this shape: chunks may begin only at multiples of so many elements."""
         return 1
 
     def refuses(self, shape: Sequence[int]) -> str | None:
-        """Why a key of this shape cannot have the codec, with the fix; None: it can."""
+        """Returns the reason why a key of this shape cannot have the codec, with the remedy, or None if it can."""
         return None
 
     def most_bytes(self, shape: Sequence[int], count: int) -> int | None:
-        """Bytes at most of a piece of count elements, as slots have room for; None: as many as their float32."""
+        """Returns the size of the longest piece for count elements, for which slots have room; None: the size of count
+        float32."""
         return None
 
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
-        """The fields of hpc_codec_config, without the filter; None: an array of a dtype."""
+        """Returns the fields of hpc_codec_config, without the filter; None: the codec sends an array of a dtype."""
         return None
 
     def trial(self) -> "WireFormat":
-        """The codec by which Auto measures this one."""
+        """Returns the codec that Auto measures in the place of this one."""
         return self
 
 
 def number(what: str, value: object, low: float, high: float, *, above: bool = False) -> float:
-    """value as a float from low to high; above: larger than low."""
+    """Returns value as a float; raises InvalidArgument unless it is from low to high and, with above, larger than
+    low."""
     told = f"{'above ' if above else ''}{low:g}{' and at most' if above else ' to'} {high:g}"
     if high == float("inf"):
         told = f"a finite number, {low:g} or more"

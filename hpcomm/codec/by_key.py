@@ -1,4 +1,4 @@
-"""The codec of each key, from a user's argument: one for all keys, or a mapping from names of keys."""
+"""Finds the codec of each key from a user's argument: one codec for all keys, or a mapping from names of keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -9,25 +9,26 @@ from .auto import Auto
 from .base import WireFormat
 from .dtype import FLOAT32, Codec, check_dtype, dtype_name
 
-# One codec for all keys, by its value or its name, or a mapping from names of keys: the other keys are float32.
+# One codec for all keys, as a value or a name; or a mapping from names of keys (without an entry, a key is float32).
 Codecs: TypeAlias = WireFormat | str | Mapping[str, WireFormat | str]
 
 
 def name_of(codec: object) -> Any:
-    """A codec, unchecked: of an array the name of its dtype, else the value; of a mapping a dict by key."""
+    """Returns a codec in plain form, unchecked: the name of an array's dtype, the value of another codec, a dict for a
+    mapping."""
     if isinstance(codec, Mapping):
         return {key: name_of(value) for key, value in codec.items()}
     return "float32" if codec is None else codec.name if type(codec) is Codec else dtype_name(codec)
 
 
 def asked(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:
-    """The codec of each key; Auto where it is still to be chosen. Raises InvalidArgument for an unknown codec or
+    """Returns the codec of each key; Auto if it is still to be chosen. Raises InvalidArgument for an unknown codec or
     key."""
     return _by_key("codec", keys, name_of(codec), _update)
 
 
 def by_key(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:
-    """The codec of each key; see asked. Raises InvalidArgument also for "auto"."""
+    """Returns the codec of each key, as asked does. Raises InvalidArgument for "auto" too."""
     found = asked(keys, codec)
     for key, one in zip(keys, found, strict=True):
         if isinstance(one, Auto):
@@ -39,7 +40,8 @@ def by_key(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:
 
 
 def by_key_out(keys: Sequence[str], codec_out: Codecs | None) -> list[Codec]:
-    """The codec of each key's parameters; errors as asked."""
+    """Returns the codec of each key's parameters. Raises InvalidArgument as asked does, and for a codec that is no
+    dtype."""
     return _by_key("codec_out", keys, name_of(codec_out), _parameters)
 
 

@@ -1,4 +1,4 @@
-"""Codecs that are arrays of a dtype."""
+"""Codecs that send arrays of a dtype."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from .base import WireFormat
 
 
 def dtype_name(name: Any) -> Any:
-    """The name of a dtype, where others call it "fp16" or the like; other values as they are."""
+    """Returns hpcomm's name of a dtype for another common name, such as "fp16"; returns any other value unchanged."""
     return CODECS.get(name, name) if isinstance(name, str) else name
 
 
@@ -23,8 +23,10 @@ def check_dtype(what: str, name: object) -> None:
 
 @dataclass(frozen=True)
 class Codec(WireFormat):
-    """Arrays of "float32", "float16" or "bfloat16" ("fp32", "fp16", "bf16") as updates, or as parameters on their way.
-    Sums, masters and the arrays of parameters are float32."""
+    """Sends updates, or parameters, as arrays of "float32", "float16" or "bfloat16" (also "fp32", "fp16", "bf16").
+
+    Sums, masters and the arrays of parameters are always float32.
+    """
 
     name: str = "float32"
 
@@ -34,8 +36,8 @@ class Codec(WireFormat):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the arrays. bfloat16 is ml_dtypes.bfloat16 if that package is installed, else uint16, its
-        bits."""
+        """The dtype of the arrays. For bfloat16 it is ml_dtypes.bfloat16 if that package is installed, otherwise uint16
+        (the bits)."""
         if self.name != "bfloat16":
             return np.dtype(self.name)
         try:

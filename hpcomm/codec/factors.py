@@ -1,4 +1,4 @@
-"""A matrix as pairs of vectors (SFB, section 2)."""
+"""Factors: a matrix as pairs of vectors (SFB, section 2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -10,25 +10,26 @@ from ..stage import whole
 from .base import WireFormat
 from .dtype import Codec, check_dtype, dtype_name
 
-_ALIGN = 16  # elements: the rows of plans begin at multiples of it
+_ALIGN = 16  # the rows of plans begin at multiples of so many elements
 _HEAD = 16  # bytes of a piece before its values
 _MOST = (1 << 31) - 1
 
 
 @dataclass(frozen=True, repr=False)
 class Factors(WireFormat):
-    """Sends an update of a matrix as pairs of vectors u and v, whose products u v^T add up to it (SFB, section 2): W of
-    shape (J, D) gets W -= lr * sum of u v^T, with u of J and v of D values. Of a linear layer u is the gradient of the
-    loss by a sample's outputs, and v the sample's inputs.
+    """Sends the update of a matrix as pairs of vectors u and v; the update is the sum of the products u v^T (SFB,
+    section 2).
 
-    Trainers write the pairs into Exchange.factors(name), or give them to push: push(name, (u, v)). A vector goes dense
-    or as indices and values, and the sum of the pairs goes instead of them, where that takes fewer bytes.
+    W of shape (J, D) becomes W - lr * sum of u v^T, where u has J values and v has D. For a linear layer, u is the
+    loss's gradient by a sample's outputs, and v is the sample's inputs. A trainer writes pairs into
+    Exchange.factors(name), or pushes them: push(name, (u, v)). A vector is sent whole, or as indices and values of its
+    nonzero elements, if that is shorter; if the sum of the pairs is shorter still, it is sent in their place.
 
     Attributes:
-        K: the most pairs of an update, such as the samples of a batch; a step may have fewer.
-        blocks: parts that the rows of the matrix are cut into, for several cores. v is sent with each part. Parts are a
-            little larger where they would not end at multiples of 16 elements.
-        values: dtype of the sent vectors: "float32", "float16" or "bfloat16". The error of rounding is lost.
+        K: the most pairs in one update, such as the samples of a batch; a step may have fewer.
+        blocks: the number of parts that the matrix's rows are cut into, so that several cores can work. Each part is
+            sent with all v. Parts are enlarged slightly if they would not end at multiples of 16 elements.
+        values: the dtype of the sent vectors: "float32", "float16" or "bfloat16". The rounding error is lost.
     """
 
     K: int
@@ -68,7 +69,7 @@ class Factors(WireFormat):
         return None
 
     def unit_of(self, shape: Sequence[int]) -> int:
-        """Elements of a part: whole rows, aligned as plans need."""
+        """Returns the number of elements in a part: whole rows, aligned as plans need."""
         if len(shape) != 2:
             return 1
         rows, columns = shape
@@ -95,8 +96,10 @@ class Factors(WireFormat):
 
 @dataclass(frozen=True, repr=False)
 class Products(Codec):
-    """Sends a matrix as an array of float32, of which a trainer may give at most K pairs of vectors, as to Factors(K).
-    Auto(Factors(K)) is this where it is faster."""
+    """Sends a matrix as an array of float32; the trainer may give it as at most K pairs of vectors, as with Factors(K).
+
+    Auto(Factors(K)) chooses Products if it is faster.
+    """
 
     name: str = field(default="float32", init=False)
     K: int = 1

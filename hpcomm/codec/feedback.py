@@ -1,4 +1,4 @@
-"""Error feedback: a codec's error is added to the next update."""
+"""ErrorFeedback: a codec's error is added to the next update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,11 @@ from .sparse import Threshold
 
 @dataclass(frozen=True)
 class ErrorFeedback(WireFormat):
-    """A codec, by its value or its name, with error feedback: the error of rounding stays in a residual. It is for
-    "float16", "bfloat16" and Float4; Threshold, TopK, OneBit and Own have it anyway, and lose it, for comparison, with
-    on=False. Raises InvalidArgument for "auto", and for a codec that leaves nothing out."""
+    """A codec, given as a value or a name, with error feedback: the rounding error stays in a residual.
+
+    It is for "float16", "bfloat16" and Float4. Threshold, TopK, OneBit and Own always have a residual; with on=False
+    they lose it, for comparisons. Raises InvalidArgument for "auto", and for a codec that has no error.
+    """
 
     codec: Any
     on: bool = True
@@ -29,7 +31,7 @@ class ErrorFeedback(WireFormat):
             raise InvalidArgument(
                 f"ErrorFeedback: codec is {self.codec!r}: must be a codec of hpcomm.codec that is no ErrorFeedback"
             )
-        self.codec.name  # noqa: B018  # Auto has none
+        self.codec.name  # noqa: B018  # raises InvalidArgument for Auto
         if not self.codec.keeps and not self.codec.loses:
             raise InvalidArgument(f"ErrorFeedback: codec is {self.codec!r}, which leaves nothing out: give it alone")
         flag("ErrorFeedback: on", self.on)
@@ -73,6 +75,6 @@ class ErrorFeedback(WireFormat):
         return self._acts.most_bytes(shape, count)
 
     def trial(self) -> WireFormat:
-        if isinstance(self.codec, Codec):  # as dense as it is
+        if isinstance(self.codec, Codec):  # sends all elements, so it is measured itself
             return self
         return ErrorFeedback(self.codec.trial(), self.on)

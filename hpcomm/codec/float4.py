@@ -1,4 +1,4 @@
-"""Four bits an element: a float with a sign and three bits of exponent (Streaming DiLoCo, arXiv 2501.18512)."""
+"""Float4: four bits an element, a float with a sign and three bits of exponent (Streaming DiLoCo, arXiv 2501.18512)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,25 +9,28 @@ from ..stage import whole
 from .base import WireFormat, word
 
 _HEAD = 16  # bytes of a piece before its scales
-_SHORTEST = 16  # elements of a unit, below which the scale takes too much
+_SHORTEST = 16  # elements: in a shorter unit the scale takes too much space
 
 
 @dataclass(frozen=True)
 class Float4(WireFormat):
     """Sends four bits for each element and a float32 scale for each unit of elements, as Streaming DiLoCo sends outer
-    gradients (arXiv 2501.18512): 1 bit of sign, 3 of exponent, none of mantissa (E3M0). With the default unit that is
-    4.125 bits an element, a 7.75th of float32. Sums are float32.
+    gradients (arXiv 2501.18512).
 
-    The scale is the largest magnitude of the unit, at least 2^-118. An element is sent as the nearest of 0 and plus or
-    minus the scale times 1, 1/2, 1/4, ..., 1/64; of two that are as near, as the larger one. So the error is at most a
-    third of the element, or 1/128 of the scale where that is more. A NaN or an Inf is sent, and the others of its unit
-    are left out. The same update gives the same bytes, on every CPU and however keys are cut into chunks.
+    The four bits are 1 of sign, 3 of exponent and none of mantissa (E3M0). With the default unit an element takes 4.125
+    bits, 1/7.75 of float32. Sums are float32.
 
-    As in the paper, the error of rounding is lost; ErrorFeedback(Float4()) keeps it.
+    The scale is the largest magnitude in the unit, but at least 2^-118. An element is sent as the nearest of 0 and plus
+    or minus the scale times 1, 1/2, 1/4, ..., 1/64; between two equally near values, as the larger. So the error is at
+    most a third of the element, or 1/128 of the scale if that is more. If a unit has a NaN or an Inf, this is sent, and
+    the unit's other elements are left out. The same update gives the same bytes on every CPU and for every size of
+    chunks.
+
+    As in the paper, the rounding error is lost; ErrorFeedback(Float4()) keeps it.
 
     Attributes:
-        unit: elements in a row that share a scale, 16 or more. No chunk cuts a unit apart.
-        compress: as Threshold has it.
+        unit: the number of consecutive elements that share a scale, 16 or more. Chunks begin at multiples of it.
+        compress: as in Threshold.
     """
 
     unit: int = 256

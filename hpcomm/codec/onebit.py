@@ -1,4 +1,4 @@
-"""A bit an element (Poseidon, 5.3: the 1-bit quantization of CNTK)."""
+"""OneBit: one bit an element (Poseidon, 5.3: the 1-bit quantization of CNTK)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,22 @@ from .. import _core
 from ..stage import whole
 from .base import WireFormat, word
 
-_VECTOR = 4096  # elements of a unit of a key that has no columns
-_SHORTEST = 16  # elements of a column, below which its two values cost too much
+_VECTOR = 4096  # elements of a unit, for a key without columns
+_SHORTEST = 16  # elements: in a shorter column the two values cost too much
 
 
 @dataclass(frozen=True)
 class OneBit(WireFormat):
-    """Sends a bit for each element and two values for each unit of elements: the mean of its elements of 0 or more, and
-    the mean of its negative ones (Poseidon, 5.3). The error stays in a residual, which is added to the next update.
+    """Sends one bit for each element and two values for each unit of elements: the mean of the unit's elements of 0 or
+    more, and the mean of its negative elements (Poseidon, 5.3).
+
+    The error stays in a residual, which is added to the next update.
 
     Attributes:
-        unit: elements in a row that share two values. None: the weights of one output, which CNTK calls a column, or
-            4096 for keys of one dimension or of columns shorter than 16. No chunk cuts a unit apart.
-        compress: as Threshold has it.
+        unit: the number of consecutive elements that share the two values; chunks begin at multiples of it. None: the
+            weights of one output, which CNTK calls a column; for keys of one dimension, or with columns shorter than
+            16, 4096.
+        compress: as in Threshold.
     """
 
     unit: int | None = None

@@ -1,4 +1,4 @@
-"""A user's codec, in machine code."""
+"""Own: a user's codec, in machine code."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,23 +8,25 @@ from .. import _core
 from ..stage import checked_args, checked_title, whole
 from .base import WireFormat
 
-MOST_ARGS = _core.CODEC_ARGS - 1  # the first is the number of the encoding
+MOST_ARGS = _core.CODEC_ARGS - 1  # the first argument is the number of the encoding
 MOST_SLOTS = _core.CODEC_SLOTS
 
 
 @dataclass(frozen=True)
 class Own(WireFormat):
-    """A user's codec: two functions of machine code, which hpcomm.kernels.encode and decode_add make of Python
-    functions. The engine decodes each piece, and keeps its error in a residual for the next update. Raises
+    """A user's codec: two functions of machine code, which hpcomm.kernels.encode and decode_add make from Python
+    functions.
+
+    After each encoding the engine decodes the piece, and keeps its error in a residual for the next update. Raises
     InvalidArgument for a value out of range.
 
     Attributes:
-        encode, decode_add: machine code of the shapes hpc_encode_fn and hpc_decode_add_fn: an address, a ctypes
+        encode, decode_add: machine code with the signatures hpc_encode_fn and hpc_decode_add_fn: an address, a ctypes
             function pointer, or an object with an `address`.
-        title: told in errors, and the same on all ranks; None: encode's title.
-        args: at most 7 numbers for both functions, from args[1] on; the same on all ranks. A mapping names them for the
-            reader.
-        state_slots: float32 values of state for each element, 0 to 8, beside the residual; None: encode.slots, or 0.
+        title: the name in errors, the same on all ranks; None: encode's title.
+        args: at most 7 numbers, which both functions get in args[1] and after; the same on all ranks. The names in a
+            mapping are only for readers.
+        state_slots: float32 values of state for each element, 0 to 8, without the residual; None: encode.slots, or 0.
     """
 
     encode: Any

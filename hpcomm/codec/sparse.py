@@ -1,4 +1,4 @@
-"""Codecs that send some elements of an update: those above a threshold, or the largest (Parameter Flow, 3.3)."""
+"""Codecs that send only some elements of an update: those above a threshold, or the largest (Parameter Flow, 3.3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -55,24 +55,30 @@ class _Sparse(WireFormat):
 
 @dataclass(frozen=True, repr=False)
 class Threshold(_Sparse):
-    """Sends the elements whose magnitude is larger than a threshold (Parameter Flow, 3.3). The others stay in a
-    residual, which is added to the next update (equation 6). docs/parameter_flow.md has thresholds that follow the
-    network (section 3.3.3).
+    """Sends the elements whose magnitude is larger than a threshold (Parameter Flow, 3.3).
+
+    The other elements stay in a residual, which is added to the next update (equation 6). docs/parameter_flow.md
+    describes thresholds that follow the network (section 3.3.3).
 
     Attributes:
-        delta: the threshold, 0 or more. With 0 every element that is not 0 is sent.
-        up: a larger one, for while the network is short of bandwidth; None: the threshold stays delta.
-        at_least: bytes a second that a path to another host has to have left. It goes with up.
-        follow: "probes": Context.bandwidth measures again and again, and up filters a rank's pushes, or an owner's
-            outgoing sums, while a path has too little left. "smooth": without probes, the threshold goes from up where
-            a rank's connections get at_least to delta where they get twice as much.
-        decays: the threshold of step t is delta / sqrt(t); False: it stays delta.
-        values: dtype of the sent elements: "float32", "float16" or "bfloat16". The residual has the error of rounding.
-        form: "bytes": the form with the fewest bytes: dense, a bitmap and values, or gaps and values. "paper": gaps
-            where more than 80 % of the elements are 0, otherwise dense (3.3.1).
-        compress: None, or a library that makes pieces smaller, loaded at run time: "lz4", "snappy", "zstd" or "zlib".
-        kernel: the filter: "numba" (hpcomm.kernels.threshold) and "c", which give the same bytes, or one of
-            hpcomm.kernels.filter. "auto" is Numba where it is installed and values is "float32".
+        delta: the threshold, 0 or more. 0: every nonzero element is sent.
+        up: a larger threshold, used while the network lacks bandwidth; None: the threshold does not follow the network.
+        at_least: the bytes a second that each path to another host should have left. Give both up and at_least, or
+            neither.
+        follow: "probes": Context.bandwidth measures repeatedly, and up is the threshold for a rank's pushes, or an
+            owner's outgoing sums, while one of its paths has less than at_least left. "smooth": without
+            probes, the threshold is up while a rank's connections get at_least or less, falls as they get more, and is
+            delta at twice at_least.
+        decays: True: the threshold of step t is delta / sqrt(t). False: it is delta.
+        values: the dtype of the sent elements: "float32", "float16" or "bfloat16". The residual gets the rounding
+            error.
+        form: "bytes": the shortest of three forms: all values; a bitmap and values; gaps and values. "paper": gaps and
+            values if more than 80 % of the elements are 0, otherwise all values (3.3.1).
+        compress: None, or the library that compresses pieces: "lz4", "snappy", "zstd" or "zlib". It is loaded at run
+            time.
+        kernel: the filter. "numba" (hpcomm.kernels.threshold) and "c" give the same bytes; a filter of
+            hpcomm.kernels.filter is a user's own. "auto": Numba if it is installed and values is "float32", otherwise
+            C.
     """
 
     delta: float
@@ -112,15 +118,18 @@ class Threshold(_Sparse):
         return found | {"follow": _core.FOLLOWS[self.follow], "up": self.up, "at_least": self.at_least}
 
     def trial(self) -> WireFormat:
-        """1 % of the elements: the density of a delta is not known before there are updates."""
+        """TopK(0.01): before there are updates, the density at a delta is not known."""
         return TopK(0.01, values=self.values, form=self.form, compress=self.compress, kernel=self.kernel)
 
 
 @dataclass(frozen=True, repr=False)
 class TopK(_Sparse):
-    """Sends about the largest elements, by a threshold that follows the density; fraction: of the elements of a piece,
-    above 0 and at most 1. The others stay in a residual. values, form, compress and kernel are as Threshold has
-    them."""
+    """Sends about the largest elements, by a threshold that is adjusted until the fraction fits. The others stay in a
+    residual.
+
+    fraction is the fraction of a piece's elements to send, above 0 and at most 1. values, form, compress and kernel are
+    as in Threshold.
+    """
 
     fraction: float
 

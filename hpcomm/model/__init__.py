@@ -1,10 +1,10 @@
-"""The cost model: how many seconds and bytes a step of a plan takes, and how much memory a rank needs for it.
+"""The cost model: it predicts the seconds and bytes of a plan's step, and the memory that each rank needs for the plan.
 
-It is a pure function of a plan's rows, the hosts of its ranks and a machine's rates (hpcomm.measure), so it answers for
-hypothetical clusters too.
+It is a pure function of a plan's rows, the hosts of its ranks and a machine's rates (hpcomm.measure), so it also
+predicts for hypothetical clusters.
 
-rates: the rates, as values. load: bytes and elements of a step. costs: seconds. memory: bytes that a rank keeps.
-way: the way of each layer that costs least (Poseidon). trees: the seconds in which updates go out by trees.
+Modules: rates has the rates, as values; load the bytes and elements of a step; costs its seconds; memory the bytes that
+a rank keeps; way the cheapest way for each layer (Poseidon); trees the seconds in which updates go out by trees.
 """
 
 from .costs import (

@@ -1,7 +1,7 @@
 """The seconds of a step, from its load and the machine's rates.
 
-Nothing is taken to overlap: a step waits for the busiest host's link and then for the busiest rank's work. That
-compares plans and codecs; an exchange, which does much at once, is mostly faster.
+The model assumes no overlap: a step first waits for the busiest host's link, then for the busiest rank's work. That is
+enough to compare plans and codecs. An exchange is usually faster, as it overlaps both.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ Seconds = NDArray[np.float64]
 
 
 def step_seconds(load: Load, rates: Rates, codecs: Sequence[CodecRates] = ()) -> float:
-    """Seconds of a step of all keys: latency, link and work. For a graph whose phases take turns, take their mean.
-    codecs: by key, the rates of its codec of pieces; (): updates are arrays."""
+    """Returns the seconds of a step of all keys: latency, link and work. For a graph with several phases, take the mean
+    over the phases. codecs: for each key, the rates of its codec of pieces; (): updates are arrays."""
     out, into = (side.sum(axis=0) for side in load.by_host(STAGES, codecs))
     work = work_seconds(load, rates, codecs).sum(axis=0)
     return link_seconds(busiest_link(out, into), rates) + float(work.max(initial=0.0))
 
 
 def busiest_link(out: NDArray[np.generic], into: NDArray[np.generic]) -> float:
-    """Bytes that the busiest link carries in one direction, as both work at the same time."""
+    """Returns the bytes that the busiest link carries in one direction, as both directions work at the same time."""
     return float(max(out.max(initial=0), into.max(initial=0)))
 
 
@@ -33,7 +33,8 @@ def link_seconds(nbytes: float, rates: Rates) -> float:
 
 
 def work_seconds(load: Load, rates: Rates, codecs: Sequence[CodecRates] = ()) -> Seconds:
-    """Seconds, float64 (keys, ranks), that each rank folds, encodes, decodes, copies, and writes within its host."""
+    """Returns the seconds, float64 (keys, ranks), that each rank spends on folds, encoding, decoding, copies, and
+    writes within its host."""
     by_key = codecs or (DENSE,) * load.keys
     encode, decode = (np.array([[getattr(codec, name)] for codec in by_key]) for name in ("encode", "decode"))
     found: Seconds = (
@@ -47,8 +48,8 @@ def work_seconds(load: Load, rates: Rates, codecs: Sequence[CodecRates] = ()) ->
 
 
 def update_seconds(load: Load, between: float, codecs: Sequence[CodecRates] = ()) -> Seconds:
-    """Seconds, float64 (keys,), of each key's updates by themselves: on the busiest host's link, and of the ranks that
-    encode and decode most. codec="auto" chooses by it. between: bytes a second of a host's link to other hosts."""
+    """Returns the seconds, float64 (keys,), of each key's updates alone: on the busiest host's link, plus the most that
+    a rank encodes and decodes. codec="auto" chooses by it. between: bytes a second of a host's link to other hosts."""
     out, into = load.by_host(UPDATES, codecs)
     by_key = codecs or (DENSE,) * load.keys
     encode, decode = (np.array([getattr(codec, name) for codec in by_key]) for name in ("encode", "decode"))
@@ -58,15 +59,15 @@ def update_seconds(load: Load, between: float, codecs: Sequence[CodecRates] = ()
 
 
 def saved_seconds(bytes_before: int, nbytes: int, working: float, between: float) -> float:
-    """Seconds that a codec has saved, by its bytes as float32 and as pieces, its seconds of working, and the bytes a
-    second between hosts."""
+    """Returns the seconds that a codec has saved. bytes_before, nbytes: its bytes as float32 and as pieces; working:
+    the seconds that it worked; between: bytes a second between hosts."""
     return (bytes_before - nbytes) / between - working
 
 
 def racks_pay(bandwidths: Bandwidths, hosts: float, racks: int) -> bool:
-    """Whether folding in each rack first is faster, by the model of PHub, section 3.4:
-    N(R-1)/(R B_Core) > max(N/B_PBox, 1/B_Wkr) + C, where C = (R-1)/(R min(B_PBox, B_Core)), N is hosts of a rack, and
-    R is racks."""
+    """Returns whether it is faster to fold in each rack first, by the model of PHub, section 3.4: N(R-1)/(R B_Core) >
+    max(N/B_PBox, 1/B_Wkr) + C, where C = (R-1)/(R min(B_PBox, B_Core)), N is the hosts of a rack, and R is the number
+    of racks."""
     leader = hosts * bandwidths.host if bandwidths.leader is None else bandwidths.leader
     crossing = (racks - 1) / racks
     flat = hosts * crossing / bandwidths.core

@@ -1,4 +1,5 @@
-"""The load of a step: bytes and elements that ranks send, encode, decode, fold and copy, counted from a plan's rows."""
+"""The load of a step: the bytes and elements that ranks send, encode, decode, fold and copy, counted from a plan's
+rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,24 +16,24 @@ from .table import PIECES, WIDTH, Counts, Ends, Table, hosts_of, wire_bytes
 
 _Columns: TypeAlias = tuple[Counts, Counts, Counts, Counts, NDArray[np.bool_], Counts]  # of Sent
 
-STAGES = ("push", "forward", "relay", "parameters")  # as Traffic.stage has them
+STAGES = ("push", "forward", "relay", "parameters")  # the values of Traffic.stage
 UPDATES = STAGES[:2]
 PARAMETERS = STAGES[2:]
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The bytes that ranks send each other in one step, in arrays of one length: an entry for each key, stage, pair of
-    ranks, and for pieces or arrays.
+    """The bytes that ranks send each other in one step, as arrays of one length. There is an entry for each key, stage
+    and pair of ranks, with pieces and arrays apart.
 
-    nbytes has bytes as they are on the way; of pieces the most that a given codec takes, or those of float32.
+    nbytes has the bytes on the wire; a piece counts with the most that its given codec takes, or as float32.
     """
 
     key: Counts
-    stage: Counts  #: its number in STAGES
-    source: Counts  #: a rank
-    target: Counts  #: another rank
-    pieces: NDArray[np.bool_]  #: whether a codec of pieces writes it
+    stage: Counts  #: the stage's number in STAGES
+    source: Counts  #: the rank that sends
+    target: Counts  #: the rank that gets the bytes
+    pieces: NDArray[np.bool_]  #: whether the bytes are pieces of a codec
     nbytes: Counts
 
 
@@ -40,13 +41,13 @@ class Sent:
 class Load:
     """The bytes that one step of a plan moves, and the elements that it computes with: int64 (keys, ranks)."""
 
-    keys: int  #: their number
-    hosts: Counts  #: (ranks,): by rank the lowest rank on its host
+    keys: int  #: the number of keys
+    hosts: Counts  #: (ranks,): for each rank, the lowest rank on its host
     sent: Sent
     encodes: Counts  #: elements that a rank encodes into pieces
-    decodes: Counts  #: elements that it decodes from them
-    folds: Counts  #: elements of inputs that it adds
-    copies: Counts  #: bytes that its pushes copy, unless its gradients are written in place
+    decodes: Counts  #: elements that a rank decodes from pieces
+    folds: Counts  #: elements of inputs that a rank adds
+    copies: Counts  #: bytes that a rank's pushes copy, unless its gradients are written in place
 
     @property
     def size(self) -> int:
@@ -55,21 +56,22 @@ class Load:
     def by_rank(
         self, stages: Sequence[str] = STAGES, codecs: Sequence[CodecRates] = ()
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Bytes in these stages that each rank sends to others, and that each gets: two arrays float64 (keys, ranks).
-        codecs: by key: the rates of its codec of pieces; (): they count as float32."""
+        """Returns the bytes in these stages that each rank sends to others, and that each rank gets: two arrays float64
+        (keys, ranks). codecs: for each key, the rates of its codec of pieces; (): pieces count as float32."""
         which = self._of(stages)
         return self._sums(self.sent.source, which, codecs), self._sums(self.sent.target, which, codecs)
 
     def by_host(
         self, stages: Sequence[str] = STAGES, codecs: Sequence[CodecRates] = ()
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """As by_rank for hosts: the lowest rank of a host stands for it, and other ranks have 0."""
+        """Returns the same as by_rank for hosts: a host's lowest rank has the host's bytes, and other ranks have 0."""
         source, target = self.hosts[self.sent.source], self.hosts[self.sent.target]
         which = self._of(stages) & (source != target)
         return self._sums(source, which, codecs), self._sums(target, which, codecs)
 
     def inside(self) -> NDArray[np.float64]:
-        """Bytes, float64 (keys, ranks), that each rank writes into the memory of others on its host: all but pushes."""
+        """Returns the bytes, float64 (keys, ranks), that each rank writes into the memory of other ranks on its host.
+        Pushes do not count, as owners read them."""
         near = self.hosts[self.sent.source] == self.hosts[self.sent.target]
         return self._sums(self.sent.source, self._of(STAGES[1:]) & near, ())
 
@@ -90,28 +92,28 @@ def load_of(
     weights: ArrayLike | None = None,
     codecs: Sequence[WireFormat] = (),
 ) -> Load:
-    """The load of one step in which every worker pushes every key, as under BSP without a quorum. Parameters count for
-    each rank, also with shared_params.
+    """Returns the load of one step in which every worker pushes every key, as under BSP without a quorum. Parameters
+    count for each rank, also with shared_params.
 
     Args:
         plan: the rows.
-        hosts: by rank a number of its host; None: one host a rank.
-        weights: (ranks, ranks), for a graph whose phases take turns: the weights of this step's phase, as Plan.graph
-            takes them; None: of the first phase.
-        codecs: by key, as values of hpcomm.codec; (): pieces count as float32.
+        hosts: for each rank, a number of its host; None: one host a rank.
+        weights: (ranks, ranks), for a graph with several phases: the weights of this step's phase, as Plan.graph takes
+            them; None: the first phase.
+        codecs: for each key, a value of hpcomm.codec; (): pieces count as float32.
 
-    Raises InvalidArgument for hosts or weights that are not for the plan's ranks, or codecs that are not for its keys.
+    Raises InvalidArgument if hosts or weights do not match the plan's ranks, or codecs do not match its keys.
     """
     at, table = hosts_of(plan, hosts), Table(plan)
     inputs = _carrying(table, weights)
     row, source, fold, _ = inputs
     target, key, count, codec = table.owner[row], table.key[row], table.count[row], table.input_codec(inputs)
     relayed, pieces = table.has("relay")[row], PIECES[codec]
-    passed, fold = fold < -1, np.maximum(fold, -1)  # a peer's push, which another one passes on
+    passed, fold = fold < -1, np.maximum(fold, -1)  # a peer's push that another peer passes on
     sender = np.where(passed, -2 - inputs.other, source)
     stage = np.where(fold < 0, _STAGE["push"], np.where(relayed, _STAGE["relay"], _STAGE["forward"]))
     stage[passed] = _STAGE["relay"]
-    first = np.zeros(len(row), bool)  # an update for several rows is encoded, and copied, once
+    first = np.zeros(len(row), bool)  # an update that goes to several rows is encoded, and copied, once
     first[_firsts(source, key, table.offset[row], fold)[0]] = True
 
     def sums(rank: Counts, what: Counts, which: NDArray[np.bool_]) -> Counts:
@@ -134,7 +136,7 @@ def load_of(
 
 
 def _carrying(table: Table, weights: ArrayLike | None) -> Ends:
-    """The inputs that have bytes: a push of weight 0 only says that its rank is ready."""
+    """The inputs that carry data: a push of weight 0 only says that its rank is ready."""
     inputs = table.inputs
     if weights is None:
         return inputs.where((inputs.other >= 0) | (inputs.weight != 0))
@@ -146,7 +148,7 @@ def _carrying(table: Table, weights: ArrayLike | None) -> Ends:
 
 
 def _parameters(table: Table, hosts: Counts) -> _Columns:
-    """Parameters from owners to workers, decoded within a host."""
+    """The parameters that go from owners to workers; within a host they are float32."""
     row, worker, *_ = table.outputs
     owner = table.owner[row]
     width = np.where(hosts[owner] == hosts[worker], ELEMENT, WIDTH[table.codec_out[row]])
@@ -155,7 +157,7 @@ def _parameters(table: Table, hosts: Counts) -> _Columns:
 
 
 def _summed(*flows: _Columns) -> Sent:
-    """Entries of one place together, without entries from a rank to itself."""
+    """Adds up entries that agree in all columns but nbytes, and drops entries from a rank to itself."""
     key, stage, source, target, pieces, nbytes = (np.concatenate(columns) for columns in zip(*flows, strict=True))
     goes = source != target
     first, which = _firsts(*(column[goes] for column in (key, stage, source, target, pieces)))
@@ -166,7 +168,8 @@ def _summed(*flows: _Columns) -> Sent:
 
 
 def _firsts(*columns: NDArray[Any]) -> tuple[Counts, Counts]:
-    """The first of each set of equal entries, in order of the columns; and by entry the number of its set."""
+    """Returns the place of the first entry of each set of equal entries, in order of the columns; and for each entry
+    the number of its set."""
     order = np.lexsort(columns[::-1])
     new = np.ones(len(order), bool)
     new[1:] = np.any([column[order][1:] != column[order][:-1] for column in columns], axis=0)

@@ -1,4 +1,4 @@
-"""The memory that each rank needs for a plan."""
+"""The memory that each rank needs for a plan's exchange."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,24 +14,25 @@ from .load import load_of
 from .table import WIDTH, Counts, Table, hosts_of, wire_bytes
 
 _FLOAT32 = _core.CODECS["float32"]
-_LINE = 64  # bytes that keys, masters and slots are rounded up to
+_LINE = 64  # keys, masters and slots take multiples of so many bytes
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of each rank, int64 (ranks,)."""
+    """Bytes of each rank, each field int64 (ranks,)."""
 
-    parameters: Counts  #: of a worker, all keys in float32
-    gradients: Counts  #: the slots of a worker's pushes
-    masters: Counts  #: of an owner, unless its own parameters are the masters
-    receive: Counts  #: slots for other ranks' inputs of rows here
-    encoded: Counts  #: of a worker, for parameters in 16 bits from another host
-    state: Counts  #: of the rules, for the rows that apply here
-    residuals: Counts  #: of encoders of pieces
+    parameters: Counts  #: a worker's parameters: all keys in float32
+    gradients: Counts  #: slots for a worker's own pushes
+    masters: Counts  #: an owner's masters, unless its own parameters are the masters
+    receive: Counts  #: an owner's slots for inputs that other ranks send
+    encoded: Counts  #: a worker's room for parameters in 16 bits from another host
+    state: Counts  #: the rules' state for the rows that apply here
+    residuals: Counts  #: the residuals of codecs of pieces
 
     @property
     def window(self) -> Counts:
-        """Bytes of a rank's part of the exchange's window, without some pages, and 8 bytes for each rank and key."""
+        """Bytes of a rank's part of the exchange's window, without a few pages and without 8 bytes for each rank and
+        key."""
         return self.parameters + self.gradients + self.masters + self.receive + self.encoded
 
     @property
@@ -47,16 +48,16 @@ def memory_of(
     takes_turns: bool = False,
     codecs: Sequence[WireFormat] = (),
 ) -> Memory:
-    """The memory of an exchange under BSP without a quorum, and without shared_params, in_place and split.
+    """Returns the memory of an exchange under BSP without a quorum, and without shared_params, in_place and split.
 
     Args:
-        plan: the rows.
-        hosts, codecs: as load_of takes them. The vectors of Exchange.factors lie beside the window, 4 K (J + D) bytes a
-            key.
-        state: by key, the float32 values of state of an element: 1 for Momentum, 2 for Adam; (): 0.
-        takes_turns: for a graph's plan: edges without weight in the first phase have slots too.
+        plan: the exchange's plan.
+        hosts, codecs: as load_of takes them. The vectors of Exchange.factors lie outside the window: 4 K (J + D) bytes
+            a key.
+        state: for each key, the float32 values of state for an element: 1 for Momentum, 2 for Adam; (): 0.
+        takes_turns: True for a graph with several phases: edges that have no weight in the first phase need slots too.
 
-    Raises InvalidArgument as load_of.
+    Raises InvalidArgument as load_of does.
     """
     at, table = hosts_of(plan, hosts), Table(plan)
     inputs, outputs, depth = table.inputs, table.outputs, int(table.depth.max(initial=1))  # a plan has one depth
@@ -87,8 +88,8 @@ def memory_of(
 
 
 def _has_master(plan: Plan, table: Table) -> NDArray[np.bool_]:
-    """Whether each row keeps parameters apart from its owner's copy, which is the master where the owner's push is in
-    the fold."""
+    """Whether each row has a master apart from its owner's parameters. If the owner's push is in the fold, and its
+    parameters are an output in float32, these are the master."""
     fed, owners = feeders(plan.rows.lists()), table.owner.tolist()
     is_fed = np.array([bool(mask >> owner & 1) for mask, owner in zip(fed, owners, strict=True)], bool)
     reads = np.zeros(len(table.key), bool)
@@ -98,7 +99,7 @@ def _has_master(plan: Plan, table: Table) -> NDArray[np.bool_]:
 
 
 def _encoded(table: Table, hosts: Counts, counts: Counts) -> Counts:
-    """Room for all keys' parameters in 16 bits, at ranks that get some from another host."""
+    """Room for all keys' parameters in 16 bits, at ranks that get any such parameters from another host."""
     row, worker, *_ = table.outputs
     codec = np.full(len(counts), _FLOAT32)
     codec[table.key[row]] = table.codec_out[row]
@@ -109,7 +110,7 @@ def _encoded(table: Table, hosts: Counts, counts: Counts) -> Counts:
 
 
 def _are(table: Table, *ranks: Counts) -> Counts:
-    """1 for each rank that is one of these, else 0."""
+    """Returns an array with 1 for each of these ranks, and 0 for the others."""
     found = np.zeros(table.size, np.int64)
     found[np.concatenate(ranks)] = 1
     return found

@@ -1,4 +1,4 @@
-"""The rates of a machine. They raise InvalidArgument for a number out of range."""
+"""The rates of a machine, as values. They raise InvalidArgument for a number out of range."""
 
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -8,32 +8,32 @@ from ..errors import InvalidArgument
 
 @dataclass(frozen=True)
 class CodecRates:
-    """The rates of a codec of pieces, on the slowest rank: bytes of pieces by bytes of float32, and seconds to encode
-    and to decode an element."""
+    """The rates of a codec of pieces on the slowest rank: the bytes of pieces divided by the bytes of float32, and the
+    seconds to encode and to decode an element."""
 
     ratio: float
     encode: float
     decode: float
 
 
-DENSE = CodecRates(1.0, 0.0, 0.0)  # updates as arrays
+DENSE = CodecRates(1.0, 0.0, 0.0)  # updates are sent as arrays
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a machine. Rates that are left at their defaults cost nothing.
+    """The rates of a machine. A rate with its default value costs nothing.
 
-    Speeds are bytes a second, times are seconds; multiply is floating-point operations a second, and a product and its
-    sum are two.
+    Speeds are bytes a second, times are seconds. multiply is floating-point operations a second; a product and its
+    addition are two.
     """
 
-    between: float  #: of a host's link to other hosts, in each direction
-    inside: float = inf  #: that a rank writes into the memory of another rank of its host
-    memory: float = inf  #: that a rank copies within its own memory
-    fold: float = 0.0  #: that a rank takes to add an element of an input
-    latency: float = 0.0  #: that a step takes beside all that
-    multiply: float = inf  #: by which a rank adds up products u v^T
-    racks: "Bandwidths | None" = None  #: of links within racks and between them; None: not asked, or no racks count
+    between: float  #: speed of a host's link to other hosts, in each direction
+    inside: float = inf  #: speed at which a rank writes into the memory of another rank of its host
+    memory: float = inf  #: speed at which a rank copies within its own memory
+    fold: float = 0.0  #: time that a rank takes to add one element of an input
+    latency: float = 0.0  #: time that a step takes beside links and work
+    multiply: float = inf  #: speed at which a rank adds up products u v^T
+    racks: "Bandwidths | None" = None  #: speeds within and between racks; None: not asked, or no racks need them
 
     def __post_init__(self) -> None:
         for name in ("between", "inside", "memory", "multiply"):
@@ -52,9 +52,10 @@ class Bandwidths:
     """The bandwidths that decide whether a fold in each rack pays, in bytes a second (PHub, section 3.4).
 
     Attributes:
-        host: of a host's link to the others of its rack (B_Wkr).
-        core: of the links from a rack to the other racks (B_Core).
-        leader: of all ranks that fold for a rack (B_PBox); None: of all its hosts, unless leaders are few.
+        host: bandwidth of a host's link to the other hosts of its rack (B_Wkr).
+        core: bandwidth of all links from a rack to the other racks (B_Core).
+        leader: joint bandwidth of the ranks that fold for a rack (B_PBox); None: that of all its hosts, which is wrong
+            only if few ranks are leaders.
     """
 
     host: float

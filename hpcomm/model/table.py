@@ -15,7 +15,8 @@ Counts = NDArray[np.int64]
 
 
 class Ends(NamedTuple):
-    """Edges: the row at one end, rank and row at the other (-1: its push, or its parameters), and weights."""
+    """Edges as arrays: the row at this end, the rank and row at the other end (row -1: the rank's push, or its
+    parameters), and the weight."""
 
     row: Counts
     rank: Counts
@@ -27,7 +28,7 @@ class Ends(NamedTuple):
 
 
 class Table:
-    """The fields of a plan's rows, int64 (rows,), their inputs, and their outputs: the parameters that ranks get."""
+    """The fields of a plan's rows, int64 (rows,), their inputs, and their outputs (only parameters for ranks)."""
 
     def __init__(self, plan: Plan) -> None:
         fields = ("key", "owner", "action", "offset", "count", "depth", "codec_in", "codec_out")
@@ -48,7 +49,8 @@ class Table:
 
 
 def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
-    """By rank, the lowest rank on its host. hosts: by rank a number of its host; None: one host a rank."""
+    """Returns for each rank the lowest rank on its host. hosts: for each rank, a number of its host; None: one host a
+    rank."""
     if hosts is None:
         return np.arange(plan.size)
     given = np.asarray(hosts)
@@ -59,8 +61,9 @@ def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
 
 
 def wire_bytes(plan: Plan, codecs: Sequence[WireFormat], key: Counts, count: Counts, codec: Counts) -> Counts:
-    """Bytes of count elements of each key in a codec's number; a piece counts as the most that codecs, by key, say, or
-    as float32. Raises InvalidArgument for codecs that do not fit the plan's keys."""
+    """Returns the bytes of count elements of each key, encoded with a codec, given by its number. Pieces count with
+    their longest size by codecs (one for each key), or as float32 without. Raises InvalidArgument if codecs are not one
+    for each key of the plan."""
     if codecs and len(codecs) != len(plan.keys):
         raise InvalidArgument(f"codecs are {len(codecs)}: the plan has {len(plan.keys)} keys, and each has one")
     found: Counts = count * WIDTH[codec]
@@ -73,7 +76,7 @@ def wire_bytes(plan: Plan, codecs: Sequence[WireFormat], key: Counts, count: Cou
     return found
 
 
-# Bytes of an element by the number of its codec, and whether the codec writes pieces; pieces count as float32.
+# By a codec's number: the bytes of an element (for pieces as in float32), and whether the codec writes pieces.
 WIDTH = np.full(max(_core.WIRES.values()) + 1, ELEMENT, np.int64)
 PIECES = np.zeros(len(WIDTH), bool)
 for _name, _number in _core.WIRES.items():

@@ -1,4 +1,5 @@
-"""The seconds in which owners' updates go out to all ranks, by trees or without (Parameter Flow, section 3.4)."""
+"""The seconds in which owners' updates go out to all ranks, down trees or without them (Parameter Flow, section
+3.4)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,16 +14,16 @@ Parents = Sequence[int]
 def broadcast_bytes(
     trees: Mapping[int, Parents], nbytes: Mapping[int, float], hosts: Sequence[int], costs: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bytes that leave each host, and that enter it, when every owner's update goes to all ranks.
+    """Returns the bytes that leave each host, and that enter it, when every owner's update goes to all ranks.
 
     Args:
-        trees: by owner: by rank the rank that sends to it, -1 for the owner.
-        nbytes: by owner: of its update as it is sent.
-        hosts: by rank the lowest rank on its host.
-        costs: (ranks, ranks): by which a byte from row to column counts; 1 for a usual link.
+        trees: for each owner, its tree: for each rank the rank that sends to it, -1 for the owner.
+        nbytes: for each owner, the bytes of its update on the wire.
+        hosts: for each rank, the lowest rank on its host.
+        costs: (ranks, ranks): the factor by which a byte from rank row to rank column counts; 1 for a usual link.
 
     Returns:
-        Two arrays float64 (ranks,). The lowest rank of a host stands for it, and other ranks have 0.
+        Two arrays float64 (ranks,). The element of a host's lowest rank has the host's bytes; other elements are 0.
     """
     at = np.asarray(hosts)
     out, into = np.zeros(len(at)), np.zeros(len(at))
@@ -37,7 +38,7 @@ def broadcast_bytes(
 
 
 def hops(parents: Parents, hosts: Sequence[int]) -> int:
-    """The most links between hosts that an update passes."""
+    """Returns the most links between hosts that an update passes."""
     found = [-1] * len(parents)
     for rank in range(len(parents)):
         way = [rank]
@@ -59,15 +60,15 @@ def broadcast_seconds(
     between: float = 1.0,
     latency: float = 0.0,
 ) -> float:
-    """Seconds to send all owners' updates to all ranks (see broadcast_bytes): of the busiest link at `between` bytes a
-    second, and for each further hop of one chunk and `latency` seconds."""
+    """Returns the seconds to send all owners' updates to all ranks (see broadcast_bytes): the time of the busiest link
+    at `between` bytes a second, plus, for each further hop, the time of one chunk and `latency` seconds."""
     load = busiest_link(*broadcast_bytes(trees, nbytes, hosts, costs))
     far = [(hops(parents, hosts), min(chunk_bytes, nbytes[owner])) for owner, parents in trees.items()]
     return load / between + max((max(n - 1, 0) * chunk / between + n * latency for n, chunk in far), default=0.0)
 
 
 def push_bytes(nbytes: Mapping[int, float], hosts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """As broadcast_bytes, when every rank sends each owner its part, of nbytes by owner."""
+    """Returns the same as broadcast_bytes for pushes: every rank sends each owner nbytes[owner] bytes."""
     at = np.asarray(hosts)
     ranks = np.bincount(at, minlength=len(at)).astype(np.float64)
     out, into = np.zeros(len(at)), np.zeros(len(at))

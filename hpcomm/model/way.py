@@ -1,7 +1,7 @@
-"""The way to exchange a layer that costs least (Poseidon, section 3.2): by bytes, as in the paper, or by seconds.
+"""The cheapest way to exchange a layer (Poseidon, section 3.2): by bytes, as in the paper, or by seconds.
 
-The formulas are in C (hpcomm/way.h). They count as load_of counts the plans of these ways. Values out of range raise
-InvalidArgument.
+The formulas are in C (hpcomm/way.h); they give the numbers that load_of counts in the plans of these ways. A value out
+of range raises InvalidArgument.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ class Layer:
     """A layer of a model.
 
     Attributes:
-        name: of its key.
-        shape: of its parameters: (M, N) for a fully connected one.
-        pairs: K: pairs of vectors of a worker's update, such as the samples of its batch; 0: its updates are no sums of
-            products u v^T, as of a convolution.
-        slots: float32 values of state of an element: 0 for SGD, 2 for Adam.
-        type: in words, such as "Linear".
+        name: the name of its key.
+        shape: the shape of its parameters: (M, N) for a fully connected layer.
+        pairs: K: the pairs of vectors in one worker's update, such as the samples of its batch; 0: its updates are not
+            sums of products u v^T, as for a convolution.
+        slots: float32 values of optimizer state for each element: 0 for SGD, 2 for Adam.
+        type: the layer's type as text, such as "Linear".
     """
 
     name: str
@@ -55,8 +55,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The ranks that exchange a layer: P1 workers, of which P2 (None: all) are servers too, spread evenly over hosts
-    (None: one host a worker)."""
+    """The ranks that exchange a layer: P1 workers, P2 of them servers too (None: all), spread evenly over hosts (None:
+    one host for each worker)."""
 
     workers: int
     servers: int | None = None
@@ -78,24 +78,25 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a step of a layer in a way: seconds and bytes."""
+    """The seconds and bytes of one step of a layer that is exchanged in one way."""
 
-    seconds: float  #: of the busiest link, then of the busiest rank's work
-    sent: float  #: by all ranks to others
-    busiest: float  #: that the busiest rank sends and gets (table 1 of the paper)
-    memory: float  #: of a rank at most: parameters, gradients, slots and state
+    seconds: float  #: time of the busiest link, plus time of the busiest rank's work
+    sent: float  #: bytes that all ranks together send to others
+    busiest: float  #: bytes that the busiest rank sends and gets (table 1 of the paper)
+    memory: float  #: bytes of the rank that needs most: parameters, gradients, slots and state
 
 
 @dataclass(frozen=True)
 class WayChoice:
-    """The way of a layer.
+    """The way that best_way chose for a layer.
 
     Attributes:
-        way: "ps", "hosts" (the same with each host's updates folded there first), "factors", or "codec": to servers.
-        costs: of all compared ways, by way, or by the codec's repr.
+        way: "ps"; "hosts" (like "ps", but each host's updates are folded there first); "factors"; or "codec" (like
+            "ps", with a codec).
+        costs: the Cost of each compared way; a codec's repr names a way with it.
         by: "measured" or "paper".
-        codec: of way "codec".
-        why: a sentence where the fastest way does not fit in memory, else "".
+        codec: the codec of way "codec".
+        why: a sentence if the fastest way does not fit in memory; otherwise "".
     """
 
     way: str
@@ -106,14 +107,14 @@ class WayChoice:
 
     @property
     def name(self) -> str:
-        """Its name in hpcomm.torch: "ps", "factors" or "1bit"."""
+        """The way's name in hpcomm.torch: "ps", "factors" or "1bit"."""
         if self.codec is not None:
             return "1bit" if isinstance(self.codec, OneBit) else "ps"
         return "factors" if self.way == "factors" else "ps"
 
     @property
     def paper(self) -> str:
-        """Its name in the paper: "PS", "SFB" or "1bit"."""
+        """The way's name in the paper: "PS", "SFB" or "1bit"."""
         return _PAPER[self.name]
 
     @property
@@ -124,10 +125,10 @@ class WayChoice:
 def cost_of(
     way: str, layer: Layer, cluster: Cluster, rates: Rates | None = None, codec: CodecRates | None = None
 ) -> Cost:
-    """The cost of a layer by a way: "ps", "hosts", "factors" or "adam" (pairs to one server, the matrix back).
+    """Returns the cost of a layer in a way: "ps", "hosts", "factors" or "adam" (pairs to one server, the matrix back).
 
-    Without rates it counts bytes alone; codec is that of updates to servers, None float32. Raises NotSupported for a
-    way that sends pairs, if the layer has none.
+    Without rates it counts bytes only. codec: the rates of the codec for updates to servers; None: float32. Raises
+    NotSupported for a way that sends pairs, if the layer has no pairs.
     """
     choice("way", way, _core.WAYS)
     given = None if codec is None else (codec.ratio, codec.encode, codec.decode)
@@ -143,15 +144,16 @@ def best_way(
     codecs: Mapping[WireFormat, CodecRates] | None = None,
     memory: float = 0,
 ) -> WayChoice:
-    """The way to exchange a layer that costs least.
+    """Returns the cheapest way to exchange a layer.
 
     Args:
-        layer, cluster: the layer to exchange, and its ranks.
-        rates: of the machine (hpcomm.measure.measure_rates); by="paper" needs none.
-        by: "measured": the fewest seconds of servers, servers with hosts first, and factors to all. "paper": algorithm
-            1, which counts bytes alone.
-        codecs: lossy ones that may be taken too, with their rates.
-        memory: bytes of a rank that a layer may take; 0: any. A way that needs more is left out if another fits.
+        layer, cluster: the layer, and the ranks that exchange it.
+        rates: the machine's rates (hpcomm.measure.measure_rates); by="paper" needs none.
+        by: "measured": the way with the fewest seconds, of servers, servers after a fold in each host, and factors to
+            all. "paper": algorithm 1, which counts bytes only.
+        codecs: lossy codecs that may be chosen too, with their rates.
+        memory: bytes of a rank that the layer may take; 0: any number. A way that needs more is chosen only if none
+            fits.
     """
     choice("by", by, BY)
     if by == "measured" and rates is None:
@@ -164,7 +166,7 @@ def best_way(
     if by == "measured":
 
         def rank(cost: Cost) -> tuple[bool, float]:
-            """As C compares: ways that fit by their seconds, then the others by their bytes."""
+            """Orders costs as C does: first the ways that fit, by seconds, then the others, by bytes."""
             fits = not memory or cost.memory <= memory
             return not fits, cost.seconds if fits else cost.memory
 
@@ -187,7 +189,7 @@ def best_way(
 
 
 def _terms(rates: Rates | None) -> tuple[float, ...] | None:
-    """As C has them: 0 costs nothing."""
+    """The rates as C takes them: there 0 means no cost."""
     if rates is None:
         return None
     speeds = [getattr(rates, name) for name in ("between", "inside", "memory")]

@@ -1,6 +1,6 @@
-"""Topologies, the values of Exchange(topology=), say which ranks send to which: parameter servers, hierarchies of
-hosts, peers, trees, and graphs that average models (hpcomm.graphs). They compile to plans. Topology is the protocol of
-all topologies, also of a user's.
+"""Topologies, the values of Exchange(topology=), say which ranks send to which. There are parameter servers,
+hierarchies of hosts, peers, trees, and graphs that average models (hpcomm.graphs). Each compiles to a plan. Topology is
+the protocol of all topologies, also of a user's own.
 
     hpcomm.Exchange(ctx, params, hpcomm.topology.HostGraph(hpcomm.graphs.ring(4)))
 """

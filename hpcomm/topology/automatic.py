@@ -1,4 +1,4 @@
-"""topology="auto": hosts first where that pays, else flat."""
+"""topology="auto": a Hierarchy if some hosts or racks have several ranks, otherwise a flat parameter server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,14 @@ _FLAT = ParameterServer()
 
 @dataclass(frozen=True)
 class Automatic(Topology):
-    """A Hierarchy or a ParameterServer, as resolved decides for a job. A Hierarchy needs BSP without a quorum, and
-    rules without a custom fold, which would fold the sum of a host again.
+    """Becomes a Hierarchy or a ParameterServer, which resolved chooses for a job.
+
+    A Hierarchy is possible only under BSP without a quorum, and without custom folds, as these would fold the sum of a
+    host again.
 
     Attributes:
-        apply_at: of either. Where receivers apply, the ParameterServer has the trees that cost the least.
+        apply_at: apply_at of the chosen topology. With receivers, the ParameterServer has the trees that cost the
+            least.
     """
 
     apply_at: str = "owners"
@@ -37,7 +40,7 @@ class Automatic(Topology):
         return _FLAT if self.apply_at == "owners" else ParameterServer(apply_at=self.apply_at, tree="auto")
 
     def compile(self, request: Request) -> Plan:
-        """Refused: the hosts are not known.
+        """Raises InvalidArgument, as the hosts are not known.
 
         Raises:
             InvalidArgument: always.
@@ -46,14 +49,15 @@ class Automatic(Topology):
 
 
 def automatic_pairs(hosts: Sequence[int]) -> Topology:
-    """The topology of keys with codec.Factors: a Hierarchy, where one rank of each host adds the products, if there
-    are several hosts and one has several ranks; else PeerToPeer. hosts: by rank: the lowest rank on its host."""
+    """Returns the topology of keys with codec.Factors. If there are several hosts and some host has several ranks, it
+    is a Hierarchy, so that one rank of each host adds the products; otherwise PeerToPeer. hosts: for each rank, the
+    lowest rank on its host."""
     return Hierarchy() if 1 < len(set(hosts)) < len(hosts) else PeerToPeer()
 
 
 def automatic(hosts: Sequence[int], racks: Sequence[str], flat: ParameterServer = _FLAT) -> Topology:
-    """The topology of "auto": a Hierarchy with flat's apply_at if hosts, or known racks, make several groups and one
-    group has several ranks; else flat. hosts, racks: as in Hierarchy.settled."""
+    """Returns the topology that "auto" stands for: a Hierarchy with flat's apply_at, if the hosts or the known racks
+    are several and some have several ranks; otherwise flat. hosts, racks: as in Hierarchy.settled."""
     found = Hierarchy(apply_at=flat.apply_at).settled(hosts, racks)
     levels = [level for level in (found.hosts, found.racks) if level]
     several = [level for level in levels if 1 < len(level) < len(hosts)]

@@ -1,4 +1,4 @@
-"""A topology for each key, in one plan."""
+"""ByKey: a topology for each key, all in one plan."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +17,15 @@ _FLAT = ParameterServer()
 
 @dataclass(frozen=True)
 class ByKey(Topology):
-    """A topology for each key: a Hierarchy for a few large keys, say, and flat for the many small ones, which takes
-    fewer hops. Every worker pushes all keys. An exchange joins keys with servers in one plan, and makes separate
-    schemes for graphs.
+    """Has a topology for each key, e.g. a Hierarchy for a few large keys, and flat, which takes fewer hops, for many
+    small ones.
+
+    Every worker pushes all keys. An exchange joins the plans of keys with servers, and makes separate schemes for
+    graphs.
 
     Attributes:
-        topologies: from names of keys to topologies.
-        rest: for keys that topologies does not name; None: it names all.
+        topologies: a topology for each named key.
+        rest: the topology of the keys that topologies does not name; None: it must name all.
     """
 
     topologies: Mapping[str, Topology]
@@ -34,23 +36,23 @@ class ByKey(Topology):
 
     @property
     def updates_of(self) -> Literal["all", "root", "neighbours", "hosts"]:
-        """The answer of all topologies; where they differ, one that is not "all"."""
+        """The updates_of of all topologies; if they differ, one that is not "all"."""
         return min((one.updates_of for _, one in self._each()), key=["hosts", "neighbours", "root", "all"].index)
 
     def _each(self) -> Iterator[tuple[str, Topology]]:
-        """Each topology, with its name in a refusal."""
+        """Yields each topology, with the name that refusals use for its keys."""
         for name, one in self.topologies.items():
             yield f"key {name!r}", one
         if self.rest is not None:
             yield "keys that topology does not name", self.rest
 
     def of(self, name: str) -> Topology:
-        """The topology of a key."""
+        """Returns the topology of a key."""
         found = self.topologies.get(name, self.rest or _FLAT)
         return found.of(name) if isinstance(found, ByKey) else found
 
     def roles(self, size: int) -> Roles:
-        """The workers and the servers of a job of size ranks, each in rising order: of all keys together.
+        """Returns the workers and the servers of a job of size ranks, for all keys together, each in rising order.
 
         Raises:
             ConfigError: keys have different workers.
@@ -59,8 +61,8 @@ class ByKey(Topology):
         return workers, tuple(sorted({rank for _, one in self._each() for rank in one.roles(size)[1]}))
 
     def refuses(self, job: Job) -> str | None:
-        """The sentence of a topology that refuses the job, with its key. Under SSP(s) and ASYNC either all keys are
-        applied at receivers or none is, as their versions are counted differently."""
+        """Returns the sentence of the first topology that refuses the job, with its key. Also refuses, under SSP(s) and
+        ASYNC, to mix keys that are applied at receivers with others, as their versions are counted differently."""
         for name, one in self._each():
             if (refused := one.refuses(job)) is not None:
                 return f"{name}: {refused}"
@@ -82,11 +84,11 @@ class ByKey(Topology):
         return min(one.inputs(size) for _, one in self._each())
 
     def among(self, ranks: Sequence[int], size: int) -> "ByKey":
-        """Each topology of some of the ranks, as its own among."""
+        """Returns each topology for the remaining ranks, as its own among returns it."""
         return self._with(lambda one: one.among(ranks, size))
 
     def _with(self, change: Callable[[Topology], Topology]) -> "ByKey":
-        """Each topology changed; equal topologies are changed once."""
+        """Returns each topology changed; equal topologies are changed once."""
         rest = [] if self.rest is None else [(None, self.rest)]
         changed = {
             name: new
@@ -98,11 +100,11 @@ class ByKey(Topology):
         return ByKey(found, changed.get(None))
 
     def compile(self, request: Request) -> Plan:
-        """One plan, joined from the plans that topologies make of their keys.
+        """Returns one plan, joined from the plans that the topologies make of their keys.
 
         Raises:
-            InvalidArgument: a name is no key, or compile of a topology raises it.
-            ConfigError: keys have different workers, or topologies use NICs in different ways.
+            InvalidArgument: a name is not a key, or a topology's compile raises it.
+            ConfigError: keys have different workers, or topologies have different affinities.
         """
         names = [key.name for key in as_keys(request.keys)]
         check_names("topology", self.topologies, names)
@@ -113,8 +115,8 @@ class ByKey(Topology):
 
 
 def compiled(request: Request, parts: Iterable[tuple[Callable[[Request], Plan], Sequence[str]]]) -> Plan:
-    """One plan, joined from the plans that functions make of some keys each. parts: the functions, each with the names
-    of its keys."""
+    """Returns one plan, joined from partial plans. parts: functions that each make a plan, each with the names of its
+    keys."""
     keys = as_keys(request.keys)
     names = [key.name for key in keys]
     number = {name: i for i, name in enumerate(names)}
@@ -135,7 +137,7 @@ Named = TypeVar("Named")
 
 
 def grouped(topologies: Iterable[tuple[Named, Topology]]) -> list[tuple[Topology, list[Named]]]:
-    """Each distinct topology with its names, in the order of first names."""
+    """Returns each distinct topology with its names, in the order of first names."""
     found: list[tuple[Topology, list[Named]]] = []
     for name, one in topologies:
         names = next((names for other, names in found if other is one or other == one), None)
@@ -147,7 +149,7 @@ def grouped(topologies: Iterable[tuple[Named, Topology]]) -> list[tuple[Topology
 
 
 def check_names(what: str, given: Iterable[object], names: Sequence[str]) -> None:
-    """Refuses a mapping with an entry for a name that is no key."""
+    """Raises InvalidArgument if a mapping names something that is not a key."""
     known = set(names)
     for name in given:
         if name not in known:
@@ -155,7 +157,7 @@ def check_names(what: str, given: Iterable[object], names: Sequence[str]) -> Non
 
 
 def check_workers(workers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The workers of all keys. Raises ConfigError where keys have different ones."""
+    """Returns the workers of all keys. Raises ConfigError if keys have different workers."""
     found = sorted(set(workers))
     if len(found) > 1:
         raise ConfigError(
@@ -171,7 +173,7 @@ def check_affinity(topologies: Iterable[Topology]) -> None:
 
 
 def by_names(topology: Topology, names: Sequence[str]) -> dict[str, Topology]:
-    """The topology of each key."""
+    """Returns the topology of each key."""
     if not isinstance(topology, ByKey):
         return dict.fromkeys(names, topology)
     check_names("topology", topology.topologies, names)
@@ -179,18 +181,19 @@ def by_names(topology: Topology, names: Sequence[str]) -> dict[str, Topology]:
 
 
 def joined(topologies: Mapping[str, Topology]) -> Topology:
-    """One topology of all these keys."""
+    """Returns one topology for all these keys."""
     groups = grouped(topologies.items())
     return groups[0][0] if len(groups) == 1 else ByKey(dict(topologies), None)
 
 
 def _at_receivers(topology: Topology) -> bool:
-    """Whether the rule is applied away from the owners."""
+    """Whether receivers or peers apply the rule, not owners."""
     return getattr(topology, "apply_at", "owners") != "owners"
 
 
 def join(keys: Sequence[Key], size: int, parts: Sequence[tuple[Plan, list[int]]]) -> Plan:
-    """The plan of these plans' rows, in order of key. Each plan comes with the numbers of its keys in the whole."""
+    """Returns one plan with the rows of these plans, in order of key. parts: each plan with its keys' numbers in the
+    whole."""
     found = [
         (numbers[row.key], part, i, row)
         for part, (plan, numbers) in enumerate(parts)
@@ -202,7 +205,7 @@ def join(keys: Sequence[Key], size: int, parts: Sequence[tuple[Plan, list[int]]]
     def moved(part: int, edges: Iterable[Edge]) -> tuple[Edge, ...]:
         return tuple(edge if edge.row < 0 else replace(edge, row=new[part, edge.row]) for edge in edges)
 
-    depth = max(row.depth for _, _, _, row in found)  # a plan has one; receivers need 2
+    depth = max(row.depth for _, _, _, row in found)  # a plan has one depth, and receivers need 2
     rows: list[Row] = [
         replace(row, key=key, depth=depth, in_edges=moved(part, row.in_edges), out_edges=moved(part, row.out_edges))
         for key, part, _, row in found

@@ -22,8 +22,8 @@ KINDS = (
 
 
 def as_topology(value: Any, what: str = "topology") -> Topology:
-    """The Topology for value: a Topology, a word, a graph, several, a function that makes them, or a mapping from names
-    of keys to these, in which keys without an entry are flat.
+    """Returns the Topology for a value: a Topology, a word, a graph, several graphs, a function that makes them, or a
+    mapping from names of keys to any of these; keys that the mapping lacks are flat.
 
     Raises:
         InvalidArgument: value has another form.

@@ -1,4 +1,4 @@
-"""Hierarchies: updates are folded inside a host, then inside a rack, before they go on (PHub, section 3.4)."""
+"""Hierarchies: the updates of a host, then of a rack, are folded before they are sent on (PHub, section 3.4)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,41 +21,43 @@ MEASURED = "measured"
 
 @dataclass(frozen=True)
 class Hierarchy(Topology):
-    """Hosts first: one rank of each host folds the updates of the host's ranks and sends the fold on; it also takes the
-    parameters and passes them to these ranks. Each leading rank of a host does so for its part of the chunks. So a link
-    between hosts carries each chunk once in each direction, however many ranks they have. Racks do so among hosts.
+    """One rank of each host folds the updates of the host's ranks and sends the fold on; the parameters come back to
+    this rank, which passes them to the host's ranks.
+
+    Each leader of a host does this for some of the chunks. So a link between hosts carries each chunk once in each
+    direction, however many ranks the hosts have. Racks do the same with hosts.
 
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy())                                   # this job's hosts
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy(racks=[[0, 1, 2, 3], [4, 5, 6, 7]]))
 
-    Each sum adds ranks in order, then groups in order, so the same placement gives the same bits.
+    Each sum adds ranks in order, then groups in order, so the same hosts and racks give the same bits.
 
-    Pairs of vectors (codec.Factors) cannot be added on their way: each rank sends them once to each host, to a rank
-    that adds the products of all ranks; racks make no difference. Under ASYNC, SSP(s) and a quorum they go to the rank
-    that folds for the group, which sends the sum on as an array.
+    Pairs of vectors (codec.Factors) cannot be folded on the way. Under BSP each rank sends its pairs once to each host,
+    where one rank adds the products of all ranks; racks have no effect. Under ASYNC, SSP(s) or with a quorum the rank
+    that folds for the group gets the pairs, and sends their sum on as an array.
 
-    Under ASYNC and SSP(s) the ranks of an outermost group (a host; with racks, a rack) are in step, and their fold is
-    one update: groups go on by themselves, under SSP(s) at most s steps apart. Under SSP(s) each rank's gradient counts
-    1 / size, under ASYNC as its part of the group's mean. A quorum counts these groups; a group that comes late is left
-    out.
+    Under ASYNC and SSP(s) the ranks of an outermost group (a rack, or a host if there are no racks) stay in step, and
+    their fold is one update. Groups do not wait for each other, except that under SSP(s) they are at most s steps
+    apart. The weight of each rank's gradient is 1 / size under SSP(s); under ASYNC an update is the mean of its group.
+    A quorum counts these groups; the update of a late group is left out.
 
     Attributes:
-        hosts: the ranks of each host; None: as the context knows them (Context.hosts).
-        racks: of each rack its ranks, or its hosts, each as a list of ranks, which are then the hosts too. None:
-            SLURM's racks if every rank knows its rack (Context.racks), else no racks. (): no racks in any case.
-        leaders: ranks that may own chunks and fold for others, one at least of each host. None: all.
-        top: "sharded" (each outermost group sends to the owner of a chunk) or "ring" (the fold goes around the groups
-            to the owner, and the answer likewise).
-        bandwidths: if given, racks count only where they pay, as hpcomm.model.racks_pay says. All ranks give the same.
-            "measured": an Exchange measures them when it is made, and two runs may decide differently; Rates.racks of
-            hpcomm.measure_rates has the same numbers.
-        apply_at: who applies the rule: "owners", whose parameters go to all hosts; or "receivers": the folded update
-            goes there, and one rank of each host applies it for the host's ranks, with a private state; under SSP(s)
-            each rank applies it. "both" is the same here, where owners are receivers.
+        hosts: lists of the ranks of each host; None: as the context knows them (Context.hosts).
+        racks: for each rack a list of its ranks; or a list of its hosts, each a list of ranks, which then also gives
+            hosts. None: SLURM's racks if every rank knows its rack (Context.racks), otherwise no racks. (): no racks.
+        leaders: the ranks that may own chunks and fold for other ranks, at least one on each host. None: all ranks.
+        top: "sharded": each outermost group sends to a chunk's owner. "ring": the fold goes around the groups to the
+            owner, and the parameters go around likewise.
+        bandwidths: if given, racks are used only if hpcomm.model.racks_pay says that they are faster. It must be the
+            same on all ranks. "measured": the Exchange measures the bandwidths when it is made, so two runs may decide
+            differently; Rates.racks of hpcomm.measure_rates has the same numbers.
+        apply_at: where the rule is applied. "owners": at owners, whose parameters go to all hosts. "receivers": the
+            folded update goes to all hosts, and one rank of each host applies it for the host's ranks, with its own
+            state; under SSP(s) each rank applies it. "both" means the same here, as owners are receivers.
 
     Raises:
-        InvalidArgument: hosts or racks hold anything but ranks, or top or apply_at is unknown. levels checks the number
-            of ranks.
+        InvalidArgument: hosts or racks contain anything but ranks, or top or apply_at is unknown. levels checks that
+            they match the number of ranks.
     """
 
     hosts: Sequence[Sequence[int]] | None = None
@@ -86,8 +88,8 @@ class Hierarchy(Topology):
             put(self, "leaders", checked_group("leaders", self.leaders))
 
     def settled(self, hosts: Sequence[int], racks: Sequence[str]) -> "Hierarchy":
-        """With the hosts and racks of a context where none are given: by rank the lowest rank on its host, and the name
-        of its rack, "" where it is not known."""
+        """Returns the hierarchy with hosts and racks from a context where it has none. hosts, racks: for each rank, the
+        lowest rank on its host, and the name of its rack, "" if not known."""
         found = self
         if found.hosts is None:
             found = replace(found, hosts=by_name(hosts))
@@ -97,11 +99,12 @@ class Hierarchy(Topology):
         return found
 
     def levels(self, size: int) -> list[Groups]:
-        """The groups of each level for a job of size ranks, the innermost first: hosts, then racks if they count.
+        """Returns the groups of each level for a job of size ranks, the innermost level first: hosts, then racks if
+        they are used.
 
         Raises:
-            InvalidArgument: hosts are not known, a level is empty or leaves out a rank, groups overlap, or a rack
-                splits a host.
+            InvalidArgument: hosts are not known, a level is empty or lacks a rank, groups overlap, a rack splits a
+                host, or bandwidths is still "measured".
         """
         size = whole("size", size, 1)
         if self.hosts is None:
@@ -129,10 +132,10 @@ class Hierarchy(Topology):
         return found
 
     def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The workers and the leaders of a job of size ranks, each in rising order.
+        """Returns the workers and the leaders of a job of size ranks, each in rising order.
 
         Raises:
-            InvalidArgument: leaders are out of range, or a host has none.
+            InvalidArgument: leaders are out of range, or a host has no leader.
         """
         workers = tuple(range(whole("size", size, 1)))
         if self.leaders is None:
@@ -166,11 +169,13 @@ class Hierarchy(Topology):
         return len(self.levels(size)[-1])
 
     def compile(self, request: Request) -> Plan:
-        """Plan.hosts of these levels, and for keys with codec.Factors Plan.peer_to_peer of these hosts. interfaces and
-        in_place have no meaning. Where receivers apply the rule and consistency is SSP(s), depth is s + 2 at least.
+        """Returns Plan.hosts of these levels; under BSP, keys with codec.Factors get Plan.peer_to_peer of these hosts.
+
+        The request's interfaces and in_place are ignored. If receivers apply the rule, depth is at least s + 2 under
+        SSP(s), and at least 6 under ASYNC.
 
         Raises:
-            InvalidArgument: as Plan.hosts, levels and roles.
+            InvalidArgument: Plan.hosts, levels or roles raise it.
         """
         names = [key.name for key in as_keys(request.keys)]
         codecs = dict(zip(names, by_key(names, request.codec), strict=True))
@@ -198,7 +203,7 @@ class Hierarchy(Topology):
         )
 
     def _peers(self, request: Request) -> Plan:
-        """The plan of keys whose updates go once to each host."""
+        """Returns the plan of keys whose updates go once to each host."""
         names = [key.name for key in as_keys(request.keys)]
         for name, out in zip(names, by_key_out(names, request.codec_out), strict=True):
             if out.name != "float32":
@@ -207,7 +212,7 @@ class Hierarchy(Topology):
                     "leave it out"
                 )
         hosts, leaders = self.levels(request.size)[0], self.roles(request.size)[1]
-        least = 1 if any(len(host) > 1 for host in hosts) else 2  # as peers need it
+        least = 1 if any(len(host) > 1 for host in hosts) else 2  # with one rank a host, ranks are peers, which need 2
         return Plan.peer_to_peer(
             request.keys,
             request.size,
@@ -221,8 +226,8 @@ class Hierarchy(Topology):
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":
-        """The hierarchy of the remaining ranks. Groups without a rank are dropped; a host that has lost its leaders is
-        led by all its remaining ranks."""
+        """Returns the hierarchy of the remaining ranks. Groups without ranks are dropped; if a host has lost all its
+        leaders, all its remaining ranks become leaders."""
         new = {rank: i for i, rank in enumerate(ranks)}
         hosts, racks, leaders = self.hosts, self.racks, self.leaders
         if leaders is not None:

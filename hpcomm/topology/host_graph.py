@@ -1,4 +1,4 @@
-"""Graphs whose nodes are hosts: the models of a host are averaged in it, and one goes over each edge between hosts."""
+"""Graphs whose nodes are hosts: ranks average the models of their host, and hosts send each other one model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,17 +17,20 @@ from .protocol import Job, Request, Topology
 
 @dataclass(frozen=True)
 class HostGraph(Topology):
-    """Averages over the ranks of each host first, and over hosts by a graph (ASAP, sections 3 and 4, with hosts as its
-    nodes). All ranks of a host have the same model after each step: the graph weighs hosts, and ranks of a host count
-    alike. One rank of a host averages the host's models of a chunk, and sends the average to the ranks that do so on
-    the out-neighbours, once these have pushed too: so a host waits only for its neighbours.
+    """Averages models over the ranks of each host first, then over hosts by a graph (ASAP, sections 3 and 4, with hosts
+    as nodes).
+
+    All ranks of a host have the same model after each step. The graph's weights are for hosts; all ranks of a host
+    count alike. For each chunk one rank of a host averages the host's models, and sends the average to the same kind of
+    rank on each out-neighbour, when that has pushed too. So a host waits only for its neighbours.
 
     Attributes:
-        graph: of the hosts, in the order of their lowest ranks; or a function that makes it for a number of hosts.
-        hosts: the ranks of each host; None: as the context knows them.
+        graph: a graph whose nodes are the hosts, in the order of their lowest ranks; or a function that makes it for a
+            number of hosts.
+        hosts: lists of the ranks of each host; None: as the context knows them.
 
     Raises:
-        InvalidArgument: hosts holds anything but ranks. compile checks the number of ranks.
+        InvalidArgument: hosts contains anything but ranks. compile checks that they match the number of ranks.
     """
 
     graph: Graph | Callable[[int], Graph] = root_expander
@@ -42,7 +45,8 @@ class HostGraph(Topology):
         object.__setattr__(self, "hosts", hosts)
 
     def settled(self, hosts: Sequence[int]) -> "HostGraph":
-        """With the hosts of a context where none are given: by rank the lowest rank on its host."""
+        """Returns the topology with hosts from a context if it has none. hosts: for each rank, the lowest rank on its
+        host."""
         return self if self.hosts is not None else replace(self, hosts=by_name(hosts))
 
     @property
@@ -63,7 +67,7 @@ class HostGraph(Topology):
         return self.settled(job.hosts)
 
     def among_hosts(self) -> Graph:
-        """The graph of the hosts.
+        """Returns the graph of the hosts.
 
         Raises:
             InvalidArgument: hosts are not known, or the graph has another number of nodes.
@@ -79,7 +83,7 @@ class HostGraph(Topology):
         return graph
 
     def among(self, ranks: Sequence[int], size: int) -> "HostGraph":
-        """Refused: each host has its own model, and some models may be gone.
+        """Raises NotSupported: each host has its own model, and some models may be lost.
 
         Raises:
             NotSupported: always.
@@ -90,12 +94,12 @@ class HostGraph(Topology):
         )
 
     def compile(self, request: Request) -> Plan:
-        """A row for each host and chunk, of 256 KiB unless the request says more. consistency, in_place, interfaces and
-        over_sockets have no meaning.
+        """Returns a plan with one or two rows for each host and chunk; chunks have 256 KiB by default. The request's
+        consistency, in_place, interfaces and over_sockets are ignored.
 
         Raises:
             InvalidArgument: an argument is out of range, reduce is not "mean", codec_out is given, a rank is on no host
-                or on two; and as among_hosts.
+                or on two, or among_hosts raises it.
         """
         graph, hosts, size = self.among_hosts(), self.hosts or (), request.size
         if sorted(rank for host in hosts for rank in host) != list(range(whole("size", size, 1))):
@@ -128,8 +132,8 @@ def _chunk(
     place: tuple[int, int, int, int, int, str],
     base: int,
 ) -> list[Row]:
-    """The rows of a chunk, from number base on: for each host a row that averages for it, and, if it has several ranks
-    and out-edges, a row that makes the average for other hosts."""
+    """Returns the rows of a chunk, numbered from base: for each host a row that averages for it; if the host has
+    several ranks and out-edges, also a row that makes the average for other hosts."""
     several = [len(host) > 1 for host in hosts]
     folds, sends, at = [], [], base
     for i, many in enumerate(several):

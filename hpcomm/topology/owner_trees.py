@@ -1,5 +1,5 @@
-"""The trees of a parameter server: one for each owner, by which its folded updates go to the workers (Parameter Flow,
-section 3.4)."""
+"""The trees of a parameter server: one for each owner, down which the owner's folded updates go to the workers
+(Parameter Flow, section 3.4)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -12,10 +12,10 @@ Trees: TypeAlias = Tree | Mapping[int, Tree] | tuple[tuple[int, Tree], ...] | Li
 
 
 def as_trees(given: object) -> Trees:
-    """ParameterServer.tree as it is kept: a mapping becomes pairs in the order of owners.
+    """Returns ParameterServer.tree in its stored form: a mapping becomes pairs in the order of owners.
 
     Raises:
-        InvalidArgument: given is of another kind.
+        InvalidArgument: given has another type.
     """
     if given is None or isinstance(given, Tree):
         return given
@@ -33,18 +33,18 @@ def as_trees(given: object) -> Trees:
 
 
 def tree_for(trees: Trees, owner: int) -> Tree | None:
-    """The tree of one owner; None: it sends to all workers itself."""
+    """Returns the tree of one owner; None: the owner sends to all workers itself."""
     if isinstance(trees, Tree):
         return trees
     return dict(trees).get(owner) if isinstance(trees, tuple) else None
 
 
 def trees_of(trees: Trees, workers: Sequence[int], servers: Sequence[int], size: int) -> list[list[int]] | None:
-    """Plan.hub's parents for these trees; None if no server has a tree. A rank that is no worker passes nothing on: its
-    children come to its parent.
+    """Returns the parents that Plan.hub takes for these trees, or None if no server has a tree. A rank that is not a
+    worker passes nothing on: its children move to its parent.
 
     Raises:
-        InvalidArgument: a tree is for another number of ranks, or is given for a rank that serves nothing.
+        InvalidArgument: a tree is for another number of ranks, or for a rank that is not a server.
     """
     strange = [owner for owner, _ in trees if owner not in servers] if isinstance(trees, tuple) else []
     if strange:
@@ -71,7 +71,8 @@ def trees_of(trees: Trees, workers: Sequence[int], servers: Sequence[int], size:
 
 
 def trees_among(trees: Trees, ranks: Sequence[int], size: int) -> Trees:
-    """The trees of the remaining ranks, in their new order, as Tree.among makes them; owners that are gone drop out."""
+    """Returns the trees of the remaining ranks, numbered in the order of ranks, each changed as Tree.among does; owners
+    that are gone drop out."""
     if isinstance(trees, Tree):
         return _among(trees, ranks, size)
     if not isinstance(trees, tuple):

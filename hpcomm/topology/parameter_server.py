@@ -32,25 +32,26 @@ class ParameterServer(Topology):
         | "NCS"     | the ranks in servers, which must be given         | the others           |
 
     Attributes:
-        placement: one of these names (section 2.2), in capitals or not.
-        servers: how many ranks serve (the first so many), or which ones; None as the table says.
-        affinity: which of several NICs carries a chunk between a worker and its owner (section 4.5): "key", the NIC of
-            the chunk's core, so that every worker uses all; "worker", one for each pair of ranks. It changes no chunk's
-            core, and nothing between ranks that share memory or use TCP.
-        interfaces: NICs of each server that its chunks are balanced over (sections 3.2.4 and 3.3), whatever the
-            transport; None: as many as the servers can use, 1 where they have none or share memory with all others.
-        apply_at: who applies the rule: "owners", which send parameters back; "receivers": servers send the folded
-            update, and each worker applies it, with a private state; "both": so do servers that are no workers. The
-            latter two are for BSP and SSP(s); docs/topology.md gives the costs.
-        tree: the way of the folded updates to workers that apply the rule (Parameter Flow, section 3.4), which pass a
-            fold on as it comes, unopened: a Tree, turned so that each server is its root; a mapping from the rank of a
-            server to its Tree, where others send to all; "auto": the trees that cost the least by hpcomm.model, which
-            may be none. None: servers send to all workers.
+        placement: one of these names (section 2.2), in upper or lower case.
+        servers: how many ranks serve (the first ones), or which ranks; None: as the table says.
+        affinity: which of several NICs carries a chunk between a worker and its owner (section 4.5). "key": the NIC of
+            the chunk's core, so each worker uses all NICs. "worker": one NIC for each pair of ranks. Chunks stay on the
+            same cores, and nothing changes between ranks that share memory or use TCP.
+        interfaces: the number of each server's NICs over which its chunks are balanced (sections 3.2.4 and 3.3), with
+            any transport. None: as many as the servers can use; 1 if they have none, or share memory with all other
+            ranks.
+        apply_at: where the rule is applied. "owners": at servers, which send parameters back. "receivers": servers send
+            the folded update, and each worker applies it with its own state. "both": as "receivers", and servers that
+            are not workers apply it too. The latter two need BSP, SSP(s) or ASYNC; docs/topology.md gives the costs.
+        tree: only if workers apply the rule: the trees down which workers pass folded updates on unchanged, as they
+            come (Parameter Flow, section 3.4). A Tree: each server uses it, with itself as the root. A mapping from
+            ranks of servers to Trees: the other servers send to all workers. "auto": the trees that cost the least by
+            hpcomm.model, perhaps none. None: servers send to all workers.
 
     Raises:
-        InvalidArgument: the placement, the affinity or apply_at is unknown, servers is neither a number nor ranks,
-            interfaces is no number of NICs, tree is of another kind, or tree is given where owners apply.
-        ConfigError: the placement and servers do not go together.
+        InvalidArgument: the placement, affinity or apply_at is unknown; servers is neither a number nor ranks;
+            interfaces is not a number of NICs; tree has another type; or tree is given with apply_at="owners".
+        ConfigError: the placement and servers contradict each other.
     """
 
     placement: str = "CS"
@@ -87,11 +88,11 @@ class ParameterServer(Topology):
         object.__setattr__(self, "servers", servers)
 
     def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The workers and the servers of a job of size ranks, each in rising order.
+        """Returns the workers and the servers of a job of size ranks, each in rising order.
 
         Raises:
             InvalidArgument: servers are out of range.
-            ConfigError: no rank is left to work.
+            ConfigError: all ranks serve only, so no rank works.
         """
         size = whole("size", size, 1)
         ranks = tuple(range(size))
@@ -116,10 +117,10 @@ class ParameterServer(Topology):
         return workers, servers
 
     def among(self, ranks: Sequence[int], size: int) -> "ParameterServer":
-        """The same placement with the remaining servers; if no server remains, the lowest rank serves."""
+        """Returns the same placement with the remaining servers; if no server remains, the lowest rank serves."""
         living = [ranks.index(rank) for rank in self.roles(size)[1] if rank in ranks]
         rest = self.affinity, self.interfaces, self.apply_at, trees_among(self.tree, ranks, size)
-        if not living:  # one that was a worker serves as well
+        if not living:  # a former worker serves and works
             return ParameterServer("CC", [0], *rest)
         return ParameterServer(self.placement, living, *rest)
 
@@ -130,9 +131,12 @@ class ParameterServer(Topology):
         return None if self.apply_at == "owners" else refused_at_receivers(self.apply_at, job)
 
     def compile(self, request: Request) -> Plan:
-        """Plan.hub of this placement's workers and servers. Where the rule is applied at receivers, depth is s + 2 at
-        least under SSP(s), and 6 under ASYNC. A tree "auto" counts as None unless resolved has replaced it. The
-        topology's own interfaces come before the request's, which are cut to the number of cores."""
+        """Returns Plan.hub of this placement's workers and servers.
+
+        If receivers apply the rule, depth is at least s + 2 under SSP(s), and at least 6 under ASYNC. tree="auto" means
+        None if resolved has not replaced it. The topology's own interfaces are used first; otherwise the request's, but
+        at most the number of cores.
+        """
         size, (workers, servers) = request.size, self.roles(request.size)
         cores, interfaces = whole("cores", request.cores, 1), whole("interfaces", request.interfaces, 1)
         cut = request.cut
@@ -154,15 +158,15 @@ class ParameterServer(Topology):
 
 
 def depth_at_receivers(request: Request) -> int:
-    """The depth of a plan by which receivers apply: under SSP(s) and ASYNC it has a slot for each version on its
-    way."""
+    """Returns the depth of a plan whose receivers apply: under SSP(s) and ASYNC at least one slot for each version that
+    may be pending."""
     ahead = steps_ahead(request.consistency)
     least = min(ahead + 2, _core.PLAN_DEPTH) if ahead else 0
     return max(whole("depth", request.depth, 0), least)
 
 
 def refused_at_receivers(apply_at: str, job: Job) -> str | None:
-    """Why a job cannot apply its rules away from the owners."""
+    """Returns the reason why a job cannot apply its rules at receivers, or None if it can."""
     if job.consistency != ASYNC and job.consistency.quorum is not None:
         return (
             f"consistency is {job.consistency}: with apply_at={apply_at!r} receivers apply folds of all updates, which "
@@ -172,7 +176,7 @@ def refused_at_receivers(apply_at: str, job: Job) -> str | None:
 
 
 def _servers(value: object) -> int | tuple[int, ...] | None:
-    """servers as given, ranks in rising order."""
+    """Returns servers as a number, or as ranks in rising order."""
     if value is None:
         return None
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):

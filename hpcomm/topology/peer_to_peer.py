@@ -1,4 +1,4 @@
-"""Peers: each rank applies the updates of all ranks by itself (SFB, section 3)."""
+"""Peers: each rank applies the updates of all ranks to its own copy of the parameters (SFB, section 3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,25 +22,25 @@ _MOST_STALE = _core.PLAN_DEPTH - 2
 @dataclass(frozen=True)
 class PeerToPeer(Topology):
     """Every rank sends its updates to the others, and applies all updates to its own copy of the parameters; no
-    parameters are sent (SFB, section 3). With codec.Factors a matrix costs P (P - 1) K (J + D) values a step, where P
-    ranks send K pairs of vectors, of J and D values.
+    parameters are sent (SFB, section 3). With codec.Factors, P ranks that each send K pairs of vectors of J and D
+    values send P (P - 1) K (J + D) values a step for a matrix.
 
-    Under BSP all updates of a step are applied in the order of ranks, so all copies have the same bits; so they have
-    with a quorum, where one rank decides for all, of each share of a key, whose updates are in a fold. Under SSP(s) a
-    rank applies its own update at once, and others' updates up to its own step, none of them more than s steps late
-    (equation 4); the copies differ then, and close in on each other. Under ASYNC it applies all that has come, each
-    update in full, and may be depth - 2 steps ahead of others.
+    Under BSP all ranks apply all updates of a step in the order of ranks, so all copies have the same bits. They also
+    do with a quorum: for each share, one rank decides which updates are in the fold. Under SSP(s) a rank applies its
+    own update at once, and others' updates up to its own step, at most s steps late (equation 4); copies differ
+    meanwhile, and converge. Under ASYNC a rank applies all updates that have come, each with weight 1, and may be depth
+    - 2 steps ahead of others.
 
     Attributes:
-        graph: its edges say which rank sends to which, so that copies differ (section 3, partial broadcast). Their
-            weights have no meaning: each update weighs 1 / P with reduce="mean", and 1 with "sum". None: every rank
-            sends to all others.
-        relay: whether ranks pass updates on, unopened, each down a tree of shortest paths, to ranks that no edge leads
-            to: then every rank applies the updates of all ranks once.
+        graph: its edges say which rank sends to which, so copies differ (section 3, partial broadcast). Its weights are
+            ignored: each update has weight 1 / P with reduce="mean", and 1 with "sum". None: every rank sends to all
+            others.
+        relay: True: ranks pass updates on unchanged, each update down a tree of shortest paths, to ranks that its
+            sender has no edge to; then every rank applies the updates of all ranks once.
 
     Raises:
-        InvalidArgument: graph is no Graph, relay no bool, or relay is True and the graph does not lead from every rank
-            to every other one.
+        InvalidArgument: graph is not a Graph, relay is not a bool, or relay is True and some rank cannot reach another
+            one in the graph.
     """
 
     graph: Graph | None = None
@@ -56,7 +56,7 @@ class PeerToPeer(Topology):
 
     @property
     def all_to_all(self) -> bool:
-        """Whether the updates of every rank come to all others."""
+        """Whether the updates of every rank reach all others."""
         return self.relay or self._direct
 
     @property
@@ -65,7 +65,7 @@ class PeerToPeer(Topology):
 
     @property
     def apply_at(self) -> str:
-        """Who applies the rule."""
+        """Where the rule is applied."""
         return "peers"
 
     @property
@@ -77,7 +77,7 @@ class PeerToPeer(Topology):
         return 1
 
     def roles(self, size: int) -> Roles:
-        """All ranks work, and all fold.
+        """Returns all ranks as workers, and all as ranks that fold.
 
         Raises:
             InvalidArgument: the graph has another number of ranks.
@@ -112,12 +112,11 @@ class PeerToPeer(Topology):
         return None
 
     def compile(self, request: Request) -> Plan:
-        """Plan.peer_to_peer. depth is 2 at least, under SSP(s) s + 2, and under ASYNC 6; there every update counts in
-        full. interfaces and over_sockets have no meaning.
+        """Returns Plan.peer_to_peer. depth is at least 2, under SSP(s) s + 2, and under ASYNC 6. Under ASYNC every
+        update has weight 1. The request's interfaces and over_sockets are ignored.
 
         Raises:
-            InvalidArgument: models are to be trained in place, codec_out is given, or roles or Plan.peer_to_peer raise
-                it.
+            InvalidArgument: in_place is True, codec_out is given, or roles or Plan.peer_to_peer raise it.
         """
         if request.in_place:
             raise InvalidArgument(
@@ -141,8 +140,9 @@ class PeerToPeer(Topology):
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "PeerToPeer":
-        """All to all stays so. A graph becomes one that spreads updates well over the remaining ranks, of the same
-        out-degree if enough ranks remain. A graph without edges stays so."""
+        """Returns peers for the remaining ranks. All to all, and a graph without edges, stay as they are. Another graph
+        becomes one that spreads updates well over the remaining ranks, with the same out-degree if enough ranks
+        remain."""
         if self.graph is None or self._direct:
             return PeerToPeer()
         if len(ranks) == size:

@@ -1,4 +1,5 @@
-"""Node communication graphs as a topology: one, several that the steps take in turn, or a function that makes them."""
+"""Node communication graphs as a topology: one graph, several that the steps take in turn, or a function that makes
+them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,15 +21,16 @@ Graphs = Graph | Sequence[Graph]
 
 @dataclass(frozen=True)
 class Phases(Topology):
-    """Every rank keeps its own parameters, and folds its update with its in-neighbours' by the weights of a graph
-    (ASAP, sections 3 and 4). The steps take several graphs in turn.
+    """Every rank keeps its own parameters, and folds its update and its in-neighbours' updates by the weights of a
+    graph (ASAP, sections 3 and 4). The steps take several graphs in turn.
 
     Attributes:
-        given: the graphs, one or more; () where a function makes them.
-        make: makes a graph, or several, for a number of ranks; recover calls it for the remaining number.
+        given: the graphs, one or more; (): make makes them.
+        make: a function that makes a graph, or several, for a number of ranks; recover calls it for the remaining
+            number.
 
     Raises:
-        InvalidArgument: neither graphs nor a function are given. graphs checks the number of ranks.
+        InvalidArgument: neither graphs nor a function are given. graphs checks that they match the number of ranks.
     """
 
     given: tuple[Graph, ...] = ()
@@ -49,7 +51,7 @@ class Phases(Topology):
         return 1
 
     def graphs(self, size: int) -> tuple[Graph, ...]:
-        """The graphs for a job of size ranks.
+        """Returns the graphs for a job of size ranks.
 
         Raises:
             InvalidArgument: the function makes no graph, or a graph has another number of ranks.
@@ -76,9 +78,11 @@ class Phases(Topology):
         return replace(self, given=self.graphs(job.size))
 
     def compile(self, request: Request) -> Plan:
-        """Plan.graph of all phases. Under SSP(s) depth is s + 2 at least; models trained in place take one slot more.
-        chunk_bytes None: 256 KiB, at which the cost of a row hardly counts, or less with several cores, so that each
-        gets about four chunks. over_sockets has no meaning.
+        """Returns Plan.graph of all phases.
+
+        Under SSP(s) depth is at least s + 2; models trained in place take one slot more. By default chunks have 256
+        KiB, where the cost of a row hardly counts; with several cores they have less, so that each core gets about four
+        chunks. over_sockets is ignored.
 
         Raises:
             InvalidArgument: reduce is not "mean", as the weights say how updates are folded; codec_out is given; or
@@ -103,12 +107,13 @@ class Phases(Topology):
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "Phases":
-        """The function, for fewer ranks; or the graphs over the remaining ranks, as graphs.among makes them."""
+        """Returns phases with the same function, which makes graphs for fewer ranks; or the graphs over the remaining
+        ranks, as graphs.among makes them."""
         return Phases((), self.make) if self.make else Phases(among(self.given, ranks))
 
 
 def as_graphs(value: object) -> tuple[Graph, ...] | None:
-    """A graph, or a sequence of them, as a tuple; None: value is neither."""
+    """Returns a graph, or a sequence of graphs, as a tuple; None if value is neither."""
     found = (value,) if isinstance(value, Graph) else value
     if not isinstance(found, Sequence) or not found or not all(isinstance(graph, Graph) for graph in found):
         return None
@@ -121,8 +126,9 @@ def _chunk(keys: Sequence[Key], cores: object) -> int:
 
 
 def _depth(depth: object, staleness: int, *, rotates: bool) -> int:
-    """Slots of a key: as many as staleness, one for the update that is folded, one for the next update, and where
-    models rotate one for the model. The core refuses a staleness of more slots than a plan can have."""
+    """Slots of a key: one for each step of staleness, one for the update that is folded, one for the next update, and
+    one for the model if models rotate through the slots. C refuses a staleness that needs more slots than a plan can
+    have."""
     most = _core.PLAN_DEPTH - rotates
     found = whole("depth", depth, 1 if rotates else 0, most if rotates else MOST_INT)
     return (max(found, min(staleness + 2, most)) if staleness else found) + rotates

@@ -10,10 +10,10 @@ from .protocol import Request, Roles, Topology
 
 @dataclass(frozen=True)
 class Planned(Topology):
-    """The topology of Exchange(plan=Plan): the plan says all, and the options of a plan have no meaning.
+    """The topology of Exchange(plan=Plan): the given plan is used as it is, and options that affect plans are ignored.
 
     Attributes:
-        plan: for the keys and the number of ranks of the job.
+        plan: a plan for the keys and the number of ranks of the job.
     """
 
     plan: Plan
@@ -24,11 +24,11 @@ class Planned(Topology):
         return self.plan.workers, self.plan.servers
 
     def compile(self, request: Request) -> Plan:
-        """The plan, whatever the request. An exchange checks its keys and its number of ranks."""
+        """Returns the plan, for any request. An exchange checks its keys and its number of ranks."""
         return self.plan
 
     def among(self, ranks: Sequence[int], size: int) -> Topology:
-        """Refused: a plan cannot be made again without some ranks.
+        """Raises NotSupported: a plan cannot be made for fewer ranks.
 
         Raises:
             NotSupported: always.

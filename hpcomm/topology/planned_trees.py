@@ -1,4 +1,4 @@
-"""A tree for each owner, so that the ranks that send on differ between them (Parameter Flow, sections 3.4.1, 3.4.2)."""
+"""Plans a tree for each owner, so that different ranks send on in each tree (Parameter Flow, sections 3.4.1, 3.4.2)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,10 +15,10 @@ from ..model.trees import broadcast_seconds, push_bytes
 from ..stage import whole
 from .tree import Tree
 
-GAIN = 1.1  # speedup of a step, below which trees are not worth their hops
+GAIN = 1.1  # trees must speed up a step by this factor, otherwise they are not worth their hops
 _DEGREES = (1, 2, 3, 4, 8)
-_MOVES = 20_000  # of a search, which all ranks do when they start
-_MOST_SEARCHED = 64  # hosts up to which trees are searched for by costs
+_MOVES = 20_000  # moves of a search, which every rank does at its start
+_MOST_SEARCHED = 64  # with more hosts, trees are not searched for by costs
 
 
 def trees_for(
@@ -34,25 +34,25 @@ def trees_for(
     pushed: float = 1.0,
     rates: Rates | None = None,
 ) -> dict[int, Tree] | None:
-    """A tree for each owner, over which its updates go to all ranks; None where flat sends are about as fast.
+    """Returns a tree for each owner, down which its updates go to all ranks, or None if flat sends are about as fast.
 
-    A rank that sends on in one tree sends less in the others, so that the busiest link carries as little as possible.
-    Each host gets an update once, and its other ranks take it from the rank that got it. The same arguments give the
+    A rank that sends on in one tree sends less in others, so that the busiest link carries as little as possible. Each
+    host gets an update once; the rank that gets it passes it to the host's other ranks. The same arguments give the
     same trees on all ranks.
 
     Args:
-        owners: ranks that own parts of the parameters.
-        size: ranks of the job.
-        degree: most hosts that a host sends on to in one tree. None: the degree with the fewest predicted seconds, or
-            no trees if they save less than a tenth of a step (pushes, then broadcasts).
-        weights: by owner: its share of the parameters, in any unit; None: all the same.
-        hosts: by rank: a hashable name of its host, such as Context.hosts; None: each rank is a host.
-        costs: (ranks, ranks): of sending from row to column, as graphs.bandwidth_costs or rack_costs give them. A byte
-            at rates.between costs 1. None: all links are alike.
-        nbytes: of the update of all parameters, as owners send it.
-        chunk_bytes: that a rank has before it sends them on: each hop takes a chunk's time.
-        pushed: bytes of a rank's update, divided by nbytes.
-        rates: between of the links, and latency of a hop. None: latency does not count.
+        owners: the ranks that own parts of the parameters.
+        size: the number of ranks in the job.
+        degree: the most hosts that a host sends on to in one tree. None: the degree with the fewest predicted seconds;
+            or no trees, if these save less than a tenth of a step (pushes, then broadcasts).
+        weights: for each owner, its share of the parameters, in any unit; None: all owners have the same.
+        hosts: for each rank, a hashable name of its host, such as Context.hosts gives; None: each rank is a host.
+        costs: (ranks, ranks): the cost of a byte from rank row to rank column, as graphs.bandwidth_costs or rack_costs
+            give it; 1 is the cost at rates.between. None: all links are alike.
+        nbytes: the bytes that owners send for one update of all parameters.
+        chunk_bytes: a rank passes on so many bytes at a time: each hop takes the time of one chunk.
+        pushed: the bytes of one rank's update, divided by nbytes.
+        rates: its `between` is the bandwidth of the links, its `latency` that of a hop. None: latency is 0.
 
     Raises:
         InvalidArgument: an argument is out of range.
@@ -98,7 +98,7 @@ def trees_for(
 
 
 def _shares(owners: Sequence[int], weights: Mapping[int, float] | None, nbytes: float) -> dict[int, float]:
-    """Bytes of each owner's update."""
+    """Returns the bytes of each owner's update."""
     must = "a finite number, 0 or more"
     found = {
         owner: 1.0 if weights is None else checked_number(f"weights[{owner}]", weights.get(owner, 0.0), must)
@@ -111,7 +111,8 @@ def _shares(owners: Sequence[int], weights: Mapping[int, float] | None, nbytes: 
 def _planned(
     groups: Sequence[Sequence[int]], at: Sequence[int], sent: Mapping[int, float], degree: int, costs: Costs | None
 ) -> dict[int, list[int]]:
-    """By owner the tree of hosts: for each host the number of the host that sends to it, -1 for the owner's host."""
+    """Returns for each owner a tree of hosts: for each host the number of the host that sends to it, -1 for the owner's
+    host."""
     number = {group[0]: i for i, group in enumerate(groups)}
     order = sorted(sent, key=lambda owner: (-sent[owner], owner))
     degree, load = min(degree, max(len(groups) - 1, 1)), [0.0] * len(groups)
@@ -140,7 +141,8 @@ def _planned(
 def _by_costs(
     groups: Sequence[Sequence[int]], roots: Mapping[int, int], sent: Mapping[int, float], degree: int, costs: Costs
 ) -> dict[int, list[int]]:
-    """Trees of cheap edges whose senders differ between trees: an edge also costs the load of its sender."""
+    """Trees of cheap edges with different senders: the price of an edge includes the load that its sender has from
+    other trees."""
     first = [group[0] for group in groups]
     between = costs[np.ix_(first, first)]
     load, depth = np.zeros(len(first)), 1
@@ -158,7 +160,8 @@ def _by_costs(
 
 
 def _made(planned: Mapping[int, Sequence[int]], groups: Sequence[Sequence[int]], at: Sequence[int]) -> dict[int, Tree]:
-    """Trees of ranks from trees of hosts. On each host one rank gets the update and sends it on; ranks take turns."""
+    """Trees of ranks from trees of hosts. On each host one rank gets the update and sends it on; a host's ranks take
+    turns."""
     work = [0] * len(at)
     found = {}
     for owner, parents in planned.items():

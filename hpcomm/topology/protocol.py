@@ -1,4 +1,4 @@
-"""The questions of an exchange to a topology: one interface for all topologies, a user's own included."""
+"""The protocol between an exchange and a topology, the same for all topologies and for a user's own."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -10,23 +10,24 @@ from ..graphs.graph import Graph
 from ..plan import Plan
 from ..stage import Key, as_keys, whole
 
-Roles = tuple[tuple[int, ...], tuple[int, ...]]
+Roles = tuple[tuple[int, ...], tuple[int, ...]]  # workers, and ranks whose cores fold
 
 
 @dataclass(frozen=True)
 class Job:
-    """Facts about the exchange for which a topology is asked.
+    """Facts about an exchange, which it gives to its topology.
 
     Attributes:
-        size: ranks of the job.
-        hosts: by rank: the lowest rank on its host (Context.hosts).
-        racks: by rank: the name of its rack, "" where it is not known (Context.racks).
-        consistency: of the keys that have this topology.
-        own_fold: the name of the first rule of these keys with a custom fold; None: no rule has one.
-        averages: whether the rule of each of these keys is Average, so that models are pushed.
-        measured: gives a Hierarchy with the bandwidths that were measured between its ranks. Collective, and for
-            resolved alone.
-        trees: gives the trees of owners that cost the least (topology.trees_for): by owner its Tree, or None.
+        size: the number of ranks in the job.
+        hosts: for each rank, the lowest rank on its host (Context.hosts).
+        racks: for each rank, the name of its rack, "" if not known (Context.racks).
+        consistency: the consistency of the keys that have this topology.
+        own_fold: the name of the first of these keys' rules that has a custom fold; None: no rule has one.
+        averages: whether the rule of each of these keys is Average, so that ranks push models.
+        measured: a function that returns a given Hierarchy with bandwidths measured between its ranks. Collective; only
+            resolved may call it.
+        trees: a function from owners to the Trees that cost the least, by owner (topology.trees_for); it returns None
+            if sends without trees are about as fast.
     """
 
     size: int
@@ -44,21 +45,22 @@ _CUT = ("cores", "chunk_bytes", "depth", "codec", "codec_out", "over_sockets")
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a plan: its keys, and the options of the exchange that matter to it.
+    """A request for a plan: the keys, and the options of the exchange that affect the plan.
 
         hpcomm.Hierarchy([[0, 1], [2, 3]]).compile(Request({"w": (512, 64)}, 4, cores=2))
 
     Attributes:
-        keys: Key values; or a mapping from names to float32 arrays or shapes, of which the values are made.
-        size: ranks of the job.
-        consistency: of these keys.
-        in_place: whether models are trained where they lie.
+        keys: Key values. The constructor also accepts a mapping from names to float32 arrays or shapes.
+        size: the number of ranks in the job.
+        consistency: the consistency of these keys.
+        in_place: whether trainers change models directly in the exchange's memory.
         reduce: "mean" or "sum" of the workers' updates.
-        interfaces: NICs of each server that chunks are balanced over, unless the topology has its own number.
+        interfaces: the number of each server's NICs over which chunks are balanced; a number in the topology precedes
+            it.
         cores, chunk_bytes, depth, codec, codec_out, over_sockets: as Plan.hub takes them.
 
     Raises:
-        InvalidArgument: keys hold something else.
+        InvalidArgument: keys have another form.
     """
 
     keys: Mapping[str, Any] | Iterable[Key]
@@ -80,73 +82,77 @@ class Request:
 
     @property
     def cut(self) -> dict[str, Any]:
-        """The last six, by which the planners of Plan cut keys."""
+        """The last six fields, by which the planners of Plan cut keys into chunks."""
         return {name: getattr(self, name) for name in _CUT}
 
 
 @runtime_checkable
 class Topology(Protocol):
-    """A value that says which ranks send to which, for one key or all. A class that inherits from it writes compile,
-    and members that differ from the defaults below; a class that does not inherit writes all members.
+    """A value that says which ranks send to which, for one key or for all.
 
-    An exchange asks in this order, on every rank and with the same answers: refuses, resolved, and of the resolved
-    topology roles, then compile. It never asks for the class of a topology. All values are immutable; equal topologies
-    give the same plan.
+    A class that inherits from Topology must define compile, and may override the defaults below; a class that does not
+    inherit must define all members. An exchange calls refuses, then resolved, and then roles and compile of the
+    resolved topology, on every rank; all ranks must give the same answers. An exchange never asks for a topology's
+    class. Topologies must be immutable, and equal topologies must give equal plans.
     """
 
     @property
     def updates_of(self) -> Literal["all", "root", "neighbours", "hosts"]:
-        """The ranks whose updates count in a rank's parameters. "all": all workers, in one model; "root": one rank;
-        "neighbours": each rank has its own model, over graphs; "hosts": each host has its own."""
+        """The ranks whose updates reach a rank's parameters. "all": all workers, which train one model. "root": one
+        rank. "neighbours": each rank has its own model, averaged over graphs. "hosts": each host has its own model."""
         return "all"
 
     @property
     def interfaces(self) -> int | None:
-        """NICs of each server that chunks are balanced over; None: as many as the servers can use."""
+        """The number of each server's NICs over which chunks are balanced; None: as many as the servers can use."""
         return None
 
     def roles(self, size: int) -> Roles:
-        """The ranks that work and the ranks whose cores fold, each in rising order, for a job of size ranks: all.
+        """Returns the ranks that work and the ranks whose cores fold, each in rising order, for a job of size ranks. By
+        default both are all ranks.
 
         Raises:
-            InvalidArgument, ConfigError: the topology is not for so many ranks.
+            InvalidArgument, ConfigError: the topology cannot have so many ranks.
         """
         ranks = tuple(range(whole("size", size, 1)))
         return ranks, ranks
 
     def refuses(self, job: Job) -> str | None:
-        """One sentence that says why this topology is not for the job, with the value and the fix; None: it is. An
-        exchange raises InvalidArgument with it on every rank. A job that the core refuses needs no sentence here.
+        """Returns one sentence that says why this topology does not suit the job, with the value and the remedy, or
+        None if it suits.
+
+        With a sentence the exchange raises InvalidArgument on every rank. Jobs that the C library refuses need no
+        sentence.
         """
         return None
 
     def resolved(self, job: Job) -> "Topology":
-        """This topology, with missing values, such as the hosts, taken from the job."""
+        """Returns this topology with missing values, such as the hosts, taken from the job."""
         return self
 
     def graphs(self, size: int) -> tuple[Graph, ...]:
-        """The graphs by which models are averaged, which the steps take in turn, for updates_of "neighbours"; else
-        ()."""
+        """Returns the graphs by which models are averaged, which the steps take in turn, if updates_of is "neighbours";
+        otherwise ()."""
         return ()
 
     def inputs(self, size: int) -> int:
-        """The updates that a fold of a job of size ranks has at most, as a quorum counts them."""
+        """Returns the most updates that a fold can have in a job of size ranks, as a quorum counts them."""
         return len(self.roles(size)[0])
 
     def compile(self, request: Request) -> Plan:
-        """The plan of the request's keys, for its number of ranks. Options that have no meaning for a topology are
+        """Returns the plan of the request's keys for its number of ranks. Options that mean nothing to a topology are
         ignored.
 
         Raises:
-            InvalidArgument: a value is out of range, or the topology has no use for it.
+            InvalidArgument: a value is out of range, or is not possible with the topology.
         """
         ...
 
     def among(self, ranks: Sequence[int], size: int) -> "Topology":
-        """This topology over the remaining ranks of size, in their new order; recover goes on with it. By default the
-        topology stays as it is, which is right where it names no rank.
+        """Returns this topology for the remaining ranks (of size), numbered in the order of ranks; recover continues
+        with it. The default returns the topology unchanged, which is right if it names no rank.
 
         Raises:
-            NotSupported: it cannot go on without the others.
+            NotSupported: it cannot continue without the other ranks.
         """
         return self

@@ -1,4 +1,4 @@
-"""Trees, down which the updates of one rank pass from rank to rank (Parameter Flow, section 3.4)."""
+"""Trees, down which one rank's updates go from rank to rank (Parameter Flow, section 3.4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,22 +14,23 @@ from .protocol import Job, Request, Topology
 
 @dataclass(frozen=True)
 class Tree(Topology):
-    """A broadcast: the values that the root pushes become the parameters of every rank. Each rank sends a chunk on to
-    its children as it comes, so a broadcast takes the time of the busiest rank to send to all its children, and of one
-    chunk a hop.
+    """A broadcast: the values that the root pushes become every rank's parameters.
+
+    Each rank sends a chunk on to its children as soon as it has it. So a broadcast takes as long as the busiest rank
+    needs to send to all its children, plus the time of one chunk for each hop.
 
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(arity=1, root=3))           # a chain
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(parents=[-1, 0, 0, 1]))
 
     Attributes:
-        arity: most children of a rank. In the order of ranks from the root on, mod size, the first arity ranks are the
-            root's children, the next ones theirs.
-        root: the rank whose updates count.
-        parents: by rank: the rank that sends to it, -1 for the root; arity and root then have no meaning.
+        arity: the most children of a rank. Ranks are taken in order from the root on, mod size: the first arity ranks
+            after the root are its children, the next ones are theirs, and so on.
+        root: the rank whose updates are broadcast.
+        parents: for each rank, the rank that sends to it; -1 for the root. If given, arity and root are ignored.
 
     Raises:
-        InvalidArgument: arity is below 1, root below 0, or parents holds anything but ranks and -1. above checks the
-            number of ranks.
+        InvalidArgument: arity is below 1, root is below 0, or parents contains anything but ranks and -1. above checks
+            that they match the number of ranks.
     """
 
     arity: int = 2
@@ -44,10 +45,10 @@ class Tree(Topology):
             put(self, "parents", checked_parents(self.parents))
 
     def above(self, size: int) -> tuple[int, ...]:
-        """The rank that sends to each rank, -1 for the root, for a job of size ranks.
+        """Returns, for each rank of a job of size ranks, the rank that sends to it; -1 for the root.
 
         Raises:
-            InvalidArgument: there is no such root, or parents is for another number of ranks.
+            InvalidArgument: root is not a rank of the job, or parents is for another number of ranks.
         """
         size = whole("size", size, 1)
         if self.parents is not None:
@@ -57,11 +58,11 @@ class Tree(Topology):
         return tuple(-1 if at == 0 else ((at - 1) // self.arity + root) % size for at in places)
 
     def turned(self, root: int, size: int) -> tuple[int, ...]:
-        """above of the same tree with another root. A tree by arity begins at the new root; a tree by parents keeps its
-        edges, and the edges between the two roots point the other way.
+        """Returns `above` for the same tree with another root. A tree by arity is built from the new root. A tree by
+        parents keeps its edges, but the edges on the path between the two roots are reversed.
 
         Raises:
-            InvalidArgument: as above raises it, or root is no rank, or the ranks do not make a tree.
+            InvalidArgument: above raises it, root is not a rank, or the ranks are not a tree.
         """
         root = whole("root", root, 0, whole("size", size, 1) - 1)
         if self.parents is None:
@@ -75,7 +76,8 @@ class Tree(Topology):
         raise InvalidArgument(f"parents is {self.parents!r}: rank {root} does not come from a root")
 
     def roles(self, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The workers of a job of size ranks, and the ranks whose cores work: the root, and ranks with children."""
+        """Returns the workers of a job of size ranks, and the ranks whose cores work: the root, and ranks with
+        children."""
         above = self.above(size)
         return tuple(range(size)), tuple(rank for rank in range(size) if above[rank] < 0 or rank in above)
 
@@ -97,12 +99,13 @@ class Tree(Topology):
         return None
 
     def compile(self, request: Request) -> Plan:
-        """Plan.tree of above. As there is one update, the request's cut alone has a meaning."""
+        """Returns Plan.tree for the parents that `above` returns. As only one rank has updates, only the request's cut
+        is used."""
         return Plan.tree(request.keys, self.above(request.size), **request.cut)
 
     def among(self, ranks: Sequence[int], size: int) -> "Tree":
-        """The tree of the remaining ranks. Children of a rank that is gone come to its parent; without the root, the
-        lowest of its children takes its place."""
+        """Returns the tree of the remaining ranks. A rank whose parent is gone moves to its grandparent; if the root is
+        gone, its lowest child takes its place."""
         above, new = list(self.above(size)), {rank: i for i, rank in enumerate(ranks)}
         root = above.index(-1)
         while root not in new:
