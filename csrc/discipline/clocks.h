@@ -17,8 +17,8 @@ typedef struct hpc_clock {
     _Atomic uint64_t applied; /* updates that all rows have applied */
     uint64_t base;            /* how many updates came before the last publish */
     uint64_t answered;        /* updates that were answered, so their slots are free */
-    uint64_t asked,
-        at;        /* asked: pulls that have come; at: the sender's clock at its last pull, or at the parked update */
+    /* asked: pulls that have come; at: the sender's clock at its last pull, or at the parked update */
+    uint64_t asked, at;
     uint64_t told; /* the value that is sent with the last answer; a put may still read it */
     int rows;      /* rows in which the present update has come, or was applied; 0 between updates */
     int slot;      /* the slot of the last update */

@@ -454,9 +454,7 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 
 /* ---- the values ---- */
 
-enum {
-    MOMENTS = HPC_ON_SEND | HPC_ON_END | HPC_ON_HEAR | HPC_ON_CLOSE
-}; /* hooks that all disciplines with a quorum use */
+enum { MOMENTS = HPC_ON_SEND | HPC_ON_END | HPC_ON_HEAR | HPC_ON_CLOSE }; /* hooks of all quorums */
 
 static const hpc_gate gate = {.row_came = hpc_intake_row_came, .work = hpc_intake_work, .missing = hpc_outlet_missing};
 

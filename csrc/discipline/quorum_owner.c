@@ -13,10 +13,9 @@
 
 static const double FIRST = 1;    /* seconds of grace until enough folds were measured (RFC 6298, section 2.1) */
 static const double LEAST = 0.01; /* the least grace in seconds when it is learned: a scheduler's slice */
-enum {
-    NEAR = 2
-}; /* a sender is expected if it is at most so many versions behind: a rank that comes back has an old update in its
-      slot */
+/* A sender is expected if it is at most so many versions behind: a rank that comes back has an old update in its slot.
+ */
+enum { NEAR = 2 };
 
 /* A core's view of a sender. */
 typedef struct watched {
