@@ -3,12 +3,12 @@
  * sends to it the updates up to some clock from c - s to c. No fewer, so that no copy is far behind; none of a later
  * clock, so updates of a faster peer wait.
  *
- * A push of this rank is an event of its own share, like a peer's. The share applies nothing while the worker computes.
- * It waits for the worker's next push, then until every open peer has pushed c - s times, and then applies all that it
- * may: in the order of clocks, and for each clock of ranks, so that updates with the same arguments of the rule are one
- * fold. Each update is applied with the arguments that its worker had set, in all shares alike, so all copies end with
- * the same updates. Then the share tells each peer, and its own worker, how many of their updates it has applied, which
- * frees their slots.
+ * A push of this rank is an event of this rank's share, like a peer's. The share applies nothing while the worker
+ * computes. It waits for the worker's next push, then until every open peer has pushed c - s times, and then applies
+ * all that it may: in the order of clocks, and for each clock of ranks, so that updates with the same arguments of the
+ * rule are one fold. Each update is applied with the arguments that its worker had set, in all shares alike, so all
+ * copies end with the same updates. Then the share tells each peer, and its own worker, how many of their updates it
+ * has applied, which frees their slots.
  *
  * Slots. d is the plan's depth, at least s + 2. A push waits until its slot is free. A peer that has pushed t times had
  * applied, before its last push, all updates of clocks up to t that had come. So if this rank is faster than the peer,

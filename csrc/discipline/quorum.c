@@ -19,8 +19,8 @@
  * that happens rarely, the time hardly changes; if more than a third of all folds are cut short, the time grows until
  * fewer are.
  *
- * Servers. A push is for the version after the newest that any owner has told this worker; a fold takes only updates of
- * its own version. If a worker's update
+ * Servers. A push is for the version after the newest that any owner has told this worker; a fold takes only updates
+ * for the same version. If a worker's update
  * - is in the fold, the worker gets the parameters and an answer, as under BSP;
  * - is not there yet, the worker gets nothing: it computes, and its parameters do not change until it pushes;
  * - comes after the fold, it is late: the worker gets the newest parameters, and an answer that says so.
@@ -52,9 +52,9 @@
  * Parameters are sent from a copy for each receiver (rows.c), as in servers_each.c. Slots, forwarding accumulators and
  * relays are as under BSP (stages.c). Waits form no circle if all ranks of a group push all keys in the same order, or
  * push all before they wait. Inside a group all wait for the same folds, as under BSP, so a group pushes all keys for a
- * version as one worker does. Between groups it is as between workers of servers: when a share has made fold v, the
- * groups in it have pushed v to all other shares too, so all of these find a quorum for v. Once a rank has closed, its
- * group brings no more updates. That rank has waited for the answers to all its pushes, so no push of the group is
+ * version as one worker does. Between groups it is as between workers of servers: when a share has made fold v, its
+ * groups have pushed v to all other shares too, so all of these find a quorum for v. Once a rank has closed, its group
+ * brings no more updates. That rank has waited for the answers to all its pushes, so no push of the group is
  * unanswered. The other ranks of the group cannot push any more, and are told.
  *
  * Graphs: NOTIFY-ACK whose folds go on without stragglers. The fold of a rank's push of version n takes from each

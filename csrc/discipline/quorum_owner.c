@@ -30,7 +30,7 @@ typedef struct watch {
 } watch;
 
 /* Returns whether this rank's own push leads a fold. It does on a graph: the fold takes the neighbours' updates for the
- * push's version or a newer one. On servers no push leads, and a fold takes only updates of its own version. */
+ * push's version or a newer one. On servers no push leads, and a fold takes only updates for the same version. */
 static int is_led(const hpc_scheme *sc) {
     return sc->graph != NULL;
 }
@@ -489,7 +489,7 @@ static int work_for(hpc_core *core, hpc_share *share) {
 
 /* Notes which senders have closed and have nothing more to bring. The core has handled all events that came before this
  * call. So everything has come from a rank that had closed at the call before; for a rank that has closed since,
- * another call is needed. A group in which one rank has closed brings no more updates. A sender is the lowest rank of
+ * another call is needed. A group with a rank that has closed brings no more updates. A sender is the lowest rank of
  * its group, so the loop reaches it before the other ranks. */
 static void note_closed(hpc_core *core) {
     const hpc_scheme *sc = core->scheme;

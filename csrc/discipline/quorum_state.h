@@ -101,7 +101,7 @@ typedef struct hpc_key_versions {
     double waits_since; /* since when a push waits for neighbours to take an earlier push; 0: no push waits */
 } hpc_key_versions;
 
-/* What a discipline does with a share's folds if it does not apply them at once. The core calls these functions. */
+/* The use of a share's folds if they are not applied at once. The core calls these functions. */
 typedef struct hpc_keeping {
     /* Called for each row of a fold, whose inputs are there. Returns nonzero if the exchange has failed. */
     int (*fold)(hpc_core *core, hpc_work *w, int place);

@@ -51,8 +51,7 @@ static void count(hpc_core *core, hpc_work *w, int slot, int input, int how) {
         work(core, w, slot);
 }
 
-/* All rows of the share have made version folds, and no sender is further, so the input belongs to the next fold's
- * slot. */
+/* The input belongs to the next fold: all rows of the share have made equally many folds, and no sender is further. */
 void hpc_whole_empty_came(hpc_core *core, hpc_work *w, int input) {
     count(core, w, (int)(w->share->version % (uint64_t)core->scheme->layout.depth), input, HPC_CAME_EMPTY);
 }

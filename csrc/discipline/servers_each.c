@@ -30,7 +30,7 @@
  * and waits for the reply before it pushes again.
  *
  * A worker that has closed does not count in a minimum: its close waits until all its pushes are applied. Its closing
- * signal rings the bell, and `work` looks at the parked answers again. A group in which one rank has closed brings no
+ * signal rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed brings no
  * more whole updates, and does not count in a minimum either.
  *
  * Waits form no circle: when a sender waits for another one, it has done at least s steps more, and s is 1 or more.

@@ -331,7 +331,7 @@ int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, cons
     return 0;
 }
 
-/* Does for one row what all pulls ask for. */
+/* Carries out the pulls for one row. */
 static int use_row(hpc_core *core, hpc_share *share, int place) {
     hpc_split_means *m = share->own;
     m->finished[place] = 1;

@@ -498,7 +498,7 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
     return add_silent(sc, share, NOBODY, ranks, &found) ? found : hpc_outlet_missing(sc, s, ticket, ranks, found);
 }
 
-/* Adds the missing ranks that this rank's own shares of the key show; if there are none, the owner. A relay's owner is
+/* Adds the missing ranks that this rank's own shares of the key show; otherwise the owner. A relay's owner is
  * added only when all owners have answered. A pull also waits for the other ranks of its group. */
 static int missing_in_groups(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];

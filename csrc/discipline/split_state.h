@@ -109,7 +109,7 @@ int hpc_split_open_squares(hpc_scheme *sc, const hpc_share *share, hpc_split_mea
 /* Called when a row has its inputs: forgets the last mean. A core with a thread makes the next mean now. Returns
  * nonzero if a user's kernel has failed. */
 int hpc_split_begin_row(hpc_core *core, hpc_work *w, double *squares);
-/* Does for a row what a pull asks for. sender: the only one that gets the parameters or the mean, or HPC_EVERYBODY.
+/* Carries out a pull for a row. sender: the only one that gets the parameters or the mean, or HPC_EVERYBODY.
  * args: the scale, and the arguments of the rule. Returns nonzero if the exchange has failed. */
 int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, const double *args, double *squares);
 /* Called when a relay's input has come: parameters that an owner sends in answer to pulls, or an event without
@@ -133,7 +133,7 @@ static inline int hpc_split_scales_agree(double a, double b) {
 void hpc_split_drop(hpc_scheme *sc, hpc_share *share);
 /* For HPC_KEEPS_MEANS. hpc_split_open_means opens this rank's shares. hpc_split_keep_row keeps the mean of a row's
  * fold; a pull brings the rule's arguments later. hpc_split_keep is called when all rows of a share are folded, and
- * does for a pull that came before what it asks for. */
+ * carries out a pull that came before. */
 int hpc_split_open_means(hpc_scheme *sc, const char *op);
 int hpc_split_keep_row(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
 void hpc_split_keep(hpc_core *core, hpc_share *share);
