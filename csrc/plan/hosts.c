@@ -20,11 +20,10 @@ enum { MOST_LEVELS = 8 };
 struct node {
     int parent; /* -1: none */
     int n_children, n_workers, n_leads;
-    int *children; /* groups; a host has none */
-    int *workers;  /* all workers below it, in order */
-    int *leads;    /* the workers that lead */
-    const hpc_edge *pushes,
-        *answers; /* edges from and to all its workers, once a row has needed exactly these; rows then share them */
+    int *children;                    /* groups; a host has none */
+    int *workers;                     /* all workers below it, in order */
+    int *leads;                       /* the workers that lead */
+    const hpc_edge *pushes, *answers; /* from and to all its workers, once a row has needed exactly these edges */
 };
 
 struct tree {

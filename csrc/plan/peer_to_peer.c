@@ -82,7 +82,7 @@ static int feed(const void *args, int to, hpc_edge *in) {
  * for each host; it sends the parameters to the workers of its host. The chunks are dealt to the leaders of a host as a
  * hub deals them to its servers. */
 
-/* The workers of each host are neighbours in `of`, its leaders first; those of host h begin at first[h]. */
+/* The workers of each host are neighbours in `of`, its leaders first; host h's begin at first[h]. */
 typedef struct grouped {
     int n, *of, *first, *leaders; /* leaders: by host, how many lead */
 } grouped;

@@ -60,9 +60,7 @@ int hpc_partition(const uint64_t *sizes, int n, int bins, int per_group, int *bi
  * dealt to cores. */
 int hpc_plan_deal(const hpc_row *chunks, int n, int servers, int cores, int interfaces, int *bin_of);
 
-enum {
-    HPC_PLAN_RUN = 32 << 10
-}; /* bytes of neighbouring small keys that go to one rank before the next rank gets some */
+enum { HPC_PLAN_RUN = 32 << 10 }; /* bytes of neighbouring small keys that go to one rank before the next */
 
 /* Returns whether chunk i of n is a whole key that is small beside mean, the mean load in bytes: such a key is dealt by
  * its neighbours, not by its size. */

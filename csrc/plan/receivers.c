@@ -61,7 +61,7 @@ static hpc_edge *take_edges(struct receiving *m, int n) {
     return edges;
 }
 
-/* Adds a row that applies what the new row of `row` forwards over the edge in. codec: of the updates. */
+/* Adds a row that applies the forwards of the new row of `row`, over the edge in. codec: of the updates. */
 static void add_apply(struct receiving *m, const hpc_row *row, int codec, int owner, const hpc_edge *in,
                       const hpc_edge *out, int n_out) {
     const size_t r = m->n_rows++;
@@ -115,8 +115,8 @@ static void send_on(struct receiving *m, int old, int codec) {
 
 /* Makes the new rows of a chunk from its old rows, first to end - 1; one of the old rows applies. */
 static void make_chunk(struct receiving *m, int first, int end) {
-    int codec = HPC_F32,
-        pieces = 0; /* codec of forwards: the applying row's codec_in; or if other groups send pieces, their codec */
+    /* The codec of forwards: the applying row's codec_in; or if other groups send pieces, their codec. */
+    int codec = HPC_F32, pieces = 0;
     for (int r = first; r < end; r++) {
         const hpc_row *row = &m->old->rows[r];
         if (row->action == HPC_APPLY && !pieces) codec = row->codec_in;
