@@ -26,9 +26,9 @@
  *
  * Writers, readers and order:
  * - parameters: written by this rank's core between the event of the worker's push and the answer, or while
- * peer_share.runs is not 0; the worker reads them before that event and after that answer;
+ *   peer_share.runs is not 0; the worker reads them before that event and after that answer;
  * - came, applied: written by the core; a wait reads them without order (relaxed) to name ranks, settle and publish
- * after an acquire;
+ *   after an acquire;
  * - base, runs: written by the worker, with the core paused.
  *
  * Waits form no circle: the slowest worker does not wait, and it frees the slots of all others. */

@@ -38,16 +38,17 @@
  * update is left out; all its ranks get the newest parameters, and are told. Writers, readers and order of the words:
  *
  * - The version. The rank whose input it is puts it into the owner's part. A worker that pushes directly to the row
- * puts it before its push, by the same lane. A forwarding rank's core puts it by the lane of its forwards when that
- * rank's own push comes; that push is an input of the forward, so the forward comes later. The owner reads the version
- * with the event of each row, and the next version is put with the group's next push. The put reads from a place that
- * the worker has for the slot; the worker writes that place before its push, and again when the slot is free.
+ *   puts it before its push, by the same lane. A forwarding rank's core puts it by the lane of its forwards when that
+ *   rank's own push comes; that push is an input of the forward, so the forward comes later. The owner reads the
+ *   version with the event of each row, and the next version is put with the group's next push. The put reads from a
+ *   place that the worker has for the slot; the worker writes that place before its push, and again when the slot is
+ *   free.
  * - The outcome. The owner puts it into the part of each relay, one place for each row, before the parameters, which
- * bring the event. Each relay puts it on to the next relay in the same way. A relay's share joins the outcomes of its
- * rows: the newest version; left out if some row says so. When its last row has come it puts the joined outcome to the
- * ranks that it answers, and then answers. The owner has one source for each group, and a relay's share has one: both
- * are written for the next reply to the group, which comes after all its ranks had this one. A relay passes on from the
- * place in which it got the outcome; that reply overwrites this place too.
+ *   bring the event. Each relay puts it on to the next relay in the same way. A relay's share joins the outcomes of its
+ *   rows: the newest version; left out if some row says so. When its last row has come it puts the joined outcome to
+ *   the ranks that it answers, and then answers. The owner has one source for each group, and a relay's share has one:
+ *   both are written for the next reply to the group, which comes after all its ranks had this one. A relay passes on
+ *   from the place in which it got the outcome; that reply overwrites this place too.
  *
  * Parameters are sent from a copy for each receiver (rows.c), as in servers_each.c. Slots, forwarding accumulators and
  * relays are as under BSP (stages.c). Waits form no circle if all ranks of a group push all keys in the same order, or
@@ -61,7 +62,7 @@
  * in-neighbour an update of version n or newer. The rank does not wait for its out-neighbours. A push is
  * - sent if that neighbour has answered the last one; the update is used, or late;
  * - dropped if that answer did not come before a later push needed this one's memory, or if the answer said that this
- * version has been folded. Nothing travels for it.
+ *   version has been folded. Nothing travels for it.
  *
  * A push that needs the memory of an earlier push waits for the neighbours that have not taken that one. It waits twice
  * as long as a fold would, because they may be waiting for others themselves; but it does not wait for a neighbour that

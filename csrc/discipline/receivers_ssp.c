@@ -38,13 +38,13 @@
  * Therefore each of these is free when it is written:
  * - a receive slot, and its note: written for the version d after the one that it had, which is applied;
  * - a sum, the source of puts: written for the version after t, so it had version t + 1 - d or an earlier one, which is
- * applied and so has left;
+ *   applied and so has left;
  * - a slot of a row that passes on, and its note: written when the receive slots below it are, which have copies of
- * them;
+ *   them;
  * - a gradient's slot, its arguments: written for push p + d after the answer to push p + d - 1, so after the close of
- * version p + 1, which has read them;
+ *   version p + 1, which has read them;
  * - the slots of a row that gathers, and of its forwards: also written for push p + d; version p + 1 has the host's
- * push p, so that push was folded and added.
+ *   push p, so that push was folded and added.
  *
  * Receivers whose workers have closed, and receivers that keep only a master, have no pushes by which to tell their
  * version. They signal the version that they have applied to the ranks of all rows by which it came. A version stays
@@ -54,7 +54,7 @@
  *
  * Writers, readers and order:
  * - a worker's parameters: written by its rank's core between the event by which the worker asks and the answer (a
- * signal); in settle, publish and close between two pauses of the core;
+ *   signal); in settle, publish and close between two pauses of the core;
  * - notes, receive slots: written by the sender before the event of the forward; read by the core after it;
  * - base, levels: written by the worker with all its cores paused; last is written before levels is set;
  * - counts of pushes, versions: written by the core; read by waits, to name ranks, and in settle and publish.

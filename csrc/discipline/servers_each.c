@@ -15,19 +15,19 @@
  *
  * Writers, readers and order:
  * - A worker's parameters: written by the owners that answer a pull, between the pull's event and its signal; and by
- * the worker itself, in a pull that does not ask the owners. While an earlier pull is pending every pull asks, so the
- * two never meet, and no rank writes while the worker computes.
+ *   the worker itself, in a pull that does not ask the owners. While an earlier pull is pending every pull asks, so the
+ *   two never meet, and no rank writes while the worker computes.
  * - The minimum in a worker's part: written by one owner before the signal (release); read by the worker after it
- * (acquire), and never after the worker's next request. The owner answers a worker's next pull only after that worker
- * has asked.
+ *   (acquire), and never after the worker's next request. The owner answers a worker's next pull only after that worker
+ *   has asked.
  * - The row's copy and the minimum, as sources of puts: the core writes them when it answers a pull; the worker's next
- * pull waits until those puts have ended, or the worker has seen the answer. A group has a copy for each receiver
- * (rows.c), which the next reply to the group overwrites.
+ *   pull waits until those puts have ended, or the worker has seen the answer. A group has a copy for each receiver
+ *   (rows.c), which the next reply to the group overwrites.
  * - A gradient's slot: free when the push is answered. A pull may end before that, so a push waits for its slot, and a
- * trainer asks for `gradient` again before it writes. The core applies an update as soon as it has come, so a depth of
- * 1 or 2 is enough for every s.
+ *   trainer asks for `gradient` again before it writes. The core applies an update as soon as it has come, so a depth
+ *   of 1 or 2 is enough for every s.
  * - Slots, forwarding accumulators and relays of a group: as under BSP (stages.c). Each rank of the group feeds them
- * and waits for the reply before it pushes again.
+ *   and waits for the reply before it pushes again.
  *
  * A worker that has closed does not count in a minimum: its close waits until all its pushes are applied. Its closing
  * signal rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed brings no

@@ -174,7 +174,7 @@ static int without(int *ranks, int n, int me) {
  * - a share of this rank that forwards for its own group: the ranks whose inputs are missing;
  * - any other share, while it waits for other groups: only these groups, because all owners wait for them;
  * - otherwise: the ranks of this rank's group whose updates have not come to this rank's rows, or that left without
- * closing; and the owner. */
+ *   closing; and the owner. */
 int hpc_groups_missing(const hpc_scheme *sc, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_pushed *k = &sc->keys[share->key];

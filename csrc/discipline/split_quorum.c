@@ -9,12 +9,12 @@
  * A pull says after which update it comes, by the low bits of how many updates this rank has sent to the share; so the
  * owner knows about which outcome the pull asks. The pull waits until there is that outcome.
  * - squares and gather are answered at once, from the mean of the version that the worker was told. When that mean is
- * over, squares gets its known squares until a later mean is made; then they are unknown, and do not count in the sum
- * that the worker gets. A gather then writes nothing: the worker's values stay, and the answer says so by unknown
- * squares.
+ *   over, squares gets its known squares until a later mean is made; then they are unknown, and do not count in the sum
+ *   that the worker gets. A gather then writes nothing: the worker's values stay, and the answer says so by unknown
+ *   squares.
  * - apply and skip of a worker whose update is in the mean decide for all workers. The first one counts; if another
- * worker gives another scale or makes the other call, that fails the exchange. The call of a worker whose update is not
- * in the mean decides nothing. It is answered when the mean of the version that the worker was told is over.
+ *   worker gives another scale or makes the other call, that fails the exchange. The call of a worker whose update is
+ *   not in the mean decides nothing. It is answered when the mean of the version that the worker was told is over.
  *
  * The answer to apply or skip comes after the newest parameters, and says their version.
  *
