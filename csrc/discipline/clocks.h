@@ -3,9 +3,9 @@
  * table a discipline reads how many updates of each sender have come, were applied and were answered, which sender is
  * behind, and which answers wait for updates of other senders.
  *
- * A sender's *clock* is the number of its updates since the last publish (when all ranks agree on the parameters). Only
- * the share's core writes the table. Other threads read the atomic members: a wait, without memory order, to name
- * ranks; settle and publish, after an acquire. Publish writes base, while the core is paused. */
+ * A sender's *clock* is the number of its updates since the last publish (the collective step in which owners send
+ * parameters to all). Only the share's core writes the table. Other threads read the atomic members: a wait, without
+ * memory order, to name ranks; settle and publish, after an acquire. Publish writes base, while the core is paused. */
 #ifndef HPC_CLOCKS_H
 #define HPC_CLOCKS_H
 

@@ -102,7 +102,8 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-/* Updates of earlier steps may still be travelling, so the phases go on as before; the steps are set to 0. */
+/* The loaded step is ignored: updates of earlier steps may still be travelling, so phases go on by the numbers of
+ * pushes. */
 static void restored(hpc_scheme *sc, const hpc_work *w, uint64_t step) {
     (void)step;
     hpc_graph_set_step(sc, w->row->key, 0, 0);

@@ -10,10 +10,10 @@
  * copies end with the same updates. Then the share tells each peer, and its own worker, how many of their updates it
  * has applied, which frees their slots.
  *
- * Slots. d is the plan's depth, at least s + 2. A push waits until its slot is free. A peer that has pushed t times had
- * applied, before its last push, all updates of clocks up to t that had come. So if this rank is faster than the peer,
- * it may push up to t + s + 1, and only the slots of pushes t + 1 to t + s + 1 are in use: it never waits. A rank that
- * was slower than a peer and overtakes it within one of that peer's steps may wait for the end of that step.
+ * Slots. d is the plan's depth, at least s + 2. A push waits until its slot is free. At its push t, a peer applies all
+ * updates of clocks up to t that came before this push. So if this rank is faster than a peer with t pushes, it may
+ * push up to t + s + 1, and only the slots of pushes t + 1 to t + s + 1 are in use: it never waits. A rank that was
+ * slower than a peer and overtakes it within one of that peer's steps may wait for the end of that step.
  *
  * ASYNC takes all updates that have come, even of later clocks, and otherwise equals SSP(d - 2): only the slots limit
  * how far a worker may be ahead of a peer, in pushes, not in time. A worker that waits for a free slot waits at the end

@@ -37,12 +37,12 @@
  * them choose the same next version: the one after the newest that they were told, of all keys. If a group is late, its
  * update is left out; all its ranks get the newest parameters, and are told. Writers, readers and order of the words:
  *
- * - The version. The rank whose input it is puts it into the owner's part. A worker that pushes directly to the row
- *   puts it before its push, by the same lane. A forwarding rank's core puts it by the lane of its forwards when that
- *   rank's own push comes; that push is an input of the forward, so the forward comes later. The owner reads the
- *   version with the event of each row, and the next version is put with the group's next push. The put reads from a
- *   place that the worker has for the slot; the worker writes that place before its push, and again when the slot is
- *   free.
+ * - The version. The rank whose input it is puts it into the owner's part (its memory in the window). A worker that
+ *   pushes directly to the row puts it before its push, by the same lane. A forwarding rank's core puts it by the lane
+ *   of its forwards when that rank's own push comes; that push is an input of the forward, so the forward comes later.
+ *   The owner reads the version with the event of each row, and the next version is put with the group's next push. The
+ *   put reads from a place that the worker has for the slot; the worker writes that place before its push, and again
+ *   when the slot is free.
  * - The outcome. The owner puts it into the part of each relay, one place for each row, before the parameters, which
  *   bring the event. Each relay puts it on to the next relay in the same way. A relay's share joins the outcomes of its
  *   rows: the newest version; left out if some row says so. When its last row has come it puts the joined outcome to
@@ -74,16 +74,16 @@
  * out-neighbours have folded. A version belongs to all keys and cores; a new one is chosen when a key is pushed again.
  *
  * When a state is loaded all ranks go on from the largest version of any rank; no rank has pushed beyond it. So every
- * update that was sent before is late, whether it is in a slot or still travels. Its sender waits for the answer here:
- * otherwise its next push would have to wait.
+ * update that was sent before is late, whether it is in a slot or still travels. Its sender waits for the answer at
+ * once; otherwise its next push could only be sent in a later call.
  *
  * A fold of version n is allowed when a quorum of the in-neighbours has brought n or newer, even for an earlier fold. A
- * rank that has closed is left out, and then all neighbours that are left suffice: a straggler may do its last steps
- * alone, after all others.
+ * rank that has closed is left out; if fewer than a quorum are left, these suffice: so a straggler may do its last
+ * steps alone, after all others.
  *
  * SSP(s) on a graph: a fold takes updates that are up to s versions older than the fold; an older update is late. A
- * straggler catches up to s versions behind the quorum. When this rank ends its pushes, it makes no more folds, so the
- * updates that still wait for later versions are late.
+ * straggler catches up to s versions behind the quorum. When this rank ends its pushes it makes no more folds, so the
+ * updates that wait for versions up to its last one are late then.
  *
  * Graphs of several phases: the version of a fold determines its phase, and the quorum is one of the in-neighbours of
  * that phase. If a rank skipped a version, the neighbours of the skipped phase would wait for it in vain. So each push
@@ -320,7 +320,7 @@ static size_t take_copy(hpc_scheme *sc, const hpc_share *share) {
 }
 
 /* Returns the share whose owner decides for this share: among peers all shares of the same elements follow one of them.
- * The owner differs from chunk to chunk, so all ranks decide for some chunks. */
+ * The deciding owner differs from share to share, so each rank decides for some. */
 static int find_decider(const hpc_scheme *sc, const hpc_share *share) {
     const hpc_pushed *k = &sc->keys[share->key];
     const int size = sc->context->group.size;

@@ -39,8 +39,8 @@
  * - a receive slot, and its note: written for the version d after the one that it had, which is applied;
  * - a sum, the source of puts: written for the version after t, so it had version t + 1 - d or an earlier one, which is
  *   applied and so has left;
- * - a slot of a row that passes on, and its note: written when the receive slots below it are, which have copies of
- *   them;
+ * - a slot of a row that passes on, and its note: written under the same condition as the receive slots below it, which
+ *   have copies of both;
  * - a gradient's slot, its arguments: written for push p + d after the answer to push p + d - 1, so after the close of
  *   version p + 1, which has read them;
  * - the slots of a row that gathers, and of its forwards: also written for push p + d; version p + 1 has the host's
