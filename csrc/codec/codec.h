@@ -2,9 +2,9 @@
  * other code knows how many bytes a number of elements takes.
  *
  * A codec is addressable if its bytes have no header and may be cut at any element: it encodes an array, which is
- * folded where it stands, block by block. Other codecs write pieces (piece.h) of varying length, at most max_bytes,
- * which are added as a whole. An encoder of pieces has a state, with a residual in it. Any thread may call a codec; no
- * function of it blocks. */
+ * folded in place, block by block. Only such codecs can encode parameters. Other codecs write pieces (piece.h) of
+ * varying length, at most max_bytes, which are added as a whole. An encoder of pieces has a state, with a residual in
+ * it. Any thread may call a codec's functions; none of them blocks. */
 #ifndef HPC_CODEC_H
 #define HPC_CODEC_H
 
@@ -17,7 +17,7 @@ typedef struct hpc_encoding {
     const hpc_codec_config *config;
     uint64_t made;                 /* number of encodings, with the present one */
     double asked;                  /* for a codec that is given a delta: this delta, before it decays */
-    float delta;                   /* for a codec that has a delta: that of the present encoding */
+    float delta;                   /* for a codec that has a delta: the present encoding's */
     float own[HPC_ENCODER_VALUES]; /* values that the codec keeps for its next encoding; 0 at first */
 } hpc_encoding;
 
@@ -88,7 +88,7 @@ typedef struct hpc_codec {
     int (*squares)(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                    double *squares);
 
-    /* Addressable only: returns the kernel that folds encoded arrays where they stand. */
+    /* Addressable only: returns the kernel that folds encoded arrays in place. */
     hpc_fold_fn *(*fold)(const struct hpc_fold_kernels *kernels);
 
     /* Pieces only, down to end. check returns NULL if the configuration is valid, otherwise its fault, in words. */
@@ -105,7 +105,7 @@ typedef struct hpc_codec {
     /* Returns whether the n values of a source are finite. NULL: it is an array. */
     int (*is_finite)(const hpc_codec_config *config, const hpc_codec_source *source, uint64_t n);
     /* Called before and after the pieces of n elements are encoded, which may be apart from each other, for steps that
-     * concern all of them. kept counts the sent elements of them all. NULL: no such steps. */
+     * concern all of them. kept: how many elements all of them have sent. NULL: no such steps. */
     void (*begin)(hpc_encoding *encoding, const hpc_codec_source *source, const float *residual, int64_t n);
     void (*end)(hpc_encoding *encoding, int64_t n, int64_t kept);
 

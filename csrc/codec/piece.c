@@ -103,7 +103,7 @@ typedef struct piece_intake {
     double weight;
 } piece_intake;
 
-/* Returns the next count values, weighted: in block, or where they stand if they need no change. */
+/* Returns the next count values, weighted: in block, or in place if they need no change. */
 static const float *weighted(const piece_intake *in, size_t first, size_t count, float *block) {
     int values = in->head->values;
     const void *from = in->values + first * hpc_dtype_bytes(values);

@@ -110,7 +110,7 @@ int64_t hpc_piece_pack_by(const hpc_codec_config *config, void *piece, size_t ca
 int64_t hpc_piece_unpack_by(const hpc_codec_config *config, const void *piece, int64_t nbytes, void *raw, size_t cap,
                             void *scratch, size_t room);
 
-/* How a piece is filtered and written. */
+/* Arguments of hpc_piece_encode: the filter of a piece, and how it is written. */
 typedef struct hpc_piece_filter {
     hpc_filter_fn *filter; /* NULL: the kernel for the format of values */
     float delta;

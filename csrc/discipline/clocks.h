@@ -1,7 +1,8 @@
-/* Clocks: the owner of a share keeps a table of the senders of the share's updates. A sender is a rank; with several
- * stages it is a group of ranks whose updates are folded first, and the group's lowest rank stands for it. From the
- * table a discipline reads how many updates of each sender have come, were applied and were answered, which sender is
- * behind, and which answers wait for updates of other senders.
+/* Clocks: the owner of a share (all rows of one key on one core; a row is a chunk as its owner folds it) keeps a table
+ * of the senders of the share's updates. A sender is a rank; with several stages it is a group of ranks whose updates
+ * are folded first, and the group's lowest rank stands for it. From the table a discipline reads how many updates of
+ * each sender have come, were applied and were answered, which sender is behind, and which answers wait for updates of
+ * other senders.
  *
  * A sender's *clock* is the number of its updates since the last publish (the collective step in which owners send
  * parameters to all). Only the share's core writes the table. Other threads read the atomic members: a wait, without

@@ -1,7 +1,7 @@
-/* BSP and NOTIFY-ACK on a graph (ASAP, section 4): a row is folded when the updates of all in-neighbours are there.
- * Under BSP all ranks meet: a pull waits for the folds of every rank. Under NOTIFY-ACK a pull waits only for this
- * rank's own folds. A push waits until each out-neighbour has folded the update that had the push's slot before, and
- * has answered it. */
+/* BSP and NOTIFY-ACK on a graph (ASAP, section 4): a row (a chunk at one rank) is folded when the updates of all
+ * in-neighbours are there. Under BSP all ranks meet: a pull waits for the folds of every rank. Under NOTIFY-ACK a pull
+ * waits only for this rank's own folds. A push waits until each out-neighbour has folded the update that had the push's
+ * slot before, and has answered it. */
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "discipline/split_state.h"

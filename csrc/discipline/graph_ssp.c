@@ -1,7 +1,7 @@
-/* SSP on a graph (ASAP, section 6.2): a share is folded as a whole when this rank has pushed it and every in-neighbour
- * is at most staleness steps behind. Under the rule average the newest update of each in-neighbour is folded; under
- * another rule all its updates that no fold has taken yet. An update is answered when no fold needs it any more, so a
- * slot that may be read is never written.
+/* SSP on a graph (ASAP, section 6.2): a share (all rows of one key on one core) is folded as a whole when this rank has
+ * pushed it and every in-neighbour is at most staleness steps behind. Under the rule average the newest update of each
+ * in-neighbour is folded; under another rule all its updates that no fold has taken yet. An update is answered when no
+ * fold needs it any more, so a slot that may be read is never written.
  *
  * On a graph of several phases an in-neighbour is behind if it has not made a push that it sends here. Each update has
  * the weight of the step in which it was pushed, and is folded once. That holds for models too, because a sender may

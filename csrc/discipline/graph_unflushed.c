@@ -1,6 +1,6 @@
-/* BARRIER and ASYNC on a graph (ASAP, sections 4 and 6.2): a share is folded as a whole when this rank has pushed it,
- * and under BARRIER when also every rank has told that it has sent. It tells this by a signal, which overtakes the
- * data, as a barrier does.
+/* BARRIER and ASYNC on a graph (ASAP, sections 4 and 6.2): a share (all rows of one key on one core) is folded as a
+ * whole when this rank has pushed it, and under BARRIER when also every rank has told that it has sent. It tells this
+ * by a signal, which overtakes the data, as a barrier does.
  *
  * A neighbour may write its next update over the last one while that one is read, or before. So an update stands
  * between two marks, which hold its version: the sender writes the first mark, the data, the last mark; the reader

@@ -1,7 +1,7 @@
-/* BSP among peers (SFB, section 3): every worker owns a share of each key, which makes the parameters of this worker
- * alone. When the updates of the worker and of all its peers are there, the share applies them in the order of ranks.
- * So if all send to all, all workers have the same parameters, bit for bit. Pushes may come by way of other ranks
- * (engine/layout/rows.c); only the plan knows this, a discipline need not.
+/* BSP among peers (SFB, section 3): every worker owns a share of each key (all rows of the key on one core), which
+ * makes the parameters of this worker alone. When the updates of the worker and of all its peers are there, the share
+ * applies them in the order of ranks. So if all send to all, all workers have the same parameters, bit for bit. Pushes
+ * may come by way of other ranks (engine/layout/rows.c); only the plan knows this, a discipline need not.
  *
  * A pull waits only for this rank's own share. A push waits until the peers have answered the update that had its slot
  * before. A worker that has ended step n has the updates of step n of all peers that send to it; it may be one step

@@ -346,8 +346,8 @@ static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* When a rank has finished, updates that still come change no step of it. It serves until all have closed; each closes
- * when all have read its last push. */
+/* A rank that has finished makes no more steps, so it applies all updates as they come. It serves until all have
+ * closed; each closes when all have read its last push. */
 static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     if (moment == HPC_ON_END) ended(sc, key);
     if (moment == HPC_ON_FINISH) let_key_run(sc, key, RUNS_TO_ALL);

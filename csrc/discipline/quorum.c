@@ -3,10 +3,10 @@
  * (servers_groups.h) a group of ranks, a host or a rack, whose updates are folded first, all together as under BSP; on
  * a graph an in-neighbour.
  *
- * A sender has at most one unanswered update at a share. It puts the update's version, then the update itself unless
- * the owner can read it in the sender's memory, and then an event. It touches neither again until the owner has
- * answered. So no update is overwritten while it is read, and none is torn. A rank that stands still delays only its
- * own update.
+ * A sender has at most one unanswered update at a share (all rows of one key on one core of an owner). It puts the
+ * update's version, then the update itself unless the owner can read it in the sender's memory, and then an event. It
+ * touches neither again until the owner has answered. So no update is overwritten while it is read, and none is torn. A
+ * rank that stands still delays only its own update.
  *
  * Pushes have *versions*. An update that is older than the next fold is late: the owner answers it at once and leaves
  * it out, and both ends count it. The answer says whether the update was used, and which version was folded last. So

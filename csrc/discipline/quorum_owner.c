@@ -173,7 +173,7 @@ int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *eve
 
 /* ---- answers ---- */
 
-/* Where relays pass the outcome of the sender's update on, it goes before the parameters. */
+/* If relays pass the outcome of the sender's update on, it goes before the parameters. */
 void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) {
     const hpc_scheme *sc = core->scheme;
     const hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
@@ -238,7 +238,7 @@ static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, u
 
 /* ---- when a fold is due ---- */
 
-/* How many senders have brought an update for a version, how many may still bring it, and how many of these are
+/* Counts of senders: those with an update for a version, others that may still send it, and how many of the others are
  * expected soon. */
 typedef struct survey {
     int brought, open, expected;

@@ -112,7 +112,7 @@ typedef struct hpc_keeping {
     int (*work)(hpc_core *core, hpc_share *share, int *waits);
 } hpc_keeping;
 
-/* How peers give and follow verdicts. The core calls these functions. */
+/* The functions by which peers give and follow verdicts. The core calls these functions. */
 typedef struct hpc_verdicts {
     /* Tells the peers that the update of rank left_out is left out; or, if that is -1, that a fold takes the updates
      * that are marked in the intake. */

@@ -3,10 +3,10 @@
  * the same parameters for each version, bit for bit.
  *
  * A worker's *clock* of a key is the number of its pushes since the last publish. A *version* is a sum of updates:
- * version t holds all updates of clocks up to t that earlier versions do not hold. A row that forwards adds each update
- * to the sum of the open version as it comes, whatever its clock. It closes version t when every open worker has pushed
- * t times: it sends the sum to all receivers, once, and begins the next sum. So updates of fast workers may be in
- * versions earlier than their clock, never in later ones.
+ * version t holds all updates of clocks up to t that earlier versions do not hold. A row (one stage of a chunk's path)
+ * that forwards adds each update to the sum of the open version as it comes, whatever its clock. It closes version t
+ * when every open worker has pushed t times: it sends the sum to all receivers, once, and begins the next sum. So
+ * updates of fast workers may be in versions earlier than their clock, never in later ones.
  *
  * A step at clock c begins when the worker's receiver has applied version c - s. After each push the worker tells its
  * receiver, a row of the same rank, which then applies the versions that are there, and answers when it has c - s. It
@@ -26,8 +26,8 @@
  * host, as of any other. Each rank has its own receiver, to which a row of the host passes versions on. The ranks of a
  * host push equally often: when one has closed, later pushes of the others are not folded.
  *
- * A worker that has closed, and whose pushes have all come, does not count in versions any more. Then several versions
- * may close at once: their sum has the number of the last of them. A sum without updates is sent too, because a worker
+ * Versions do not wait for a worker that has closed and whose pushes have all come. Then several versions
+ * may close at once: their sum gets the number of the last one. A sum without updates is sent too, because a worker
  * may wait for its number; the receivers then apply nothing. When all workers have closed, a last version has the
  * number of the largest clock. All ranks know this number from the closing counts, and ranks that own rows serve until
  * all receivers of these rows have applied it.
@@ -412,7 +412,7 @@ static uint64_t need_of(const hpc_scheme *sc, int key, uint64_t ticket) {
     return hpc_clock_behind(sc, own_clock(sc, key, ticket / 2));
 }
 
-/* A worker that has closed counts in no version, but its host folds no later push. */
+/* No version waits for a worker that has closed, but the ranks of its host do: the host folds no later push. */
 static int is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
     if (hpc_closed_signal(sc, rank) != 0) return hpc_groups_is_late(sc, rank, key, ticket, pushes);
     return is_slow(sc, key, rank, need_of(sc, key, ticket), pushes);

@@ -30,7 +30,7 @@ static void work(hpc_core *core, hpc_work *w, int slot) {
     hpc_row_took(w, slot);
 }
 
-/* The same, where some inputs may have come without an update. */
+/* The same if inputs may have come without an update (a worker without a gradient). */
 static void work_present(hpc_core *core, hpc_work *w, int slot) {
     const hpc_inputs inputs = hpc_row_present(core, w, slot);
     int failed = 0;

@@ -7,11 +7,11 @@
  * their updates first, all together as under BSP. So the ranks of one group are in step; different groups are not. A
  * rank that pushes directly to an owner is a group of one.
  *
- * A sender's clock is the number of its updates; the smallest clock of the open senders is the share's *minimum*. An
- * answer that brings parameters to a sender at clock c waits until the minimum is at least c - s: it is *parked*, and
- * the update that raises the minimum sends it. Under ASYNC no answer waits. A worker asks for parameters by a separate
- * pull (servers_ssp.c says when it need not). A group gets parameters with the reply to its update, by relays if the
- * plan has them; each share answers the ranks at its own ends, as under BSP.
+ * A sender's clock is the number of its updates; the smallest clock of the open senders of a share (all rows of one key
+ * on one core) is its *minimum*. An answer that brings parameters to a sender at clock c waits until the minimum is at
+ * least c - s: it is *parked*, and the update that raises the minimum sends it. Under ASYNC no answer waits. A worker
+ * asks for parameters by a separate pull (servers_ssp.c says when it need not). A group gets parameters with the reply
+ * to its update, by relays if the plan has them; each share answers the ranks at its own ends, as under BSP.
  *
  * Writers, readers and order:
  * - A worker's parameters: written by the owners that answer a pull, between the pull's event and its signal; and by
@@ -29,9 +29,9 @@
  * - Slots, forwarding accumulators and relays of a group: as under BSP (stages.c). Each rank of the group feeds them
  *   and waits for the reply before it pushes again.
  *
- * A worker that has closed does not count in a minimum: its close waits until all its pushes are applied. Its closing
+ * The minimum leaves out a worker that has closed: its close waits until all its pushes are applied. Its closing
  * signal rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed brings no
- * more whole updates, and does not count in a minimum either.
+ * more whole updates, so the minimum leaves it out too.
  *
  * Waits form no circle: when a sender waits for another one, it has done at least s steps more, and s is 1 or more.
  * This holds even if the two take the keys in different orders. Inside a group all wait for the same folds. */

@@ -10,8 +10,8 @@
 int hpc_each_check(const hpc_exchange_config *config);
 
 /* Updates to receivers and peers wait in slots until a worker takes them. SSP(s) needs s + 2 slots. Under ASYNC only
- * the slots limit how far ranks drift apart, so they give the staleness: depth - 2, at least 1, because 0 would be BSP.
- * Opens the counts of steps. */
+ * the slots limit how far ranks drift apart, so the staleness is set by their number: depth - 2, at least 1, because 0
+ * would be BSP. Opens the counts of steps. */
 static inline int hpc_slots_open(hpc_scheme *sc, const char *op) {
     if (sc->asked.consistency == HPC_ASYNC) sc->asked.staleness = sc->layout.depth - 2;
     return hpc_open_begun(sc, op);

@@ -2,9 +2,9 @@
  *
  * fold is a push; it is answered when every worker's update is there. apply is a pull that brings the rule's arguments
  * and a factor for the mean; when every worker has called it, the rule runs and the parameters go out. skip drops the
- * updates. squares returns the sum of squares of each row's mean. gather sends the mean to the workers in float32: over
- * their gradients, or into separate memory if updates travel in another format. A worker may say that it has no
- * gradient: then it sends no bytes, and if no worker has one an apply changes nothing.
+ * updates. squares returns the sum of squares of the mean of each row (a chunk as its owner folds it). gather sends the
+ * mean to the workers in float32: over their gradients, or into separate memory if updates travel in another format. A
+ * worker may say that it has no gradient: then it sends no bytes, and if no worker has one an apply changes nothing.
  *
  * A core with its own thread makes the mean of a row as soon as its inputs are there, and keeps it. Without threads
  * that would cost the worker's CPU time and one more pass over memory: so the updates stay where they are, and an apply
@@ -23,8 +23,8 @@
  * Memory order, in addition to scheme.h's: updates are read, and a mean is written and read, between the last event of
  * a fold and the answer to the apply or skip that follows; every worker waits for that answer before it folds again.
  * Until then its gradient belongs to the exchange. gather writes its results, perhaps into the slots of the gradients,
- * between the last event of its calls and its answer. After that the updates are not read any more, unless the mean is
- * one of them: a single float32 input.
+ * between the last event of its calls and its answer. After the answer the updates are not read any more, unless the
+ * row has a single float32 input, which then is the mean.
  *
  * Among peers updates stay in their slots, and no sum is kept: each call folds them again. A fold is answered when all
  * updates that are sent to this rank are there. A pull goes only to this rank's own core, so each rank decides for its

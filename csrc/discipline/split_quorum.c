@@ -9,8 +9,8 @@
  * A pull says after which update it comes, by the low bits of how many updates this rank has sent to the share; so the
  * owner knows about which outcome the pull asks. The pull waits until there is that outcome.
  * - squares and gather are answered at once, from the mean of the version that the worker was told. When that mean is
- *   over, squares gets its known squares until a later mean is made; then they are unknown, and do not count in the sum
- *   that the worker gets. A gather then writes nothing: the worker's values stay, and the answer says so by unknown
+ *   over, squares gets its known squares until a later mean is made; then they are unknown, and the sum that the worker
+ *   gets leaves them out. A gather then writes nothing: the worker's values stay, and the answer says so by unknown
  *   squares.
  * - apply and skip of a worker whose update is in the mean decide for all workers. The first one counts; if another
  *   worker gives another scale or makes the other call, that fails the exchange. The call of a worker whose update is
@@ -227,7 +227,7 @@ static int agrees_to_decided(hpc_scheme *sc, const hpc_share *share, int sender,
     return agrees(sc, share, rank, &its->decided);
 }
 
-/* The same for the ranks of a group, unless they doubt: then each of them may have gathered other values. */
+/* The same for the ranks of a group, unless they doubt: doubting ranks may have gathered different values. */
 static int mates_agree(hpc_scheme *sc, const hpc_share *share, int rank) {
     const hpc_asker *a = hpc_asker_of(share, rank);
     const int group = hpc_sender_of(sc, share->key, rank);
@@ -407,7 +407,8 @@ static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* Sends a pull. An update for which the owner's ring had no room yet comes after this pull, and counts too. */
+/* Sends a pull. If the owner's ring had no room for an update yet, the update comes after this pull, and is counted as
+ * sent. */
 static int send_pull(hpc_scheme *sc, int s, int doubts, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);

@@ -1,5 +1,5 @@
-/* The rules that every plan must fulfil, whether a planner or a user has made it. The engine relies on all of them and
- * checks none again. */
+/* The rules that every plan must fulfil, whether a planner or a user has made it. The engine relies on these rules and
+ * does not check them again. */
 #include "codec/codec.h"
 #include "plan/plan.h"
 #include "base/status.h"

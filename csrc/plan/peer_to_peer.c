@@ -128,7 +128,7 @@ static void fill_edges(const hpc_peer_to_peer *p, const grouped *hosts, hpc_edge
     }
 }
 
-/* Fills in the rows of host h, every hosts->n-th of rows. chunks: n of them. bin_of: memory for n numbers. */
+/* Fills in the rows of host h, every hosts->n-th of rows. chunks has n rows; bin_of has room for n numbers. */
 static int fill_rows(const hpc_peer_to_peer *p, const grouped *hosts, int h, const hpc_row *chunks, int n, int *bin_of,
                      const hpc_edge *edges, hpc_row *rows) {
     const int first = hosts->first[h], its = hosts->first[h + 1] - first;

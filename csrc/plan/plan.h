@@ -1,5 +1,6 @@
 /* Plans inside the library: their limits, private copies, and the digest by which ranks check that they have the same
- * plan. */
+ * plan. A plan is a list of rows; a row says who folds a chunk (a range of a key's elements), from which inputs, and
+ * where the result goes. */
 #ifndef HPC_PLAN_H
 #define HPC_PLAN_H
 
@@ -36,8 +37,8 @@ int hpc_plan_block_make(const hpc_key *keys, int n_keys, int n_rows, size_t n_ed
  * key's unit. */
 uint64_t hpc_plan_unit(const hpc_key *key);
 
-/* How keys are cut into chunks: see hpc_hub.least. A chunk has whole units of its key and ends on a cache line, so it
- * has more than chunk bytes if one such unit has. */
+/* The sizes by which keys are cut into chunks: see hpc_hub.least. A chunk has whole units of its key and ends on a
+ * cache line, so it has more than chunk bytes if one such unit has. */
 typedef struct hpc_cutting {
     uint64_t chunk, least; /* bytes */
     int cores;             /* cores of all servers together; used only if least is not 0 */

@@ -37,7 +37,7 @@ static int is_own(const struct receiving *m, const hpc_row *row, const hpc_edge 
     return m->hosts == NULL ? out->rank == row->owner : m->hosts[out->rank] == m->hosts[row->owner];
 }
 
-/* How many receivers a row sends to: other rows, ranks of other hosts, and ranks of its owner's host. keeps: its owner
+/* Numbers of receivers of a row: other rows, ranks of other hosts, and ranks of its owner's host. keeps: its owner
  * needs a row only to keep a master. */
 struct ends {
     int rows, others, own, keeps;
