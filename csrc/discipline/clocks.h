@@ -66,8 +66,8 @@ int hpc_sender_is_open(const hpc_scheme *sc, int key, int sender);
 uint64_t hpc_clocks_least(const hpc_scheme *sc, const hpc_share *share);
 /* Returns whether more ranks have closed since the core's last call of this function. */
 int hpc_core_sees_closed(hpc_core *core);
-/* Raises *pushes to the number of rank's pushes that a share of this rank has begun to apply or sum: the largest number
- * over all shares. */
+/* For each share of this rank: raises *pushes to the number of rank's pushes that the share has begun to apply or to
+ * sum, if that is more. */
 void hpc_clocks_raise_begun(const hpc_scheme *sc, int rank, uint64_t *pushes);
 /* Called by publish: sets all clocks to 0. No rank has a push or pull pending. */
 void hpc_clocks_level(hpc_scheme *sc);

@@ -47,8 +47,8 @@ typedef struct hpc_graph_fold {
 } hpc_graph_fold;
 int hpc_graph_work(hpc_core *core, const hpc_graph_fold *its);
 
-/* hpc_pace.is_late: of rank's pushes that are sent to this rank, the last one up to the ticket's push less the
- * staleness must be there. */
+/* hpc_pace.is_late: rank is late if it has not made the last push that it sends to this rank, of those up to the
+ * ticket's push less the staleness. */
 int hpc_graph_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
 
 #endif

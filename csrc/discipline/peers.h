@@ -19,7 +19,7 @@ void hpc_peers_note_used(const hpc_scheme *sc, const hpc_share *share, int input
  * free. */
 int hpc_peers_note_came(const hpc_scheme *sc, const hpc_share *share, int input, int slot, int how);
 
-/* hpc_pace.is_late under BSP: every rank that sends to this rank must have pushed as often as this rank. */
+/* hpc_pace.is_late under BSP: a rank that sends to this rank is late if it has made fewer pushes than this rank. */
 int hpc_peers_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
 
 #endif

@@ -171,8 +171,8 @@ static int takes_part(const hpc_plan *plan, int i) {
     return row->action == HPC_EMIT || (row->quorum != row->n_in && row->action != HPC_APPLY) || has_no_weight(row);
 }
 
-/* A row that forwards to a row that applies the rule takes the version from its owner's own push, for the updates of
- * all its ranks. */
+/* A row that forwards to a row that applies the rule takes the version of the forward from its owner's push, so its
+ * owner must push to it. */
 static int forwards_for_others(const hpc_plan *plan, int i) {
     const hpc_row *row = &plan->rows[i];
     return hpc_forwards_to_rule(plan, row) && !hpc_row_has_input(row, row->owner);
@@ -205,7 +205,7 @@ static const refusal of_groups[] = {
 };
 
 /* Returns, for a row that applies the rule, whether every rank that sends to it gets its parameters: from the row
- * itself, or from a relay that this rank owns. */
+ * itself, or from a relay that the sending rank owns. */
 static int answers_inputs(const hpc_row *row) {
     for (int i = 0; i < row->n_in; i++) {
         int answers = 0;

@@ -20,7 +20,7 @@ enum { NEAR = 2 };
 /* A core's view of a sender. */
 typedef struct watched {
     char absent;       /* it let a fold wait in vain, and has sent nothing since */
-    char closes, gone; /* closes: it has closed; gone: and everything that it sent before has been taken */
+    char closes, gone; /* closes: it has closed; gone: it has, and all that it had sent was taken */
 } watched;
 
 /* The state of a core. */
@@ -238,8 +238,8 @@ static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, u
 
 /* ---- when a fold is due ---- */
 
-/* Counts of senders: those with an update for a version, others that may still send it, and how many of the others are
- * expected soon. */
+/* Counts of senders: how many have brought an update for a version, how many others may still bring it, and how many of
+ * these are expected soon. */
 typedef struct survey {
     int brought, open, expected;
 } survey;

@@ -73,8 +73,8 @@ static int is_empty(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
 }
 
 /* Puts all pieces of push number n back into the residual, because it was left out or is not sent at all. Their bytes
- * still lie there as they were sent: the next push waits until this outcome was heard (hear). Each relay row has its
- * own word that says whether the update was used; the next reply overwrites that word. */
+ * are still in the slot as they were sent: the next push waits until this outcome was heard (hear). Each relay row has
+ * its own word that says whether the update was used; the next reply overwrites that word. */
 static void take_back(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     if (passes_by(sc, share, n)) return;
     for (int i = 0; i < share->n_rows && hpc_key_has_pieces(sc, share->key); i++) {

@@ -546,8 +546,9 @@ static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const 
     return moment == HPC_ON_PUBLISH ? level(sc, l, op) : HPC_OK;
 }
 
-/* Returns how many receivers, here or at other ranks, have not told the last version. This rank must serve until then:
- * after its close it may be gone before its core has told the ranks that wait for that. */
+/* hpc_gate.outstanding: finds the ranks whose receivers have not told the last version, or from which a receiver here
+ * still has to get it. A receiver of this rank counts until it has told its version: ranks wait for that, and after its
+ * close this rank may be gone before its core has told them. */
 static int outstanding(const hpc_scheme *sc, int *ranks) {
     int n = 0;
     for (int k = 0; k < sc->plan->n_keys && (ranks != NULL || n == 0); k++)

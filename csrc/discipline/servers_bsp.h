@@ -13,7 +13,7 @@ int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 /* Counts an input that has come without an update: its worker, or its group, has skipped a step. */
 void hpc_whole_empty_came(hpc_core *core, hpc_work *w, int input);
 
-/* hpc_pace.is_late: every rank must have pushed as often as this rank. */
+/* hpc_pace.is_late: a rank is late if it has made fewer pushes than this rank. */
 static inline int hpc_whole_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
     (void)sc, (void)rank, (void)key;
     return !(ticket & HPC_PULL_TICKET) && pushes < ticket / 2;

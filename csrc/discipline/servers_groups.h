@@ -23,7 +23,7 @@ int hpc_groups_find_in(hpc_scheme *sc, int (*folds)(const hpc_scheme *sc, int ro
 /* Returns the group for which a row folds, or to which it relays. */
 int hpc_group_of_row(const hpc_scheme *sc, int row);
 
-/* hpc_pace.is_late: every rank of the same group must have pushed as often as this rank. */
+/* hpc_pace.is_late: a rank of the same group is late if it has made fewer pushes than this rank. */
 int hpc_groups_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
 
 /* hpc_gate.missing for a group's ranks. The discipline answers two questions about this rank's shares that apply the

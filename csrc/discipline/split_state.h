@@ -57,8 +57,9 @@ typedef struct hpc_split_means {
 /* Slots of the worker, which a quorum uses too. */
 int hpc_split_check(const hpc_context *c, const hpc_exchange_config *f);
 int hpc_split_plan(hpc_scheme *sc, hpc_split *its, const char *op);
-/* hpc_split_plan_own takes memory of nbytes for the scheme's state, whose first member is an hpc_split, and does the
- * same if fold and apply are two calls. hpc_split_plan_alone does so for a state that is only an hpc_split. */
+/* hpc_split_plan_own takes memory of nbytes for the scheme's state, whose first member is an hpc_split, and if fold and
+ * apply are two calls does what hpc_split_plan does. hpc_split_plan_alone does so for a state that is only an
+ * hpc_split. */
 int hpc_split_plan_own(hpc_scheme *sc, size_t nbytes, const char *op);
 int hpc_split_plan_alone(hpc_scheme *sc, const char *op);
 int hpc_split_may_push(hpc_scheme *sc, int key, const char *op);
