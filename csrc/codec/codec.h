@@ -76,11 +76,13 @@ typedef struct hpc_codec {
     int (*add_all)(const hpc_codec_config *config, float *param, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                    double rate, int *wrong);
     /* The same for any rule, a part at a time. NULL: the sum of a row is made as a whole.
-     * check_all returns 0 if all inputs are pieces of n elements; otherwise the error of one of them, whose number
-     * *wrong gets. add_range adds elements from to from + count - 1 of their weighted sum, with the bits of decode_add,
-     * to sum[0..count). A piece that has changed since it was checked may add any values, but nothing outside sum is
-     * written. squares returns 1 and sets *squares to the sum of squares of the weighted sum, up to rounding; or 0 if
-     * that needs the sum itself. */
+     * - check_all returns 0 if all inputs are pieces of n elements; otherwise the error of one of them, whose number
+     *   *wrong gets.
+     * - add_range adds elements from to from + count - 1 of their weighted sum, with the bits of decode_add, to
+     *   sum[0..count). A piece that has changed since it was checked may add any values, but nothing outside sum is
+     *   written.
+     * - squares returns 1 and sets *squares to the sum of squares of the weighted sum, up to rounding; or 0 if that
+     *   needs the sum itself. */
     int (*check_all)(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                      int *wrong);
     void (*add_range)(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,

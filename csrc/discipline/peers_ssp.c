@@ -21,7 +21,7 @@
  * wait for each other. So a slow worker never waits for a fast one, not even for one that stands at a barrier.
  *
  * Settle applies updates up to the worker's own clock as they come; publish and close apply all. The worker does not
- * compute meanwhile. A peer that has closed does not count any more. It closes when all its receivers have applied its
+ * compute meanwhile. No step waits for a peer that has closed. A peer closes when all its receivers have applied its
  * last push, and then serves until all have closed, so its copy misses no updates of others.
  *
  * Writers, readers and order:

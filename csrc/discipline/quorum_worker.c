@@ -393,8 +393,8 @@ static void give_up(hpc_scheme *sc, int key, uint64_t n, int all) {
     }
 }
 
-/* Waits until a push was folded here, and then until all neighbours have taken it or their time (patience) is over.
- * If the call's deadline comes first, the next call goes on waiting. */
+/* Waits until a push was folded here, and then until all neighbours have taken it or their time (patience) is over. If
+ * the call's deadline comes first, the next call goes on waiting. */
 static int wait_taken(hpc_scheme *sc, int key, uint64_t ticket, hpc_limit *l, const char *op) {
     hpc_key_versions *of = hpc_versions_of(sc, key);
     int status = send_all(sc);

@@ -26,11 +26,11 @@
  * host, as of any other. Each rank has its own receiver, to which a row of the host passes versions on. The ranks of a
  * host push equally often: when one has closed, later pushes of the others are not folded.
  *
- * Versions do not wait for a worker that has closed and whose pushes have all come. Then several versions
- * may close at once: their sum gets the number of the last one. A sum without updates is sent too, because a worker
- * may wait for its number; the receivers then apply nothing. When all workers have closed, a last version has the
- * number of the largest clock. All ranks know this number from the closing counts, and ranks that own rows serve until
- * all receivers of these rows have applied it.
+ * Versions do not wait for a worker that has closed and whose pushes have all come. Then several versions may close at
+ * once: their sum gets the number of the last one. A sum without updates is sent too, because a worker may wait for its
+ * number; the receivers then apply nothing. When all workers have closed, a last version has the number of the largest
+ * clock. All ranks know this number from the closing counts, and ranks that own rows serve until all receivers of these
+ * rows have applied it.
  *
  * Slots. d is the plan's depth, at least s + 2. A worker that has pushed t times has had the answer to push t - 1, so
  * its receiver has applied version t - 1 - s. Versions are sent in order, with rising numbers. So when version t is
@@ -59,7 +59,7 @@
  * - base, levels: written by the worker with all its cores paused; last is written before levels is set;
  * - counts of pushes, versions: written by the core; read by waits, to name ranks, and in settle and publish.
  *
- * Waits form no circle: the slowest worker does not wait, because all others have pushed as often. */
+ * Waits form no circle: the slowest worker does not wait, because all others have pushed at least as often. */
 #include "discipline/servers_each.h"
 #include "discipline/graph.h"
 #include "discipline/servers_groups.h"

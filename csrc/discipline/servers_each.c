@@ -29,9 +29,9 @@
  * - Slots, forwarding accumulators and relays of a group: as under BSP (stages.c). Each rank of the group feeds them
  *   and waits for the reply before it pushes again.
  *
- * The minimum leaves out a worker that has closed: its close waits until all its pushes are applied. Its closing
- * signal rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed brings no
- * more whole updates, so the minimum leaves it out too.
+ * The minimum leaves out a worker that has closed: its close waits until all its pushes are applied. Its closing signal
+ * rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed brings no more
+ * whole updates, so the minimum leaves it out too.
  *
  * Waits form no circle: when a sender waits for another one, it has done at least s steps more, and s is 1 or more.
  * This holds even if the two take the keys in different orders. Inside a group all wait for the same folds. */

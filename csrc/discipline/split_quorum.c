@@ -7,7 +7,7 @@
  * worker waits for a late one, and a late worker waits at most for the mean of the version that it was told.
  *
  * A pull says after which update it comes, by the low bits of how many updates this rank has sent to the share; so the
- * owner knows about which outcome the pull asks. The pull waits until there is that outcome.
+ * owner knows about which outcome the pull asks. The pull waits until that outcome is known.
  * - squares and gather are answered at once, from the mean of the version that the worker was told. When that mean is
  *   over, squares gets its known squares until a later mean is made; then they are unknown, and the sum that the worker
  *   gets leaves them out. A gather then writes nothing: the worker's values stay, and the answer says so by unknown
@@ -499,8 +499,8 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
     return add_silent(sc, share, NOBODY, ranks, &found) ? found : hpc_outlet_missing(sc, s, ticket, ranks, found);
 }
 
-/* Adds the missing ranks that this rank's own shares of the key show; otherwise the owner. A relay's owner is
- * added only when all owners have answered. A pull also waits for the other ranks of its group. */
+/* Adds the missing ranks that this rank's own shares of the key show; otherwise the owner. A relay's owner is added
+ * only when all owners have answered. A pull also waits for the other ranks of its group. */
 static int missing_in_groups(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_pushed *k = &sc->keys[share->key];

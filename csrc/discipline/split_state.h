@@ -110,8 +110,8 @@ int hpc_split_open_squares(hpc_scheme *sc, const hpc_share *share, hpc_split_mea
 /* Called when a row has its inputs: forgets the last mean. A core with a thread makes the next mean now. Returns
  * nonzero if a user's kernel has failed. */
 int hpc_split_begin_row(hpc_core *core, hpc_work *w, double *squares);
-/* Carries out a pull for a row. sender: the only one that gets the parameters or the mean, or HPC_EVERYBODY.
- * args: the scale, and the arguments of the rule. Returns nonzero if the exchange has failed. */
+/* Carries out a pull for a row. sender: the only one that gets the parameters or the mean, or HPC_EVERYBODY. args: the
+ * scale, and the arguments of the rule. Returns nonzero if the exchange has failed. */
 int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, const double *args, double *squares);
 /* Called when a relay's input has come: parameters that an owner sends in answer to pulls, or an event without
  * parameters (how is HPC_CAME_EMPTY). */
