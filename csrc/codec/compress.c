@@ -1,4 +1,4 @@
-/* Packing pieces, and unpacking them. A compressor is one const struct below and one line in the array. */
+/* Packs pieces, and unpacks them. A compressor is one const struct below and one line in the array. */
 #include "codec/compress.h"
 
 #include <dlfcn.h>
@@ -14,7 +14,7 @@ enum { HEAD = sizeof(hpc_piece_head), BODY = HEAD + sizeof(uint32_t), SYMBOLS = 
 
 struct symbol {
     const char *name;
-    void *pointer; /* to a pointer to a function, which loading sets */
+    void *pointer; /* points to a pointer to a function, which loading sets */
 };
 
 typedef struct compressor {
@@ -22,8 +22,8 @@ typedef struct compressor {
     struct symbol symbols[SYMBOLS + 1]; /* up to the first without a name */
     pthread_once_t *once;
     void (*load)(void);
-    /* Sizes are in bytes. bound returns the room that compressing n bytes needs at the most, or 0 if n bytes are too
-     * many for one call. compress and decompress return how many bytes they have written, or 0 if they have failed. */
+    /* Sizes are in bytes. bound returns the most room that compressing n bytes needs, or 0 if one call cannot take n
+     * bytes. compress and decompress return how many bytes they have written, or 0 if they have failed. */
     size_t (*bound)(size_t n);
     size_t (*compress)(const char *from, size_t n, char *to, size_t room);
     size_t (*decompress)(const char *from, size_t n, char *to, size_t room);
@@ -190,7 +190,7 @@ static size_t zlib_compress(const char *from, size_t n, char *to, size_t room) {
 static size_t zlib_decompress(const char *from, size_t n, char *to, size_t room) {
     unsigned long made = room, used = n;
     int status = zlib.decompress((unsigned char *)to, &made, (const unsigned char *)from, &used);
-    return status == ZLIB_OK && used == n ? made : 0; /* the others refuse what lies behind the end by themselves */
+    return status == ZLIB_OK && used == n ? made : 0; /* the other libraries refuse bytes after the end by themselves */
 }
 
 static pthread_once_t zlib_once = PTHREAD_ONCE_INIT;
@@ -220,7 +220,7 @@ static const compressor *const compressors[HPC_COMPRESSIONS] = {
     [HPC_COMPRESS_ZLIB] = &zlib_compressor,
 };
 
-/* Never unloaded: any thread may be in it. */
+/* Loads a library. It is never unloaded, because any thread may be in it. */
 static void load(int number) {
     const compressor *c = compressors[number];
     char *why = loaded[number].why;
@@ -238,7 +238,7 @@ static void load(int number) {
                      s->name, c->package);
             return;
         }
-        memcpy(s->pointer, &found, sizeof found); /* ISO C has no conversion to a function's pointer */
+        memcpy(s->pointer, &found, sizeof found); /* ISO C cannot convert void * to a function pointer */
     }
     loaded[number].ready = 1;
 }
@@ -247,7 +247,7 @@ static int is_number(int number) {
     return number >= 0 && number < HPC_COMPRESSIONS;
 }
 
-/* NULL for HPC_COMPRESS_NONE, for no number, and where the library cannot be loaded. */
+/* Returns NULL for HPC_COMPRESS_NONE, for an unknown number, and if the library cannot be loaded. */
 static const compressor *compressor_of(int number) {
     if (!is_number(number) || number == HPC_COMPRESS_NONE) return NULL;
     pthread_once(compressors[number]->once, compressors[number]->load);
@@ -304,7 +304,7 @@ int64_t hpc_piece_pack(int number, void *piece, size_t cap, void *scratch, size_
 
     char *bytes = piece;
     const size_t made = c->compress(bytes + HEAD, body, scratch, room);
-    if (made == 0 || BODY + made >= raw) return raw; /* a library without memory has failed, and raw is right too */
+    if (made == 0 || BODY + made >= raw) return raw; /* perhaps the library had no memory; raw is valid too */
     head.nbytes = (uint32_t)(BODY + made);
     head.packed = (uint16_t)number;
     memcpy(bytes, &head, sizeof head);
@@ -347,7 +347,7 @@ int64_t hpc_piece_pack_by(const hpc_codec_config *config, void *piece, size_t ca
     return hpc_piece_pack(config->compress, piece, cap, scratch, room);
 }
 
-/* A core loads no library that the key has not asked for. */
+/* Accepts only the key's compression, so a core never loads a library that the key has not asked for. */
 int64_t hpc_piece_unpack_by(const hpc_codec_config *config, const void *piece, int64_t nbytes, void *raw, size_t cap,
                             void *scratch, size_t room) {
     hpc_piece_head head;

@@ -1,5 +1,5 @@
-/* A matrix as pairs of vectors, whose products u v^T add up to it (SFB, section 2). A piece of n elements is its rows
- * of each u, and all of each v; or the sum itself, where that takes fewer bytes. Nothing is held back. */
+/* A matrix as pairs of vectors, whose products u v^T add up to it (SFB, section 2). A piece of n elements has its rows
+ * of each u, and all of each v; or the sum itself, if that takes fewer bytes. There is no residual. */
 #include "codec/factors.h"
 
 #include <math.h>
@@ -18,13 +18,13 @@ static size_t length(const hpc_codec_config *config, const void *piece, uint64_t
 
 /* ---- encode ---- */
 
-/* A piece that is written from an update. */
+/* A piece that is being written from an update. */
 typedef struct outlet {
     const struct hpc_factor_kernels *kernels;
     const struct hpc_fold_kernels *fold;
     hpc_factor_sizes sizes;
     hpc_factors from;
-    uint64_t first, count; /* row of the piece; pairs */
+    uint64_t first, count; /* the first row of the piece; the number of pairs */
     char *at, *end;
 } outlet;
 
@@ -43,7 +43,7 @@ static void write_values(const outlet *o, void *to, const float *from, size_t n)
         o->fold->encode(to, from, n, o->sizes.values);
 }
 
-/* Entries of a vector in a sparse piece. */
+/* Returns the entries of a vector in a sparse piece, or HPC_FACTOR_DENSE. */
 static uint32_t entries_of(const outlet *o, const float *vector, uint64_t length, size_t index) {
     const size_t item = o->sizes.item, entries = o->kernels->count(vector, length);
     const uint64_t dense = hpc_factors_vector(length, HPC_FACTOR_DENSE, item, index);
@@ -87,7 +87,7 @@ static void write_sum(const outlet *o) {
         }
 }
 
-/* Nonzero when the vector has become longer since its bytes were counted. */
+/* Writes a vector of a sparse piece. Returns nonzero if the vector has become longer since its bytes were counted. */
 static int write_vector(outlet *o, char *table, const float *vector, uint64_t length, size_t index) {
     const uint32_t entries = entries_of(o, vector, length, index);
     const uint64_t nbytes = hpc_factors_vector(length, entries, o->sizes.item, index);
@@ -179,7 +179,7 @@ static void encode_nothing(const hpc_codec_config *config, int64_t n, void *out)
 
 /* ---- add ---- */
 
-/* 0, or the status of the first input that is no piece, whose number *wrong gets. */
+/* Returns 0, or the status of the first input that is no piece, whose number *wrong gets. */
 static int check_all(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                      int *wrong) {
     for (int i = 0; i < n_inputs; i++) {
@@ -191,7 +191,7 @@ static int check_all(const hpc_codec_config *config, int64_t n, const hpc_codec_
     return 0;
 }
 
-/* A part of an array, row by row. */
+/* Adds a part of an array, row by row. */
 static void add_array(const hpc_factor_part *part, const hpc_factor_sizes *s, const hpc_factors_array *array) {
     for (uint32_t j = 0; j < part->rows; j++)
         hpc_codec_add_array(part->to + j * part->stride, part->columns,
@@ -310,7 +310,8 @@ static void add_range(const hpc_codec_config *config, int64_t n, const hpc_codec
 
 /* ---- the sum of squares ---- */
 
-/* The products of pairs a with pairs b; of the same ones each two are met once. */
+/* Returns the sum of the products of pairs a with pairs b. If a and b are the same pairs (same), each product of two is
+ * computed once and counted twice. */
 static double cross(const hpc_factor_sizes *s, const hpc_factor_pair *a, size_t n_a, const hpc_factor_pair *b,
                     size_t n_b, int same) {
     const struct hpc_factor_kernels *kernels = hpc_factor_kernels_of(HPC_ISA_BEST);
@@ -324,7 +325,7 @@ static double cross(const hpc_factor_sizes *s, const hpc_factor_pair *a, size_t 
     return sum;
 }
 
-/* |sum of w u v^T|^2 = sum over each two pairs of w w' (u . u') (v . v'). */
+/* |sum of w u v^T|^2 = sum over all two pairs of w w' (u . u') (v . v'). */
 static int squares(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                    double *sum) {
     hpc_factor_pair a[HPC_FACTOR_PAIRS], b[HPC_FACTOR_PAIRS];
@@ -371,12 +372,12 @@ static size_t source_bytes(const hpc_codec_config *config, uint64_t n) {
     return hpc_factors_bytes(config);
 }
 
-/* Pairs of an update; 0: its count is wrong, and encode says so. */
+/* Returns the number of pairs of an update; 0 if its count is wrong, which encode reports. */
 static uint64_t pairs_of(const hpc_factors *from) {
     return *from->count < 0 || *from->count > from->pairs ? 0 : (uint64_t)*from->count;
 }
 
-/* The products are scaled by their first vectors. */
+/* Scales the products by scaling their first vectors. */
 static void scale(const hpc_codec_config *config, void *source, float factor) {
     const hpc_factors from = hpc_factors_at(config, source);
     const uint64_t n = pairs_of(&from) * from.rows;

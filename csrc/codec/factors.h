@@ -1,18 +1,18 @@
-/* Factors: where the parts of an update lie, as a trainer writes it. */
+/* Factors: the layout of an update, as a trainer writes it. */
 #ifndef HPC_FACTORS_H
 #define HPC_FACTORS_H
 
 #include "codec/codec.h"
 
-/* Bytes before the vectors: the count of pairs lies there. */
+/* Bytes before the vectors, in which the count of pairs stands. */
 enum { HPC_FACTORS_HEAD = 64 };
 
-/* Bytes of a whole update: the head, then u and v of all pairs. */
+/* Returns the bytes of a whole update: the head, then u and v of all pairs. */
 static inline size_t hpc_factors_bytes(const hpc_codec_config *config) {
     return HPC_FACTORS_HEAD + (size_t)config->pairs * (size_t)(config->rows + config->columns) * sizeof(float);
 }
 
-/* The parts of an update at source, which has hpc_factors_bytes. */
+/* Returns the parts of an update at source, which has hpc_factors_bytes. */
 static inline hpc_factors hpc_factors_at(const hpc_codec_config *config, void *source) {
     float *u = (float *)(void *)((char *)source + HPC_FACTORS_HEAD);
     return (hpc_factors){.count = source,
@@ -23,7 +23,7 @@ static inline hpc_factors hpc_factors_at(const hpc_codec_config *config, void *s
                          .columns = config->columns};
 }
 
-/* The codec's functions by the kernels of an instruction set (hpc_isa). */
+/* The codec's functions, by the kernels of an instruction set (hpc_isa). */
 int64_t hpc_factors_encode(const hpc_codec_config *config, const hpc_codec_source *source, int64_t n, void *out,
                            int64_t cap, int64_t *kept, int isa);
 int hpc_factors_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,

@@ -22,12 +22,12 @@ size_t hpc_factors_most(const hpc_factor_sizes *sizes) {
 
 /* ---- one piece ---- */
 
-/* A word that another process may change: read once. */
+/* Reads a word once, because another process may change it. */
 static uint32_t word_at(const char *table, uint64_t i) {
     return atomic_load_explicit((const _Atomic uint32_t *)(const void *)table + i, memory_order_relaxed);
 }
 
-/* The next vector, and moves *at behind it. Nonzero when it would end behind end. */
+/* Takes the next vector, and moves *at past it. Returns nonzero if it would pass end. */
 static int take_vector(const hpc_factor_sizes *sizes, const char **at, const char *end, uint64_t length, size_t index,
                        uint32_t entries, int padded, hpc_factor *vector) {
     const int dense = entries == HPC_FACTOR_DENSE;
@@ -80,7 +80,7 @@ static int take_pair(hpc_factors_walk *w, hpc_factor_pair *pair) {
     return status;
 }
 
-/* The head of a piece of n elements, which holds no more than such a piece may. */
+/* Reads the head of a piece of n elements, and checks that the piece is not larger than such pieces may be. */
 static int read_head(const hpc_factor_sizes *s, int64_t n, const void *in, int64_t nbytes, hpc_piece_head *head) {
     const int status = hpc_piece_read(head, in, nbytes, n);
     if (status != 0) return status;
@@ -128,7 +128,7 @@ void hpc_factors_begin(hpc_factors_walk *walk, const hpc_codec_config *config, i
         .sizes = hpc_factors_sizes(config, (uint64_t)n), .inputs = inputs, .n_inputs = n_inputs, .n = n};
 }
 
-/* A piece that has changed since its check adds the pairs read before the change shows. */
+/* If a piece has changed since its check, the pairs that were read before the change are added. */
 size_t hpc_factors_next(hpc_factors_walk *w, hpc_factor_pair *pairs, hpc_factors_array *array) {
     size_t some = 0;
     array->values = NULL;
@@ -145,7 +145,7 @@ size_t hpc_factors_next(hpc_factors_walk *w, hpc_factor_pair *pairs, hpc_factors
         const hpc_codec_input *in = &w->inputs[w->at];
         hpc_piece_head head;
         const int status = read_head(&w->sizes, w->n, in->piece, in->nbytes, &head);
-        if (status == 0 && head.form == HPC_PIECE_DENSE && some > 0) break; /* once the pairs before it are taken */
+        if (status == 0 && head.form == HPC_PIECE_DENSE && some > 0) break; /* after the pairs before it are taken */
         w->at++;
         if (status == 0 && head.form == HPC_PIECE_DENSE) {
             *array = (hpc_factors_array){(const char *)in->piece + sizeof head, in->weight};

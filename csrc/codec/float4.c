@@ -1,5 +1,5 @@
-/* Four bits an element, and a scale for each unit: a sign and three bits of exponent (E3M0), which Streaming DiLoCo
- * sends outer gradients in (arXiv 2501.18512). */
+/* Four bits for each element, and a scale for each unit of elements. The four bits are a sign and three bits of
+ * exponent (E3M0), in which Streaming DiLoCo sends outer gradients (arXiv 2501.18512). */
 #include <math.h>
 #include <string.h>
 
@@ -7,9 +7,9 @@
 #include "kernel/float4.h"
 #include "kernel/half.h"
 
-enum { SHORTEST = 16 /* elements of a unit, below which the scale takes too much */ };
+enum { SHORTEST = 16 /* elements of the shortest unit: below, scales take too much */ };
 
-/* Bytes behind the head of a piece. */
+/* Returns the bytes after the head of a piece. */
 static uint64_t body_bytes(uint64_t n, uint64_t unit) {
     uint64_t whole = n / unit, last = n % unit;
     return (whole + (last > 0)) * sizeof(float) + whole * ((unit + 1) / 2) + (last + 1) / 2;
@@ -25,12 +25,12 @@ static size_t length(const hpc_codec_config *config, const void *piece, uint64_t
     return hpc_piece_length(piece, max_bytes(config, n));
 }
 
-/* Without feedback the errors of rounding are lost, as in the paper. */
+/* Without feedback the rounding errors are lost, as in the paper. */
 static int keeps(const hpc_codec_config *config) {
     return !config->no_feedback;
 }
 
-/* A unit with NaN or Inf sends these alone. The others are left out. */
+/* Encodes a unit with NaN or Inf: only these are sent, and the other elements are left out. */
 static void put_wild(const float *u, size_t n, uint8_t *codes, float *rest) {
     memset(codes, 0, (n + 1) / 2);
     for (size_t i = 0; i < n; i++) {
@@ -41,7 +41,7 @@ static void put_wild(const float *u, size_t n, uint8_t *codes, float *rest) {
     }
 }
 
-/* The scale of a unit is its largest magnitude. Returns it. */
+/* Encodes a unit. Returns its scale, which is its largest magnitude. */
 static float put_unit(const struct hpc_float4_kernels *kernels, const float *x, float *residual, size_t n,
                       uint8_t *codes) {
     const float most = hpc_float_of_bits(kernels->largest(x, residual, n));
@@ -55,7 +55,7 @@ static float put_unit(const struct hpc_float4_kernels *kernels, const float *x, 
     return scale;
 }
 
-/* A piece of one element has the value that the element would have as the last one of a longer piece. */
+/* Writes a piece of one element: the value that the element would have as the last one of a longer piece. */
 static int64_t write_single(const struct hpc_float4_kernels *kernels, const float *x, float *residual, void *out) {
     float levels[HPC_FLOAT4_CODES];
     uint8_t code;
@@ -107,7 +107,7 @@ static int check_form(const hpc_piece_head *head, uint64_t body) {
     return body == body_bytes(head->n, head->entries) ? 0 : HPC_PIECE_BAD_LENGTH;
 }
 
-/* Whether the half of a byte behind a last, single element is 0 in all units. */
+/* Returns whether, in all units of an odd number of elements, the unused half of the last byte is 0. */
 static int is_padded(const uint8_t *codes, size_t n, size_t unit) {
     for (size_t from = 0; from < n; from += unit) {
         const size_t some = n - from < unit ? n - from : unit;

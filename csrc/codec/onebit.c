@@ -1,4 +1,4 @@
-/* A bit an element, and two values for each unit. */
+/* One bit for each element, and two values for each unit of elements. */
 #include <math.h>
 #include <string.h>
 
@@ -13,13 +13,13 @@ static int64_t write_dense(const float *x, int64_t n, float *residual, void *out
     return hpc_piece_finish(out, HPC_PIECE_DENSE, HPC_F32, n, n, (size_t)n * sizeof *values);
 }
 
-/* Bytes behind the head of a piece of signs. */
+/* Returns the bytes after the head of a piece of signs. */
 static uint64_t signs_bytes(uint64_t n, uint64_t unit) {
     uint64_t whole = n / unit, last = n % unit;
     return (whole + (last > 0)) * 2 * sizeof(float) + whole * ((unit + 7) / 8) + (last + 7) / 8;
 }
 
-/* Dense float32 where that takes no more. */
+/* Dense float32 is used if it takes no more bytes. */
 static size_t max_bytes(const hpc_codec_config *config, uint64_t n) {
     const uint64_t signs = signs_bytes(n, config->unit), dense = n * sizeof(float);
     return sizeof(hpc_piece_head) + (size_t)(signs < dense ? signs : dense);
@@ -33,9 +33,9 @@ static float mean_of(double sum, size_t count) {
     return count > 0 ? (float)(sum / (double)count) : 0;
 }
 
-/* A bit an element (CNTK's 1-bit SGD): units of elements in a row, each with the mean of its elements from 0 up and the
- * mean of the others; the residual is the difference to these. Dense float32 where units are so small that this takes
- * less. A piece begins with a unit. */
+/* Encodes one bit for each element (CNTK's 1-bit SGD). A unit is a run of elements; it has the mean of its elements
+ * that are 0 or more, and the mean of the others. The residual is the difference to these means. If units are so small
+ * that dense float32 takes no more bytes, that is written. A piece begins with a unit. */
 static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
                       int64_t cap, int64_t *kept) {
     const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(HPC_ISA_BEST);

@@ -1,4 +1,4 @@
-/* Reading pieces, and adding them. */
+/* Reads pieces, and adds them. */
 #include "codec/piece.h"
 
 #include <string.h>
@@ -92,7 +92,7 @@ void hpc_piece_encode_nothing(const hpc_codec_config *config, int64_t n, void *o
 /* ---- adding --------------------------------------------------------------------------------------------------------
  */
 
-/* A piece of values and their places, on its way into acc. */
+/* A piece of values and their places, which is being added. */
 typedef struct piece_intake {
     const hpc_piece_head *head;
     const struct hpc_sparse_kernels *kernels;
@@ -103,7 +103,7 @@ typedef struct piece_intake {
     double weight;
 } piece_intake;
 
-/* The next count values, weighted: in block, or where they lie. */
+/* Returns the next count values, weighted: in block, or in place if they need no change. */
 static const float *weighted(const piece_intake *in, size_t first, size_t count, float *block) {
     int values = in->head->values;
     const void *from = in->values + first * hpc_dtype_bytes(values);
@@ -130,13 +130,14 @@ static int add_by_bits(const piece_intake *in, float *acc) {
     return 0;
 }
 
-/* Prefetches the elements that a piece is about to add to, into the second cache: it allows more pending loads than the
- * first. */
+/* Prefetches the elements to which a piece is about to add, into the second cache, which allows more pending loads than
+ * the first. */
 static void fetch(const float *acc, const uint32_t *positions, size_t count) {
     for (size_t i = 0; i < count; i++) __builtin_prefetch(acc + positions[i], 0, 2);
 }
 
-/* No two positions are the same. Two are loaded at once: loads and stores take most of the time. */
+/* Adds values at positions, of which no two are equal. Two positions are loaded at once, because loads and stores take
+ * most of the time. */
 static void add_at(float *restrict acc, const uint32_t *restrict positions, const float *restrict values,
                    size_t count) {
     size_t i = 0;
@@ -152,9 +153,9 @@ static void add_at(float *restrict acc, const uint32_t *restrict positions, cons
     for (; i < count; i++) acc[positions[i]] += values[i];
 }
 
-/* Codes of a byte, eight at a time by one multiplication: the fastest way where few of them skip and acc is in a near
- * cache. Positions are sums of the codes before them, in 16 bits each; the next eight wait for no more than their sum.
- */
+/* Adds values at places given by byte codes, eight codes at a time by one multiplication: the fastest way if few codes
+ * skip and acc is in a near cache. Positions are sums of the codes before them, in 16 bits each; the next eight codes
+ * wait only for that sum. */
 static void add_eights(float *restrict acc, const uint8_t *restrict codes, size_t n, const float *restrict values) {
     const uint64_t ones = UINT64_MAX / 255, lanes = UINT64_MAX / 65535;
     size_t i = 0;
@@ -183,7 +184,7 @@ static void add_eights(float *restrict acc, const uint8_t *restrict codes, size_
     }
 }
 
-/* Copies each block, then adds it: so the counted codes are the added ones, even if the piece changes meanwhile. */
+/* Copies each block before adding it: so the counted codes are the added ones, even if the piece changes meanwhile. */
 static int add_near_bytes(const piece_intake *in, float *acc) {
     size_t entries = in->head->entries, n = in->head->n, next = 0, used = 0;
     for (size_t from = 0; from < in->nbytes; from += CODES) {
@@ -216,7 +217,7 @@ static int add_by_gaps(const piece_intake *in, float *acc, int wide) {
         size_t some = codes - from < CODES ? codes - from : CODES;
         const uint8_t *at = in->rest + from * width;
         size_t count = (wide ? kernels->positions16 : kernels->positions8)(at, some, positions, &next);
-        if (count > entries - used) return HPC_PIECE_BAD_COUNT; /* now: the piece has changed */
+        if (count > entries - used) return HPC_PIECE_BAD_COUNT; /* the piece has changed since the count above */
         if (next > n) return HPC_PIECE_BAD_INDEX;
         if (n > NEAR) fetch(acc, positions, count);
         add_at(acc, positions, weighted(in, used, count, block), count);
@@ -239,7 +240,7 @@ static piece_intake open_values(const hpc_piece_intake *in) {
                           .weight = in->weight};
 }
 
-/* Bytes behind the values, in *rest. */
+/* Checks the values of a piece, and sets *rest to the bytes after them. */
 static int check_values(const hpc_piece_head *head, uint64_t body, uint64_t *rest) {
     const uint64_t values = (uint64_t)head->entries * hpc_dtype_bytes(head->values);
     if (head->entries > head->n) return HPC_PIECE_BAD_COUNT;
@@ -307,7 +308,7 @@ static const int writers[HPC_PIECE_FORMS] = {
     [HPC_PIECE_SPARSE] = HPC_FACTORS, [HPC_PIECE_FLOAT4] = HPC_FLOAT4,
 };
 
-/* NULL: there is no such form, or not its codec. */
+/* Returns NULL if there is no such form, or the codec that writes it is not in this build. */
 static const hpc_piece_form *form_of(const hpc_piece_head *head) {
     if (head->form < sizeof common / sizeof *common) return &common[head->form];
     const hpc_codec *codec = head->form < HPC_PIECE_FORMS ? hpc_codec_of(writers[head->form]) : NULL;

@@ -1,12 +1,12 @@
-/* Writing a piece: filter, then choose the form. */
+/* Writes a piece: filters, then chooses the form. */
 #include <string.h>
 
 #include "codec/piece.h"
 #include "base/isa.h"
 
-/* The bits of a piece of up to SMALL elements lie on the stack while it is written. A larger piece has its bits at the
- * end of its room, which the values reach only if nearly all elements are kept: it is dense then. Its slack, STEP
- * elements, lets the filter go on by steps of some length. */
+/* While a piece of up to SMALL elements is written, its bits are on the stack. A larger piece has its bits at the end
+ * of its room. The values reach them only if nearly all elements are kept, and then the piece becomes dense; it does so
+ * STEP elements before, so the filter can go on in steps. */
 enum { SMALL = 1 << 16, STEP = 1024 };
 
 /* A piece that is being written. */
@@ -16,7 +16,7 @@ typedef struct piece_outlet {
     hpc_filter_fn *filter;
     const float *x;
     float *residual;
-    uint8_t *values; /* behind the head; room for n */
+    uint8_t *values; /* after the head; room for n */
     uint8_t *bits;
     size_t n, item, nbits; /* nbits: bytes of bits */
     size_t kept;
@@ -29,8 +29,8 @@ static hpc_filter_fn *filter_of(const hpc_piece_filter *how, const struct hpc_sp
                                     : kernels->filter_bf16;
 }
 
-/* Filters count elements. Returns how many it kept, or HPC_PIECE_FAILED: a user's filter may set another number of bits
- * than it returns. */
+/* Filters count elements. Returns how many it kept, or HPC_PIECE_FAILED if a user's filter set another number of bits
+ * than it returned. */
 static int64_t filter_some(const piece_outlet *out, const float *x, float *residual, size_t count, void *values,
                            uint8_t *bits) {
     int64_t kept = out->filter(x, residual, (int64_t)count, out->how->delta, values, bits);
@@ -39,7 +39,7 @@ static int64_t filter_some(const piece_outlet *out, const float *x, float *resid
     return count % 8 != 0 && bits[count / 8] >> count % 8 != 0 ? HPC_PIECE_FAILED : kept;
 }
 
-/* Dense once so many elements are kept that bits would take as many bytes. */
+/* Returns the number of kept elements from which a piece is dense, because bits would take as many bytes. */
 static size_t dense_from(const piece_outlet *out) {
     size_t all = out->n * out->item;
     if (out->how->paper) return (out->n + 4) / 5;
@@ -47,7 +47,7 @@ static size_t dense_from(const piece_outlet *out) {
     return out->n <= SMALL ? from : from - STEP;
 }
 
-/* Filters until the end, or until the piece is dense: how many elements are done. */
+/* Filters until the end, or until the piece is dense; returns how many elements are done, or a negative error. */
 static int64_t filter_all(piece_outlet *out) {
     size_t limit = out->n <= SMALL ? out->n : (out->n * out->item - out->nbits) / out->item;
     size_t dense = dense_from(out), at = 0;
@@ -63,8 +63,9 @@ static int64_t filter_all(piece_outlet *out) {
     return (int64_t)at;
 }
 
-/* Undoes the filter on the first elements: their residual becomes all of u, and filtering u + 0 keeps the same elements
- * again. Then filters everything by blocks, and spreads the values. */
+/* Writes a dense piece. First undoes the filter on the elements that are done: their residual becomes all of u (update
+ * plus residual), and filtering u + 0 keeps the same elements again. Then filters everything by blocks, and spreads the
+ * values. */
 static int64_t write_dense(piece_outlet *out, size_t done) {
     static const float zeros[STEP];
     float values[STEP];
@@ -82,14 +83,15 @@ static int64_t write_dense(piece_outlet *out, size_t done) {
     return (int64_t)(out->n * out->item);
 }
 
-/* One more than the last element that is kept. */
+/* Returns one more than the index of the last kept element. */
 static size_t span_of(const piece_outlet *out) {
     size_t byte = out->nbits;
     while (byte > 0 && out->bits[byte - 1] == 0) byte--;
     return byte == 0 ? 0 : 8 * byte - (size_t)(__builtin_clz(out->bits[byte - 1]) - 24);
 }
 
-/* Gaps that take fewer than *best bytes, if there are any, behind the values: their form, or the form given. */
+/* Writes gaps after the values if they take fewer than *best bytes, and updates *best; returns their form, or form if
+ * no gaps do. */
 static int write_gaps(const piece_outlet *out, int form, size_t *best) {
     const struct hpc_sparse_kernels *kernels = out->kernels;
     uint8_t *to = out->values + out->kept * out->item;
@@ -107,11 +109,11 @@ static int write_gaps(const piece_outlet *out, int form, size_t *best) {
         *best = 2 * got;
         return HPC_PIECE_GAPS16;
     }
-    if (form == HPC_PIECE_GAPS8) kernels->gaps8(out->bits, out->n, to, most8); /* which were written over */
+    if (form == HPC_PIECE_GAPS8) kernels->gaps8(out->bits, out->n, to, most8); /* gaps16 has overwritten them */
     return form;
 }
 
-/* Behind the values, with the fewest bytes: how many, and the form. */
+/* Writes the rest, after the values, in the form with the fewest bytes. Returns the form; *nbytes gets its bytes. */
 static int write_rest(const piece_outlet *out, size_t *nbytes) {
     *nbytes = out->how->paper ? out->n * out->item - out->nbits - out->kept * out->item : out->nbits;
     int form = *nbytes > 0 ? write_gaps(out, HPC_PIECE_BITS, nbytes) : HPC_PIECE_BITS;
@@ -167,7 +169,7 @@ const char *hpc_piece_check_filter(const hpc_codec_config *config) {
     return config->state_slots == 0 ? NULL : "state_slots must be 0: its state is the residual";
 }
 
-/* Values that are left out, and not fed back, are lost. */
+/* Without feedback, values that are left out are lost. */
 int64_t hpc_piece_encode_filtered(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state,
                                   void *out, int64_t cap, int64_t *kept) {
     const hpc_codec_config *config = encoding->config;

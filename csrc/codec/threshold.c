@@ -1,10 +1,10 @@
-/* Keeps the elements larger than a given delta (Parameter Flow, 3.3). */
+/* Keeps the elements whose magnitude is larger than a given delta (Parameter Flow, 3.3). */
 #include <float.h>
 #include <math.h>
 
 #include "codec/piece.h"
 
-/* delta as a float32 that is no larger: nothing larger than delta stays back. */
+/* Returns delta as a float32, rounded down: so every element larger than delta is sent. */
 static float below(double delta) {
     float down = delta < (double)FLT_MAX ? (float)delta : FLT_MAX;
     return (double)down > delta ? nextafterf(down, 0) : down;

@@ -1,5 +1,6 @@
-/* About the largest fraction, by a delta that follows the density seen: own[0] is the next encoding's delta, 0 for one
- * from a sample of the magnitudes, and own[1] its trend. */
+/* Keeps about the given fraction of the elements, the largest ones, by a delta that follows the density seen so far.
+ * own[0] is the next encoding's delta, or 0 if that is to be found from a sample of the magnitudes; own[1] is the
+ * delta's trend. */
 #include <float.h>
 #include <math.h>
 
@@ -9,7 +10,8 @@
 enum { SAMPLE = 2048 };
 static const double GAIN = 0.4, TREND = 0.1, MOST_TREND = 0.25;
 
-/* Orders some numbers such that the one at place k is where it would be were they sorted, the largest first. */
+/* Reorders some numbers so that place k has the number that it would have if all were sorted, the largest first;
+ * returns that number. */
 static uint32_t select_at(uint32_t *some, int count, int k) {
     int from = 0, to = count - 1;
     while (from < to) {
@@ -33,8 +35,8 @@ static uint32_t select_at(uint32_t *some, int count, int k) {
     return some[k];
 }
 
-/* A delta with which about fraction of the elements are kept, and at least one that is not 0. The elements looked at
- * lie all over the piece; multiples of the golden ratio meet no row or column often. */
+/* Returns a delta with which about fraction of the elements are kept, and at least one that is not 0. The sampled
+ * elements are spread over the piece by multiples of the golden ratio, which rarely meet the same row or column. */
 static float sampled_delta(const float *x, const float *residual, int64_t n, double fraction) {
     uint32_t sizes[SAMPLE];
     int count = n < SAMPLE ? (int)n : SAMPLE;
@@ -44,16 +46,16 @@ static float sampled_delta(const float *x, const float *residual, int64_t n, dou
         sizes[i] = hpc_bits_of_float(x[at] + residual[at]) & 0x7fffffff;
     }
     int most = (int)(fraction * count);
-    uint32_t least = select_at(sizes, count, most > 1 ? most - 1 : 0); /* the least one kept */
+    uint32_t least = select_at(sizes, count, most > 1 ? most - 1 : 0); /* the smallest one kept */
     if (least == 0) return 0;
     return least > hpc_bits_of_float(FLT_MAX) ? FLT_MAX : hpc_float_of_bits(least - 1);
 }
 
-/* Sets the delta of the next step, or 0 for one from a sample. If the density is exp(-(delta / b)^p), GAIN brings delta
- * nearer by the factor 1 - GAIN p at each step. It is small because residuals pile up right below delta: if all
- * elements are alike, p is more than Gauss's 2, and a larger GAIN oscillates. At first residuals grow from step to
- * step, so that a delta that fits this step is too small for the next: trend, the sum of past corrections, goes
- * ahead. */
+/* Sets the delta of the next step, or 0 if it is to come from a sample. If the density is exp(-(delta / b)^p), each
+ * step multiplies the error of delta by 1 - GAIN p. GAIN is small because residuals pile up right below delta: if all
+ * elements are alike, p is more than Gauss's 2, and a larger GAIN would oscillate. At first residuals grow from step to
+ * step, so a delta that fits this step is too small for the next; trend, the sum of past corrections, makes up for
+ * that. */
 static void follow(float state[HPC_ENCODER_VALUES], float delta, int64_t kept, int64_t n, double fraction) {
     double wanted = fraction * (double)n < 1 ? 1 / (double)n : fraction, got = (double)kept / (double)n;
     state[0] = 0;

@@ -66,7 +66,7 @@ int hpc_core_sees_closed(hpc_core *core) {
     return news;
 }
 
-/* Some rows of a share may have taken fewer. */
+/* Returns how many updates of rank the share's most advanced row has taken. */
 static uint64_t most_taken(const hpc_scheme *sc, const hpc_share *share, int rank) {
     uint64_t most = 0;
     for (int i = 0; i < share->n_rows; i++) {

@@ -2,7 +2,7 @@
 
 #include "discipline/servers_groups.h"
 
-/* A quorum of all inputs is the same as no quorum. On a graph a rank's own update is not counted among the inputs. */
+/* A quorum of all inputs is the same as no quorum. On a graph a rank's own update does not count towards the quorum. */
 int hpc_config_misses_some(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && f->quorum != 0; i++)
         if (f->plan->rows[i].action != HPC_FORWARD && f->quorum < f->plan->rows[i].n_in - (f->graph != NULL)) return 1;
@@ -24,7 +24,8 @@ hpc_edges hpc_edges_of(const hpc_exchange_config *f) {
     return serves_others(f->plan) ? HPC_ALIKE : HPC_PEERS;
 }
 
-/* Whether a row of a plan of peers lacks the updates of some worker. Rows of the same elements lie side by side. */
+/* Returns whether a row of a plan of peers lacks the updates of some worker. Rows of the same elements are neighbours
+ * in the plan. */
 static int lacks_some(const hpc_plan *plan) {
     for (int first = 0, i = 0; i < plan->n_rows; first = i) {
         const hpc_row *row = &plan->rows[first];

@@ -54,7 +54,8 @@ static const choice choices[] = {
     // clang-format on
 };
 
-/* A row has one input, a fold of all, where receivers apply: any quorum is refused there. */
+/* If receivers apply the rule, each row has one input, the fold of all updates, so any quorum counts as a quorum; its
+ * check refuses it. */
 static unsigned inputs_of(const hpc_exchange_config *f, hpc_edges edges) {
     return hpc_config_misses_some(f) || (f->quorum != 0 && edges == HPC_RECEIVERS) ? QUORUM : ALL;
 }

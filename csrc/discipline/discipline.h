@@ -12,7 +12,7 @@ extern const hpc_discipline hpc_discipline_bsp, hpc_discipline_graph_bsp, hpc_di
     hpc_discipline_split_unflushed, hpc_discipline_split_quorum, hpc_discipline_split_graph_quorum,
     hpc_discipline_split_groups_quorum;
 
-/* The discipline that the table has for a configuration; NULL: the table has none. */
+/* Returns the discipline that the table has for a configuration; NULL: it has none. */
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config);
 
 #endif

@@ -1,11 +1,11 @@
-/* SSP on a graph (ASAP, section 6.2): a share is folded as a whole when this rank has pushed it and every in-neighbour
- * is at most staleness steps behind. An in-neighbour's newest update counts; under another rule than average, all its
- * updates that have not counted yet. An update is answered once it is no longer needed, so no slot that may be read is
- * written.
+/* SSP on a graph (ASAP, section 6.2): a share (all rows of one key on one core) is folded as a whole when this rank has
+ * pushed it and every in-neighbour is at most staleness steps behind. Under the rule average the newest update of each
+ * in-neighbour is folded; under another rule all its updates that no fold has taken yet. An update is answered when no
+ * fold needs it any more, so a slot that may be read is never written.
  *
  * On a graph of several phases an in-neighbour is behind if it has not made a push that it sends here. Each update has
- * the weight of the step that it was pushed in, and counts once: a model too, as its sender may need its slot before it
- * sends the next one here. */
+ * the weight of the step in which it was pushed, and is folded once. That holds for models too, because a sender may
+ * need the slot again before it sends the next model here. */
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "discipline/split_state.h"
@@ -32,7 +32,7 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- the core ---- */
 
-/* Whether the next fold of a share has all that it waits for. */
+/* Returns whether the next fold of a share has all that it waits for. */
 static int is_time(const hpc_scheme *sc, const hpc_share *share) {
     const hpc_work *w = hpc_first_work(sc, share);
     const uint64_t n = share->version + 1;
@@ -46,7 +46,7 @@ static int is_time(const hpc_scheme *sc, const hpc_share *share) {
     return 1;
 }
 
-/* Chooses the updates of an input: the newest one, or every one that has not counted yet. */
+/* Chooses the updates of an input: the newest one, or all that no fold has taken yet. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_clock *from = &w->share->clocks[in->rank];
     const uint64_t applied = hpc_clock_applied(from);
@@ -102,13 +102,14 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-/* Updates of steps before may still be on their way. So the phases go on as they did. */
+/* The loaded step is ignored: updates of earlier steps may still be travelling, so phases go on by the numbers of
+ * pushes. */
 static void restored(hpc_scheme *sc, const hpc_work *w, uint64_t step) {
     (void)step;
     hpc_graph_set_step(sc, w->row->key, 0, 0);
 }
 
-/* The in-neighbours that are too far behind. */
+/* Adds the in-neighbours that are too far behind. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     for (int r = 0; r < sc->context->group.size; r++)

@@ -1,12 +1,13 @@
-/* BARRIER and ASYNC on a graph (ASAP, sections 4 and 6.2): a share is folded as a whole when this rank has pushed it,
- * and under BARRIER when every rank has said that it has sent: a signal that overtakes the data, as a barrier does.
+/* BARRIER and ASYNC on a graph (ASAP, sections 4 and 6.2): a share (all rows of one key on one core) is folded as a
+ * whole when this rank has pushed it, and under BARRIER when also every rank has told that it has sent. It tells this
+ * by a signal, which overtakes the data, as a barrier does.
  *
- * Nothing keeps a neighbour from writing its next update over the last one, while it is read or before it was. An
- * update lies between two marks of its version: the sender writes the first, the data, the last; the reader reads the
- * last, copies the data, reads the first. Equal marks say that all of that version was there when the copy began, and
- * nothing of the next when it had ended. An update that is not whole, or has been folded before, is left out, and the
- * weights of the rest are scaled up in its place. So puts must keep their order (hpc_transport.keeps_order). Of a push
- * without an update the marks alone are written, and say so. */
+ * A neighbour may write its next update over the last one while that one is read, or before. So an update stands
+ * between two marks, which hold its version: the sender writes the first mark, the data, the last mark; the reader
+ * reads the last mark, copies the data, reads the first mark. Equal marks say that all of that version was there when
+ * the copy began, and nothing of the next version when it ended. An update that is not whole, or was folded before, is
+ * left out, and the weights of the rest are scaled up instead. So puts must keep their order
+ * (hpc_transport.keeps_order). A push without an update writes only the marks, which say so. */
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -17,27 +18,27 @@
 #include "engine/layout/stages.h"
 #include "engine/worker/ticket.h"
 
-/* A stamp lies before and behind an update that may be overwritten while it is read: equal versions mean a whole one.
- */
+/* A mark before or behind an update that may be overwritten while it is read: equal versions in both mean a whole
+ * update. */
 typedef struct stamp {
     _Alignas(64) _Atomic uint64_t version;
 } stamp;
 
-static const uint64_t NOTHING = (uint64_t)1 << 63; /* in a version: there is no update */
+static const uint64_t NOTHING = (uint64_t)1 << 63; /* a bit of a version: there is no update */
 
 _Static_assert(2 * sizeof(stamp) == HPC_MARGIN_BYTES, "a slot has room for two stamps");
 
-/* A core's own. */
+/* The state of a core. */
 typedef struct scratch {
     char *input;            /* a copy of one input of a share */
-    float *sum;             /* and the fold of all */
+    float *sum;             /* the fold of all inputs */
     const char **rows_from; /* where each row of an input begins */
 } scratch;
 
-/* The exchange's own. */
+/* The state of the scheme. */
 typedef struct unflushed {
-    hpc_split split; /* the first */
-    stamp *marks;    /* by key: of the update that is being sent */
+    hpc_split split; /* must stand first: split.c reads hpc_scheme.own as this type */
+    stamp *marks;    /* by key: the mark of the update that is being sent */
 } unflushed;
 
 static stamp *mark_of(const hpc_scheme *sc, int key) {
@@ -48,7 +49,7 @@ static int has_barrier(const hpc_scheme *sc) {
     return sc->asked.consistency == HPC_BARRIER;
 }
 
-/* An update that may be overwritten while it is read lies between marks. */
+/* Returns HPC_OK if all transports in use keep the order of puts, which the marks need. */
 static int check_order(const hpc_context *c, const char *name) {
     for (int i = 0; i < HPC_USED && c->used[i] != NULL; i++) {
         char why[HPC_ORDER_BYTES] = "choose another transport";
@@ -107,7 +108,7 @@ static int open_all(hpc_scheme *sc, const char *op) {
 
 /* ---- the core: when ---- */
 
-/* How often rank has said that it sent the key and core of a share. */
+/* Returns how often rank has told that it sent the key and core of a share. */
 static uint64_t said_by(const hpc_scheme *sc, const hpc_share *share, int rank) {
     const size_t at = (size_t)(share - sc->layout.shares) * (size_t)sc->context->group.size + (size_t)rank;
     const int signal = hpc_signal_applied(sc, sc->graph->siblings[at]);
@@ -126,7 +127,7 @@ static int is_time(const hpc_scheme *sc, const hpc_share *share) {
 
 typedef enum found { WHOLE, EMPTY, TORN, STALE, MISSING } found;
 
-/* Another rank may write the source meanwhile; the marks tell whether it did. nbytes is a multiple of 64. */
+/* Copies memory that another rank may write meanwhile; the marks tell whether it did. nbytes is a multiple of 64. */
 __attribute__((no_sanitize("thread"))) static void copy_racy(char *to, const char *from, size_t nbytes) {
     for (size_t at = 0; at < nbytes; at += sizeof(uint64_t)) {
         uint64_t word = __atomic_load_n((const uint64_t *)(const void *)(from + at), __ATOMIC_RELAXED);
@@ -138,7 +139,8 @@ __attribute__((no_sanitize("thread"))) static uint64_t version_at(const char *ma
     return __atomic_load_n((const uint64_t *)(const void *)mark, __ATOMIC_ACQUIRE);
 }
 
-/* Copies one neighbour's input to all rows of a share into the core's scratch: all of one version, or not whole. */
+/* Copies one neighbour's input, of all rows of a share, into the core's scratch. Returns WHOLE or EMPTY if it is whole
+ * and new; otherwise why it cannot be used. */
 static found read_input(hpc_core *core, hpc_share *share, int input) {
     const hpc_scheme *sc = core->scheme;
     scratch *its = core->own;
@@ -164,7 +166,7 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
     return n == version ? WHOLE : EMPTY;
 }
 
-/* Adds weight times the update at rows_from, which lies row by row, to the sum; or begins the sum with it. */
+/* Adds weight times the update at rows_from to the sum; if begins is set, begins the sum with it. */
 static void add_update(hpc_core *core, const hpc_share *share, double weight, int begins) {
     static const double ones[2] = {1, 1};
     const hpc_scheme *sc = core->scheme;
@@ -183,7 +185,7 @@ static void add_update(hpc_core *core, const hpc_share *share, double weight, in
     }
 }
 
-/* The inputs of an edge to all rows: this rank's own in place, others in the copy of read_input. */
+/* Finds where the rows of an input are: this rank's own input in its slot, another rank's in the copy of read_input. */
 static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_own, uint64_t n) {
     const hpc_scheme *sc = core->scheme;
     const scratch *its = core->own;
@@ -196,8 +198,8 @@ static void find_rows(hpc_core *core, const hpc_share *share, int input, int is_
     }
 }
 
-/* Adds the whole inputs of step n to the sum. *scale: the weight of all inputs divided by the weight of the whole ones.
- * Returns 0 if all whole ones are empty. */
+/* Adds the whole inputs of step n to the sum. Sets *scale to the weight of all inputs divided by the weight of the
+ * whole ones. Returns 0 if all whole inputs are empty. */
 static int add_all(hpc_core *core, hpc_share *share, uint64_t n, double *scale) {
     hpc_scheme *sc = core->scheme;
     const hpc_work *first = hpc_first_work(sc, share);
@@ -256,13 +258,15 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-/* An update that may be overwritten unread has no ACK: the last one has left when the transport says so. */
+/* An update that may be overwritten unread has no answer: this waits until the transport says that the last one has
+ * left. */
 static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     int status = (sc->use == NULL ? hpc_push_wait_slot : hpc_split_wait_slot)(sc, key, l, op);
     return status == HPC_OK ? hpc_flush_key(sc, key, l) : status;
 }
 
-/* Puts mark, data, mark into the neighbour's slots, read or not; the transport keeps this order. */
+/* Puts mark, data and mark into the neighbour's slots, whether the last update was read or not; the transport keeps
+ * this order. */
 static int overwrite_share(hpc_scheme *sc, const hpc_share *share) {
     int me = sc->context->group.rank, status = HPC_OK, owner = share->owner;
     hpc_lane *lane = hpc_push_lane(sc, share);
@@ -277,7 +281,7 @@ static int overwrite_share(hpc_scheme *sc, const hpc_share *share) {
         size_t at = hpc_push_slot_of(sc, share->rows[i]);
         size_t data = at + sizeof *its, last = data + hpc_row_bytes(sc, row);
         status = hpc_put(lane, sc->window, owner, &its->version, sizeof its->version, at);
-        hpc_end_gradient(); /* the data could overtake the stamp */
+        hpc_end_gradient(); /* otherwise the data could overtake the first mark */
         if (status == HPC_OK && !nothing)
             status = hpc_put(lane, sc->window, owner, slot + hpc_row_from(sc, row), hpc_input_bytes(sc, row), data);
         hpc_end_gradient(); /* and the last mark the data */
@@ -292,9 +296,9 @@ static int send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     return share->owner == sc->context->group.rank ? hpc_push_share(sc, s, slot, l) : overwrite_share(sc, share);
 }
 
-/* BARRIER: tells every rank that this one has sent, by the signals of this rank's own shares and a lane that bulk data
- * does not keep waiting. BARRIER and ASYNC: asks already for the answers that wait_slot of the next push waits for;
- * they come while the trainer computes. */
+/* BARRIER: tells every rank that this one has sent, by the signals of this rank's own shares, on a lane without bulk
+ * data. BARRIER and ASYNC: already asks for the answers that wait_slot of the next push waits for; they come while the
+ * trainer computes. */
 static int pushed(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     int me = sc->context->group.rank, size = sc->context->group.size, status = HPC_OK;

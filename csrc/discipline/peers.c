@@ -1,12 +1,12 @@
-/* BSP among peers (SFB, section 3): every worker owns a share of each key, which makes the parameters of this worker
- * alone. When the updates of the worker and of all its peers are there, the share applies them in the order of ranks.
- * So where all send to all, all workers have the same parameters, bit for bit. Pushes may come by way of other ranks
- * (engine/layout/rows.c): a fact of the plan that a discipline need not know.
+/* BSP among peers (SFB, section 3): every worker owns a share of each key (all rows of the key on one core), which
+ * makes the parameters of this worker alone. When the updates of the worker and of all its peers are there, the share
+ * applies them in the order of ranks. So if all send to all, all workers have the same parameters, bit for bit. Pushes
+ * may come by way of other ranks (engine/layout/rows.c); only the plan knows this, a discipline need not.
  *
- * A pull waits for this rank's own share alone. A push waits for peers to answer the update that had its slot before. A
- * worker that has ended step n has the updates of step n of all peers that send to it; it may be one step ahead of
- * a peer that it sends to. With two slots, and all sending to all, no push waits: when a worker begins push n + 2, all
- * peers have made push n + 1, and so have applied push n. */
+ * A pull waits only for this rank's own share. A push waits until the peers have answered the update that had its slot
+ * before. A worker that has ended step n has the updates of step n of all peers that send to it; it may be one step
+ * ahead of a peer that it sends to. With two slots, and every rank sending to all, no push waits: when a worker begins
+ * push n + 2, all peers have made push n + 1, and so have applied push n. */
 #include "discipline/peers.h"
 
 #include "discipline/discipline.h"
@@ -43,7 +43,7 @@ const hpc_edge *hpc_peers_find_push(const hpc_plan *plan, int row, int owner, in
     return NULL;
 }
 
-/* The rank of an input is where the way up ends, from rank to rank that passes it on. */
+/* Checks the way of an input: the edges by which ranks pass it on must lead back to the rank that pushes it. */
 static int check_way(const hpc_plan *plan, int i, const hpc_edge *in) {
     const hpc_edge *at = in;
     for (int steps = 0; at != NULL && hpc_edge_via(at) >= 0 && steps < plan->n_rows; steps++)
@@ -54,7 +54,8 @@ static int check_way(const hpc_plan *plan, int i, const hpc_edge *in) {
                     in->rank, hpc_edge_via(in));
 }
 
-/* An event names the update that it brings by the row of its rank, and comes to the core of its sender's number. */
+/* An update that is passed on needs a row of its rank, because its event names that row. The rows of the same elements
+ * need the same core number, because a core passes pushes on to the core of its own number. */
 static int check_passed(const hpc_plan *plan, int i, const hpc_edge *in) {
     const hpc_row *row = &plan->rows[i], *before = i > 0 ? row - 1 : row;
     if (hpc_peers_find_push(plan, i, in->rank, in->rank) == NULL)
@@ -94,7 +95,8 @@ int hpc_peers_check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- the core ---- */
 
-/* The slot of a push. The first row has the mark of an input for all rows: 0 before it comes and after its use. */
+/* Returns the slot of a push. Marks of inputs are kept in a share's first row, for all rows: 0 before an input comes
+ * and after its use. */
 static int slot_of(const hpc_scheme *sc, uint64_t push) {
     return (int)((push - 1) % (uint64_t)sc->layout.depth);
 }
@@ -106,7 +108,7 @@ void hpc_peers_note_used(const hpc_scheme *sc, const hpc_share *share, int input
 int hpc_peers_note_came(const hpc_scheme *sc, const hpc_share *share, int input, int slot, int how) {
     const hpc_work *w = hpc_first_work(sc, share);
     hpc_clock *from = &share->clocks[w->inputs[input].rank];
-    if (hpc_row_mark_of(w, slot, input)) return 0; /* more than there are slots */
+    if (hpc_row_mark_of(w, slot, input)) return 0; /* its sender has no more slots */
     hpc_row_mark(w, slot, input, how);
     uint64_t n = atomic_load_explicit(&from->came, memory_order_relaxed);
     const uint64_t most = atomic_load_explicit(&from->applied, memory_order_relaxed) + (uint64_t)sc->layout.depth;
@@ -117,7 +119,7 @@ int hpc_peers_note_came(const hpc_scheme *sc, const hpc_share *share, int input,
 
 /* ---- the worker ---- */
 
-/* Whether rank sends its pushes of a key to this rank. */
+/* Returns whether rank sends its pushes of a key to this rank. */
 static int hears(const hpc_scheme *sc, int rank, int key) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_awaited; i++)
@@ -129,7 +131,7 @@ int hpc_peers_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, 
     return pushes < hpc_push_of(sc, key, ticket) && hears(sc, rank, key);
 }
 
-/* The ranks whose inputs to the next fold of share s are missing. */
+/* Adds the ranks whose inputs to the next fold of share s are missing. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const uint64_t fold = hpc_share_next_fold(sc, s);
     (void)ticket;

@@ -4,20 +4,22 @@
 
 #include "discipline/clocks.h"
 
-/* HPC_OK if every row is a peer's, else an error that names the first one that is not. */
+/* Returns HPC_OK if every row is a valid row of a peer; otherwise fails with an error that names the first other row.
+ */
 int hpc_peers_check(const hpc_context *context, const hpc_exchange_config *config);
 
-/* The in-edge by which the row of owner, of the same elements as row, takes the pushes of rank; NULL: no such edge. */
+/* Returns the in-edge by which owner's row, of the same elements as row, takes the pushes of rank; NULL if it has no
+ * such edge. */
 const hpc_edge *hpc_peers_find_push(const hpc_plan *plan, int row, int owner, int rank);
 
 /* Notes that an input of a push was used. */
 void hpc_peers_note_used(const hpc_scheme *sc, const hpc_share *share, int input, uint64_t push);
-/* Notes that an input is there, with bytes or (how) without, and counts the inputs of its rank that are there without
- * a gap: direct pushes and pushes that other ranks pass on may overtake each other. 0: it has no slot. */
+/* Notes that an input is there, with or without bytes (how), and counts how many inputs of its rank are there without a
+ * gap: direct pushes and pushes that other ranks pass on may overtake each other. Returns 0 if the input's slot is not
+ * free. */
 int hpc_peers_note_came(const hpc_scheme *sc, const hpc_share *share, int input, int slot, int how);
 
-/* hpc_discipline's slots. Under BSP: each push needs as many of every rank that sends to this one; a wait names the
- * ranks that have not sent their updates, or have not answered. */
+/* hpc_pace.is_late under BSP: a rank that sends to this rank is late if it has made fewer pushes than this rank. */
 int hpc_peers_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes);
 
 #endif

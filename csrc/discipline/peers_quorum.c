@@ -1,26 +1,28 @@
 /* A quorum among peers: every worker has a copy of the parameters, to which it applies the same folds as all others.
- * For the shares of the same elements one rank decides, each rank for some of them. It knows by quorum.c's rules which
- * updates count, as the owner does there, and gives *verdicts*: a fold, of the ranks whose updates are in it, or that
- * the update of a rank is left out. All shares follow its verdicts, in their order: so copies stay equal, bit for bit.
+ * For the shares of the same elements one rank decides; each rank decides for some elements. It finds by quorum.c's
+ * rules which updates count, as the owner does there, and gives *verdicts*. A verdict is either a fold, with the ranks
+ * whose updates are in it, or says that the update of one rank is left out. All shares follow its verdicts in the same
+ * order, so the copies stay equal, bit for bit.
  *
  * A worker sends its update to its peers as under BSP. To the deciding rank it also sends a vote: the version that the
- * update is for. The updates of a rank come in order, so a verdict is about the next one of each rank that it names. A
- * share follows a verdict when all these updates are there, and then answers their ranks, whose slots are free. A
- * worker's own share also tells it the outcome, once its parameters have all that was decided before. So an update
- * counts everywhere or nowhere, and goes back into the residual once.
+ * update is for. The updates of a rank come in order, so a verdict is about the next update of each rank that it names.
+ * A share follows a verdict when all these updates are there, and then answers their ranks, whose slots are free. A
+ * worker's own share also tells it the outcome, when its parameters have all that was decided before. So an update
+ * counts everywhere or nowhere, and goes back into the residual at most once.
  *
  * Writers and order. A worker puts its vote into the part of the deciding rank, before the vote's event. It votes again
- * when its last vote was decided, so each rank has one vote there. The deciding rank puts its verdicts into a ring in
- * the part of each rank, itself included. A signal behind each verdict counts them, and the follower's core acquires
+ * only when its last vote was decided, so each rank has one vote there. The deciding rank puts its verdicts into a ring
+ * in the part of each rank, itself included. A signal after each verdict counts them, and the follower's core acquires
  * it. The ring cannot run over: a verdict is about at least one update, and a rank has at most as many pending updates
- * as slots, as it waits for the answers of all its peers.
+ * as slots, because it waits for the answers of all its peers.
  *
  * Among peers of a graph all updates of all ranks are voted for and decided in the same way. A fold waits until each
- * rank has a quorum of the updates that come to it. A share answers all ranks, even if their updates do not come to it,
- * so that the ring is long enough for it too.
+ * rank has a quorum of the updates that come to it. A share answers all ranks, even ranks whose updates do not come to
+ * it, so the ring is long enough for it too.
  *
- * Waits form no circle, as in quorum.c: a share that follows waits for updates that were sent before their vote. A
- * core that stands still holds up its peers when their slots are used up, as a server's does at once. */
+ * Waits form no circle, as in quorum.c: a share that follows a verdict waits only for updates that were sent before
+ * their votes. A core that stands still holds up its peers when their slots are used up, as a server's core does at
+ * once. */
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -71,12 +73,12 @@ static int is_about(const uint64_t *verdict, int rank) {
     return verdict[0] > 0 ? verdict[0] == (uint64_t)rank + 1 : verdict[1 + rank / 64] >> rank % 64 & 1;
 }
 
-/* Whether an update of rank waits in a share. */
+/* Returns whether an update of rank waits in a share. */
 static int has_come(const hpc_share *share, int rank) {
     return hpc_clock_came(&share->clocks[rank]) > hpc_clock_applied(&share->clocks[rank]);
 }
 
-/* Whether all inputs that a verdict is about are there. Notes them, and their slots, for the fold. */
+/* Returns whether all inputs that a verdict is about are there. If so, notes them and their slots for the fold. */
 static int is_there(const hpc_scheme *sc, const hpc_share *share, const uint64_t *verdict) {
     const hpc_work *w = hpc_first_work(sc, share);
     memset(hpc_intake_of(share)->takes, 0, (size_t)sc->context->group.size);
@@ -89,7 +91,7 @@ static int is_there(const hpc_scheme *sc, const hpc_share *share, const uint64_t
     return 1;
 }
 
-/* A rank whose updates do not come here waits for the answer too. */
+/* Answers the ranks whose updates do not come here: they wait for this answer too. */
 static void answer_others(hpc_core *core, const hpc_share *share, const uint64_t *verdict) {
     const hpc_intake *in = hpc_intake_of(share);
     for (int i = 0; i < in->n_from; i++)
@@ -141,7 +143,8 @@ static int came(hpc_core *core, hpc_share *share, int input, int slot, int how) 
     return 1;
 }
 
-/* Marks an input of a row; in the first row an input is marked when all rows have it. */
+/* Marks an input of a row. In the first row an input is marked only when all rows have it; for that row returns 1 and
+ * marks nothing. */
 static int mark(const hpc_core *core, hpc_work *w, int input, int slot, int how) {
     const int first = w == hpc_first_work(core->scheme, w->share);
     if (!first) hpc_row_mark(w, slot, input, how);
@@ -169,7 +172,7 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 
 /* ---- the worker ---- */
 
-/* Adds the peers whose next update has not come; where all have, the rank that decides. */
+/* Adds the peers whose next update has not come; if all have come, the rank that decides. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_work *w = hpc_first_work(sc, share);
@@ -181,7 +184,7 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
     return found > before ? found : hpc_add_rank(ranks, found, hpc_decider_of(sc, share)->owner);
 }
 
-/* All ranks go on from the same folds: every share has followed all verdicts when it has answered all pushes. */
+/* All ranks go on from the same folds: a share that has answered all pushes has followed all verdicts. */
 static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     int status = HPC_OK;
     for (int key = 0; key < sc->plan->n_keys && status == HPC_OK; key++)

@@ -1,34 +1,35 @@
 /* SSP(s) and ASYNC among peers (SFB, section 4.2, equation 4). A worker's *clock* of a key is the number of its pushes
  * since the last publish. Step c of a worker begins when its parameters have all its own updates, and of each peer that
- * sends to it the updates up to some clock from c - s to c: no fewer, so that no copy is far behind, and none of a
- * later clock, so that a fast peer's updates wait.
+ * sends to it the updates up to some clock from c - s to c. No fewer, so that no copy is far behind; none of a later
+ * clock, so updates of a faster peer wait.
  *
- * A push of this rank is an event of its own share, like a peer's. The share applies nothing while the worker computes:
- * it waits for the next push of its worker, until every open peer has pushed c - s times, and then applies all that it
- * may: in the order of clocks, and of ranks for each clock, so that updates with the same arguments of the rule are one
- * fold. Each update has the arguments that its worker had set, as in all other shares: the copies of all workers come
- * to have the same updates. Then the share answers each peer with the number of that peer's updates that it has
- * applied, which frees their slots, and its worker.
+ * A push of this rank is an event of this rank's share, like a peer's. The share applies nothing while the worker
+ * computes. It waits for the worker's next push, then until every open peer has pushed c - s times, and then applies
+ * all that it may: in the order of clocks, and for each clock of ranks, so that updates with the same arguments of the
+ * rule are one fold. Each update is applied with the arguments that its worker had set, in all shares alike, so all
+ * copies end with the same updates. Then the share tells each peer, and its own worker, how many of their updates it
+ * has applied, which frees their slots.
  *
- * Slots. d is the plan's depth, s + 2 at least. A push waits until its slot is free. A peer that has pushed t times has
- * applied all that came of clocks up to t before its last push. So where this rank is the faster one it may push up to
- * t + s + 1, and only the slots t + 1 to t + s + 1 are in use: it never waits. A rank that was slower than a peer and
- * overtakes it within one of that peer's steps may wait for the end of that step.
+ * Slots. d is the plan's depth, at least s + 2. A push waits until its slot is free. At its push t, a peer applies all
+ * updates of clocks up to t that came before this push. So if this rank is faster than a peer with t pushes, it may
+ * push up to t + s + 1, and only the slots of pushes t + 1 to t + s + 1 are in use: it never waits. A rank that was
+ * slower than a peer and overtakes it within one of that peer's steps may wait for the end of that step.
  *
- * ASYNC takes all updates that have come, even of later clocks, and otherwise equals SSP(d - 2): slots alone bound how
- * far a worker may be ahead of a peer, in pushes, not in time. A worker that waits for a free slot waits at the end of
- * a step, where its own share frees the slots of others, and not in its next push, where two workers could wait for
- * each other. So a slow worker never waits for a fast one, not even for one that stands at a barrier.
+ * ASYNC takes all updates that have come, even of later clocks, and otherwise equals SSP(d - 2): only the slots limit
+ * how far a worker may be ahead of a peer, in pushes, not in time. A worker that waits for a free slot waits at the end
+ * of a step, where its own share frees the slots of others. It does not wait in its next push, where two workers could
+ * wait for each other. So a slow worker never waits for a fast one, not even for one that stands at a barrier.
  *
- * Settle applies updates up to the worker's own clock as they come, publish and close apply all; the worker does not
- * compute meanwhile. A peer that has closed counts no more. It closes once all its receivers have applied its last
- * push, and then serves until all have closed, so its copy misses no updates of others.
+ * Settle applies updates up to the worker's own clock as they come; publish and close apply all. The worker does not
+ * compute meanwhile. No step waits for a peer that has closed. A peer closes when all its receivers have applied its
+ * last push, and then serves until all have closed, so its copy misses no updates of others.
  *
  * Writers, readers and order:
- *   parameters        this rank's core, between the event of the worker's push and the answer, or while share.runs is
- *                     not 0; the worker reads them before that event and after that answer
- *   came, applied     the core; a wait reads them (relaxed) to name ranks, settle and publish behind an acquire
- *   base, runs        the worker, with the core paused
+ * - parameters: written by this rank's core between the event of the worker's push and the answer, or while
+ *   peer_share.runs is not 0; the worker reads them before that event and after that answer;
+ * - came, applied: written by the core; a wait reads them without order (relaxed) to name ranks, settle and publish
+ *   after an acquire;
+ * - base, runs: written by the worker, with the core paused.
  *
  * Waits form no circle: the slowest worker does not wait, and it frees the slots of all others. */
 #include <string.h>
@@ -48,16 +49,16 @@
 
 enum { RUNS_TO_OWN = 1, RUNS_TO_ALL = 2 };
 
-/* A share's own, at its owner. */
+/* A share's state, at its owner. */
 typedef struct peer_share {
-    _Atomic uint64_t late; /* clocks by which the slowest peer was behind the last step */
-    int runs;              /* 0: applies when the worker has pushed; else at once: up to its clock, or all */
+    _Atomic uint64_t late; /* how many clocks the slowest peer was behind the last step */
+    int runs; /* 0: applies only when the worker has pushed; otherwise at once, up to the worker's clock or all */
 } peer_share;
 
-/* The exchange's own. */
+/* The state of the scheme. */
 typedef struct peering {
     uint64_t *counted; /* by key: the push whose step was counted last */
-    uint64_t *last;    /* [key * size + rank], in a publish: pushes of each rank */
+    uint64_t *last;    /* [key * size + rank], in a publish: how often each rank has pushed */
 } peering;
 
 /* ---- check ---- */
@@ -99,7 +100,7 @@ static int open_all(hpc_scheme *sc, const char *op) {
 
 /* ---- clocks ---- */
 
-/* The rank of an input of a share, and its clock. */
+/* Return the rank of an input of a share, and its clock. */
 static int rank_of(const hpc_scheme *sc, const hpc_share *share, int input) {
     return hpc_first_work(sc, share)->inputs[input].rank;
 }
@@ -116,7 +117,7 @@ static int n_inputs(const hpc_scheme *sc, const hpc_share *share) {
     return hpc_first_work(sc, share)->row->n_in;
 }
 
-/* How far the open peer that is most behind is: the updates of it that have come, or n if that is less. */
+/* Returns the clock, by updates that have come, of the open peer that is furthest behind; n if that is less. */
 static uint64_t least_of_open(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     for (int e = 0; e < n_inputs(sc, share); e++) {
         const uint64_t came = hpc_clock_came(input_clock(sc, share, e));
@@ -125,7 +126,7 @@ static uint64_t least_of_open(const hpc_scheme *sc, const hpc_share *share, uint
     return n;
 }
 
-/* Whether the worker has pushed for the step at clock n, and no open peer is too far behind it. */
+/* Returns whether the worker has pushed for the step at clock n, and no open peer is too far behind it. */
 static int is_time(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     const uint64_t enough = hpc_clock_behind(sc, n);
     return hpc_clock_came(own_clock(share)) >= n && least_of_open(sc, share, enough) >= enough;
@@ -137,8 +138,8 @@ static int has_equal_args(const double *a, const double *b) {
     return memcmp(a + 1, b + 1, HPC_ARGS_BYTES - sizeof *a) == 0;
 }
 
-/* Applies to a row all updates that are there, and not applied yet, up to a clock of each sender (its `at`): in the
- * order of clocks, then of inputs. */
+/* Applies to a row all updates that are there and not yet applied, up to a clock for each sender (hpc_clock.at): in the
+ * order of clocks, and for each clock of inputs. */
 static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last) {
     const hpc_scheme *sc = core->scheme;
     hpc_inputs inputs = hpc_row_none(core, w, NULL, w->share->version);
@@ -160,14 +161,14 @@ static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last)
     return inputs.n > 0 ? hpc_row_work(core, w, &inputs) : 0;
 }
 
-/* Applies the updates that have come, up to clock cap of the peers and clock own of this rank, and answers their ranks;
- * this rank last. Nonzero when the exchange has failed. */
+/* Applies the updates that have come, up to clock cap of the peers and clock own of this rank, and answers their ranks,
+ * this rank last. Returns nonzero if the exchange has failed. */
 static int apply_all(hpc_core *core, hpc_share *share, uint64_t cap, uint64_t own) {
     const hpc_scheme *sc = core->scheme;
     const peer_share *p = share->own;
     const hpc_work *first = hpc_first_work(sc, share);
     const int signal = hpc_signal_applied(sc, (int)(share - sc->layout.shares)), n = first->row->n_in;
-    uint64_t least = UINT64_MAX, last = 0; /* the updates to apply are of clocks between these */
+    uint64_t least = UINT64_MAX, last = 0; /* the updates to apply are of clocks above least, up to last */
     for (int e = 0; e < n; e++) {
         hpc_clock *from = &share->clocks[first->inputs[e].rank];
         const uint64_t most = from == own_clock(share) ? own : cap, there = hpc_clock_came(from);
@@ -221,7 +222,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     return !hpc_clock_row(from, w->share) || came(core, w->share, input, slot, HPC_CAME);
 }
 
-/* All rows of a share have the same inputs. */
+/* All rows of a share have the same inputs, so the first row counts for all. */
 static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
     if (w == hpc_first_work(core->scheme, w->share)) came(core, w->share, input, slot, HPC_CAME_EMPTY);
 }
@@ -230,7 +231,7 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
     return hpc_core_empty_came(core, share, event, nothing_came);
 }
 
-/* A peer that has closed may have been the one that a step waited for. */
+/* Looks at all shares again when a peer has closed: a step may have waited for it. */
 static int work(hpc_core *core) {
     int n = 0;
     for (int i = 0, news = hpc_core_sees_closed(core); news && i < core->clocked->n; i++)
@@ -240,7 +241,7 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-/* The answer is a release behind which the core's note is. */
+/* Counts how stale the last step was. The core writes p->late before it answers, and the answer is a release. */
 static void ended(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     const peering *its = sc->own;
@@ -254,8 +255,8 @@ static void ended(hpc_scheme *sc, int key) {
     its->counted[key] = k->pushes;
 }
 
-/* Adds the rank that holds up push n of an input: the rank that makes it, or once it is made the rank that passes it
- * on. If the first rank's memory is not mapped here its pushes cannot be counted, and both are added. */
+/* Adds the rank that holds up push n of an input: the rank that makes this push, or if it was made the rank that passes
+ * it on. If the first rank's memory is not mapped here its pushes cannot be counted, and both are added. */
 static int add_holder(const hpc_scheme *sc, const hpc_share *share, int input, uint64_t n, int *ranks, int found) {
     const int rank = rank_of(sc, share, input);
     const int sender = hpc_edge_sender(&hpc_first_work(sc, share)->row->in[input]);
@@ -265,7 +266,7 @@ static int add_holder(const hpc_scheme *sc, const hpc_share *share, int input, u
     return found;
 }
 
-/* Adds the open peers that a share of this rank waits for, for the step behind a push. */
+/* Adds the open peers that a share of this rank waits for, for the step after a push. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     const uint64_t least = hpc_clock_behind(sc, ticket / 2 - own_clock(share)->base);
@@ -280,8 +281,8 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
 
 /* ---- settle and publish ---- */
 
-/* From here on the core of a share applies updates as they come, up to the clock that runs gives; with 0 only when the
- * worker has pushed. */
+/* From now on the core of a share applies updates as they come, up to the clock that runs names; if runs is 0, only
+ * when the worker has pushed. */
 static void let_run(hpc_scheme *sc, hpc_share *share, int runs) {
     hpc_core *core = &sc->cores[share->core];
     hpc_core_pause(core);
@@ -300,7 +301,8 @@ static void let_all_run(hpc_scheme *sc, int runs) {
         for (int i = 0; i < sc->cores[c].clocked->n; i++) let_run(sc, sc->cores[c].clocked->shares[i], runs);
 }
 
-/* The number of an input's pushes that a share waits for: up to this rank's clock, or (all) all that were made. */
+/* Returns for how many pushes of an input a share waits: up to this rank's clock, or if all is set, all pushes that
+ * were made. */
 static uint64_t goal_of(const hpc_scheme *sc, const hpc_share *share, int input, int all) {
     const int rank = rank_of(sc, share, input);
     if (all) return ((const peering *)sc->own)->last[share->key * sc->context->group.size + rank];
@@ -308,7 +310,7 @@ static uint64_t goal_of(const hpc_scheme *sc, const hpc_share *share, int input,
     return share->clocks[rank].base + sc->keys[share->key].pushes - own_clock(share)->base;
 }
 
-/* As hpc_lacking. */
+/* Used as hpc_lacking. */
 static int lacking(const hpc_scheme *sc, int key, int *ranks) {
     int n = 0;
     for (int s = 0; s < sc->layout.n_shares; s++) {
@@ -332,8 +334,8 @@ static int settle(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* All peers go on from one clock, with all updates. No rank has a push pending, and none pushes before the publish has
- * ended. */
+/* All peers go on from one clock, with all updates applied. No rank has a push pending, and none pushes before the
+ * publish has ended. */
 static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     int status = hpc_clocks_learn_pushes(sc, ((peering *)sc->own)->last, op, l->deadline);
     if (status != HPC_OK) return status;
@@ -344,8 +346,8 @@ static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* Once a rank has finished, nothing that comes changes a step of it. It serves until all have closed; each has closed
- * once all have read its last push. */
+/* A rank that has finished makes no more steps, so it applies all updates as they come. It serves until all have
+ * closed; each closes when all have read its last push. */
 static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     if (moment == HPC_ON_END) ended(sc, key);
     if (moment == HPC_ON_FINISH) let_key_run(sc, key, RUNS_TO_ALL);

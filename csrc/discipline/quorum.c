@@ -1,95 +1,103 @@
-/* A quorum: a fold that goes on without stragglers. It is made when a quorum of the updates is there and the grace for
- * the others is over. A sender of updates is a worker of servers; with several stages (servers_groups.h) a group of
- * ranks, a host or a rack, whose updates are folded first, all together as under BSP; on a graph an in-neighbour.
+/* A quorum: a fold that goes on without stragglers. The fold is made when a quorum of the updates is there and the
+ * grace for the other updates is over. A *sender* of updates is a worker that pushes to servers; with several stages
+ * (servers_groups.h) a group of ranks, a host or a rack, whose updates are folded first, all together as under BSP; on
+ * a graph an in-neighbour.
  *
- * A sender has one update on its way to a share. It puts the update's version, and the update itself where the owner
- * cannot read it in the sender's memory, and then an event. It touches neither again until the owner has answered. So
- * no update is overwritten while it is read, and none is torn. A rank that stands still delays only its own update.
+ * A sender has at most one unanswered update at a share (all rows of one key on one core of an owner). It puts the
+ * update's version, then the update itself unless the owner can read it in the sender's memory, and then an event. It
+ * touches neither again until the owner has answered. So no update is overwritten while it is read, and none is torn. A
+ * rank that stands still delays only its own update.
  *
- * Pushes have *versions*. An update that is older than the next fold is late: it is answered at once, left out, and
- * counted at both ends. The answer says whether the update was used, and which version was folded last. So the sender
- * knows the end of each of its pushes.
+ * Pushes have *versions*. An update that is older than the next fold is late: the owner answers it at once and leaves
+ * it out, and both ends count it. The answer says whether the update was used, and which version was folded last. So
+ * the sender learns the fate of each of its pushes.
  *
  * The grace. A fold that has its quorum still waits for the other senders that it expects. It expects a sender that is
- * at most two versions behind, so that it may bring this version soon, and that has not let a fold wait in vain since
- * its last update. The fold waits for as long as these senders usually take (RFC 6298: the mean plus four mean
- * deviations), or as the user says. When a fold goes on without one, that counts as if the update had come just then.
- * From time to time this costs nothing, but if more than a third of all folds are cut short the time grows until fewer
- * are.
+ * at most two versions behind (it may bring this version soon) and that has not let a fold wait in vain since its last
+ * update. The fold waits for as long as these senders usually take (RFC 6298: the mean plus four mean deviations), or
+ * for the user's time. When a fold goes on without a sender, it is measured as if that update had come just then. If
+ * that happens rarely, the time hardly changes; if more than a third of all folds are cut short, the time grows until
+ * fewer are.
  *
- * Servers. A push is for the version after the newest that any owner has told this worker, and a fold takes the updates
- * of just its version. A worker whose update
- *   is in the fold       gets the parameters and an answer, as under BSP
- *   is not there yet     gets nothing: it computes, and its parameters are its own until it pushes
- *   comes after it       is late: it gets the newest parameters and an answer that says so
- * Every push of a share has one answer. A worker that has all of them goes on from the newest version that it knows.
- * Shares may be some versions apart: an update for a later version of a share waits there. A version belongs to all
- * keys: a worker pushes each of them once for it, and has all answers before it pushes the next. So where one share has
- * found its quorum all others will, for the same ranks have pushed that version there. Were keys counted by themselves,
- * two workers could wait for each other, each for a key in which it is ahead. Keys that workers push at different times
- * are in different schemes (EngineOptions.groups in Python).
+ * Servers. A push is for the version after the newest that any owner has told this worker; a fold takes only updates
+ * for the same version. If a worker's update
+ * - is in the fold, the worker gets the parameters and an answer, as under BSP;
+ * - is not there yet, the worker gets nothing: it computes, and its parameters do not change until it pushes;
+ * - comes after the fold, it is late: the worker gets the newest parameters, and an answer that says so.
  *
- * Groups. All ranks of a group push for the same version. Each of them waits for the answer to each row that applies,
- * by relays or straight, before it goes on; and an owner gives all ranks of a group the same answers. So when they
- * choose the version after the newest that was told, of all keys, they choose the same. A late group's update is left
- * out; all its ranks get the newest parameters, and are told. Writers, readers and order:
- *   The version is put into the owner's part by the rank whose input it is: by a worker that pushes straight to the
- *   row, before its push, by the same lane; by a forwarding rank's core, by the lane of its forwards, when that rank's
- *   own push comes. That push is an input of the forward, so the forward comes later. The owner reads it with the event
- *   of each row, and the next one is put with the group's next push. The put reads the version from the place that the
- *   worker has for the slot, which the worker writes before its push, and again when the slot is free.
- *   The outcome is put into the part of each relay, one place a row, before the parameters, which bring the event; and
- *   from one relay to the next in the same way. A relay's share joins the outcomes of its rows (the newest version;
- *   left out if some row says so). When its last row has come it puts the sum to the ranks that it answers, and then
- *   answers. The owner puts from one place for each group, and a relay's share from one place: both are written for the
- *   next reply to the group, which comes after all its ranks had this one. A relay passes on from the place into which
- *   it was told, which is written with that reply too.
- *   Parameters are sent from a copy for each receiver (rows.c), as in servers_each.c. Slots, forwarding accumulators
- * and relays are as under BSP (stages.c). Waits form no circle, if all ranks of a group push all keys in the same
- * order, or before they wait. Inside a group all wait for the same folds, as under BSP: so a group pushes all keys for
- * a version as one worker does. Between groups it is as between the workers of servers: where a share has made fold v
- * the groups that are in it have pushed v, there and to all other shares, so all of these find a quorum for v. Once a
- * rank has closed, its group brings no more updates. That rank has waited for the answers to all its pushes, so no push
- * of the group is on its way. Its mates cannot push any more, and are told.
+ * Every push has one answer from each share. A worker that has all answers goes on from the newest version that it
+ * knows. Shares may be some versions apart: an update for a later version of a share waits there. A version belongs to
+ * all keys: a worker pushes each key once for it, and has all answers before it pushes the next version. So where one
+ * share has found its quorum all others will too, because the same ranks have pushed that version there. If each key
+ * had its own versions, two workers could wait for each other, each for a key in which it is ahead. Keys that workers
+ * push at different times must be in different schemes (EngineOptions.groups in Python).
+ *
+ * Groups. All ranks of a group push for the same version. Each of them waits for the answer to each row that applies
+ * the rule, directly or by relays, before it goes on. An owner gives all ranks of a group the same answers. So all of
+ * them choose the same next version: the one after the newest that they were told, of all keys. If a group is late, its
+ * update is left out; all its ranks get the newest parameters, and are told. Writers, readers and order of the words:
+ *
+ * - The version. The rank whose input it is puts it into the owner's part (its memory in the window). A worker that
+ *   pushes directly to the row puts it before its push, by the same lane. A forwarding rank's core puts it by the lane
+ *   of its forwards when that rank's own push comes; that push is an input of the forward, so the forward comes later.
+ *   The owner reads the version with the event of each row, and the next version is put with the group's next push. The
+ *   put reads from a place that the worker has for the slot; the worker writes that place before its push, and again
+ *   when the slot is free.
+ * - The outcome. The owner puts it into the part of each relay, one place for each row, before the parameters, which
+ *   bring the event. Each relay puts it on to the next relay in the same way. A relay's share joins the outcomes of its
+ *   rows: the newest version; left out if some row says so. When its last row has come it puts the joined outcome to
+ *   the ranks that it answers, and then answers. The owner has one source for each group, and a relay's share has one:
+ *   both are written for the next reply to the group, which comes after all its ranks had this one. A relay passes on
+ *   from the place in which it got the outcome; that reply overwrites this place too.
+ *
+ * Parameters are sent from a copy for each receiver (rows.c), as in servers_each.c. Slots, forwarding accumulators and
+ * relays are as under BSP (stages.c). Waits form no circle if all ranks of a group push all keys in the same order, or
+ * push all before they wait. Inside a group all wait for the same folds, as under BSP, so a group pushes all keys for a
+ * version as one worker does. Between groups it is as between workers of servers: when a share has made fold v, its
+ * groups have pushed v to all other shares too, so all of these find a quorum for v. Once a rank has closed, its group
+ * brings no more updates. That rank has waited for the answers to all its pushes, so no push of the group is
+ * unanswered. The other ranks of the group cannot push any more, and are told.
  *
  * Graphs: NOTIFY-ACK whose folds go on without stragglers. The fold of a rank's push of version n takes from each
  * in-neighbour an update of version n or newer. The rank does not wait for its out-neighbours. A push is
- *   sent       if the last one to that neighbour is answered; the update is used, or late
- *   not sent   if it was not until the next push needed this one's memory, or the answer said that this version has
- *              been folded: it is dropped and nothing travels for it
- * A push that needs the memory of an earlier one waits for neighbours that have not taken that one. It waits twice as
- * long as a fold, as they may be waiting for others themselves, but not for a neighbour that let a push wait in vain
- * and has answered none since.
+ * - sent if that neighbour has answered the last one; the update is used, or late;
+ * - dropped if that answer did not come before a later push needed this one's memory, or if the answer said that this
+ *   version has been folded. Nothing travels for it.
  *
- * A straggler catches up: its next version is the newest that a quorum of its in-neighbours has pushed, in any key.
- * They may have folded that version already, and then its update is late once more; but it never waits for an update
- * that they may not push. A rank without in-neighbours goes one past the newest version that its out-neighbours have
- * folded. A version belongs to all keys and cores, and is chosen when a key is pushed again.
+ * A push that needs the memory of an earlier push waits for the neighbours that have not taken that one. It waits twice
+ * as long as a fold would, because they may be waiting for others themselves; but it does not wait for a neighbour that
+ * let a push wait in vain and has not answered since.
  *
- * When a state is loaded all ranks go on from the largest version of any rank; no rank has pushed beyond that. So every
- * update that was sent before is late, in a slot or on its way. Its sender waits for the answer: otherwise its next
- * push would have to wait for its next call.
+ * A straggler catches up: its next version is the newest that a quorum of its in-neighbours has pushed, in any key. Its
+ * out-neighbours may have folded that version already, and then its update is late once more; but it never waits for an
+ * update that its in-neighbours may not push. A rank without in-neighbours takes the version after the newest that its
+ * out-neighbours have folded. A version belongs to all keys and cores; a new one is chosen when a key is pushed again.
  *
- * A fold of version n may be made when a quorum of the in-neighbours has brought n or newer, even to an earlier fold.
- * A rank that has closed is left out, and the quorum is one of the rest: a straggler may end its steps alone, after all
- * others.
+ * When a state is loaded all ranks go on from the largest version of any rank; no rank has pushed beyond it. So every
+ * update that was sent before is late, whether it is in a slot or still travels. Its sender waits for the answer at
+ * once; otherwise its next push could only be sent in a later call.
  *
- * SSP(s) on a graph: an update that is at most s versions older than the fold counts too, and is late after that. A
- * straggler catches up to s versions behind the quorum. When this rank ends its pushes, the updates that still wait for
- * its versions are late, as this rank makes no more folds to take them.
+ * A fold of version n is allowed when a quorum of the in-neighbours has brought n or newer, even for an earlier fold. A
+ * rank that has closed is left out; if fewer than a quorum are left, these suffice: so a straggler may do its last
+ * steps alone, after all others.
  *
- * Graphs of several phases: the version of a fold says its phase, and its quorum is one of the in-neighbours of that
- * phase. A rank that skips a version would be awaited in vain by the neighbours of the skipped phase. So each push goes
- * to the neighbours of all phases; neighbours of other phases get its version alone (HPC_OP_EMPTY), which counts as no
+ * SSP(s) on a graph: a fold takes updates that are up to s versions older than the fold; an older update is late. A
+ * straggler catches up to s versions behind the quorum. When this rank ends its pushes it makes no more folds, so the
+ * updates that wait for versions up to its last one are late then.
+ *
+ * Graphs of several phases: the version of a fold determines its phase, and the quorum is one of the in-neighbours of
+ * that phase. If a rank skipped a version, the neighbours of the skipped phase would wait for it in vain. So each push
+ * goes to the neighbours of all phases; neighbours of other phases get only its version (HPC_OP_EMPTY), which is not an
  * update. An update has the weight of the version that it was pushed for. An update newer than the fold stays for its
- * version, unless its sender, which has skipped the fold's version, is a neighbour now.
+ * own version, unless its sender is a neighbour now: then the sender has skipped the fold's version, and the fold takes
+ * the update.
  *
- * Fold and apply in two calls, on a graph: folds are the same, and split.c describes the use of their means.
+ * Fold and apply in two calls, on a graph: the folds are the same; split.c describes how their means are used.
  *
- * Waits form no circle, if all ranks push all keys in the same order, or before they wait. Of all ranks that wait
- * look at one that is the least far: in version n, and there in the first key. A quorum of its in-neighbours has pushed
- * the key before, or a key from which it has chosen n, for n or newer. They push all keys of a version before they go
- * to another, so they push this key too; they are not less far, so they have pushed it. */
+ * Waits form no circle if all ranks push all keys in the same order, or push all before they wait. Proof: of all ranks
+ * that wait take one that is the least far, at version n and there at the first key. A quorum of its in-neighbours has
+ * pushed this key, or a key from which this rank has chosen n, for n or newer. They push all keys of a version before
+ * they begin another, so they push this key too; they are not less far, so they have pushed it already. */
 #include "discipline/quorum_state.h"
 
 #include "discipline/config.h"
@@ -121,7 +129,7 @@ static int check_config(const hpc_exchange_config *f) {
                     own->name);
 }
 
-/* A test of row i of a plan, and the end of the error "row i ..." for a row that fails it. */
+/* A test of row i of a plan. row is the end of the error message "row i ..." for a row that fails the test. */
 typedef struct refusal {
     int (*refuses)(const hpc_plan *plan, int i);
     const char *row;
@@ -137,7 +145,7 @@ static int applies_not(const hpc_plan *plan, int i) {
     return plan->rows[i].action != HPC_APPLY || has_no_weight(&plan->rows[i]);
 }
 
-/* Two workers could wait for each other, each for another key. */
+/* If rows had different workers, two workers could wait for each other, each for another key. */
 static int has_other_workers(const hpc_plan *plan, int i) {
     const hpc_row *row = &plan->rows[i], *first = &plan->rows[0];
     for (int e = 0; e < row->n_in; e++)
@@ -149,7 +157,7 @@ static int is_of_row(const hpc_plan *plan, int i, int row) {
     return plan->rows[i].key == plan->rows[row].key && plan->rows[i].offset == plan->rows[row].offset;
 }
 
-/* The same among peers, whose rows may have different inputs. Looks once at the rows of the same elements. */
+/* The same test for peers, whose rows may have different inputs. It runs once for the rows of the same elements. */
 static int has_other_peers(const hpc_plan *plan, int i) {
     const int me = plan->rows[i].owner;
     const int is_first = i == 0 || !is_of_row(plan, i - 1, i);
@@ -163,7 +171,8 @@ static int takes_part(const hpc_plan *plan, int i) {
     return row->action == HPC_EMIT || (row->quorum != row->n_in && row->action != HPC_APPLY) || has_no_weight(row);
 }
 
-/* A row that forwards to one that applies has the version of its owner's own push, and the updates of others. */
+/* A row that forwards to a row that applies the rule takes the version of the forward from its owner's push, so its
+ * owner must push to it. */
 static int forwards_for_others(const hpc_plan *plan, int i) {
     const hpc_row *row = &plan->rows[i];
     return hpc_forwards_to_rule(plan, row) && !hpc_row_has_input(row, row->owner);
@@ -195,8 +204,8 @@ static const refusal of_groups[] = {
     {NULL, NULL},
 };
 
-/* row applies the rule. Whether every rank that sends to the row gets the row's parameters: from the row itself, or
- * from a relay which that rank owns. */
+/* Returns, for a row that applies the rule, whether every rank that sends to it gets its parameters: from the row
+ * itself, or from a relay that the sending rank owns. */
 static int answers_inputs(const hpc_row *row) {
     for (int i = 0; i < row->n_in; i++) {
         int answers = 0;
@@ -206,7 +215,7 @@ static int answers_inputs(const hpc_row *row) {
     return 1;
 }
 
-/* The rank that encodes a group's update must hear whether it was used or left out. */
+/* Refuses plans in which the rank that encodes a group's update would not hear whether it was used or left out. */
 static int check_pieces(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows; i++)
         if (f->plan->rows[i].action == HPC_APPLY && !answers_inputs(&f->plan->rows[i]))
@@ -228,7 +237,7 @@ static int check_pieces_on_graph(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* A quorum that is all inputs leaves out no update. */
+/* A quorum of all inputs leaves out no update, so codecs of pieces need no check. */
 int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f) {
     const int many = hpc_plan_has_stages(f->plan);
     const refusal *refusals = many ? of_groups : hpc_edges_of(f) == HPC_PEERS ? of_peers : of_ranks;
@@ -288,7 +297,7 @@ static size_t part(const hpc_scheme *sc, int rank) {
            (numbers * (size_t)sc->layout.depth + verdicts * hpc_verdict_words(sc)) * sizeof(uint64_t);
 }
 
-/* A version belongs to all keys, so a group does too. */
+/* A version belongs to all keys, so the groups must be the same for all keys; otherwise fails with HPC_ERR_CONFIG. */
 static int check_groups(const hpc_scheme *sc, const char *op) {
     for (int key = 1; key < sc->plan->n_keys; key++)
         for (int r = 0; r < sc->context->group.size; r++)
@@ -301,8 +310,8 @@ static int check_groups(const hpc_scheme *sc, const char *op) {
     return HPC_OK;
 }
 
-/* On a graph an update that travels is copied first, so the push's memory is free at once, however slowly the neighbour
- * takes the update. Takes room in this rank's part for that copy, of all rows. */
+/* Takes room in this rank's part for a copy of the update, for all rows of a share. On a graph an update that is sent
+ * by a put is copied first, so the push's memory is free at once, however slow the neighbour is. */
 static size_t take_copy(hpc_scheme *sc, const hpc_share *share) {
     size_t nbytes = 0;
     if (sc->graph == NULL || hpc_is_mapped(sc, share->owner)) return HPC_NOWHERE;
@@ -310,8 +319,8 @@ static size_t take_copy(hpc_scheme *sc, const hpc_share *share) {
     return hpc_layout_take(&sc->layout.places[hpc_me(sc)], nbytes);
 }
 
-/* Among peers the shares of the same elements follow one of them. The decider changes from share to share, so that all
- * ranks decide for some. */
+/* Returns the share whose owner decides for this share: among peers all shares of the same elements follow one of them.
+ * The deciding owner differs from share to share, so each rank decides for some. */
 static int find_decider(const hpc_scheme *sc, const hpc_share *share) {
     const hpc_pushed *k = &sc->keys[share->key];
     const int size = sc->context->group.size;
@@ -324,7 +333,7 @@ static int find_decider(const hpc_scheme *sc, const hpc_share *share) {
     return best;
 }
 
-/* A rank sends to the shares that it gets parameters from; each of these answers each of its pushes once. On a graph it
+/* A rank sends to each share from which it gets parameters, and that share answers each push once. On a graph a rank
  * sends to its out-neighbours. */
 int hpc_quorum_plan(hpc_scheme *sc, const char *op) {
     int status = open_keys(sc, op);
@@ -397,14 +406,14 @@ static void pass_on(hpc_core *core, const hpc_work *w) {
 
 /* ---- the core: events with several stages ---- */
 
-/* The first row of a share to which this rank pushes. */
+/* Returns the first row of a share to which this rank pushes. */
 static int first_own(const hpc_scheme *sc, const hpc_share *share) {
     int i = 0;
     while (!hpc_row_has_input(&sc->plan->rows[share->rows[i]], hpc_me(sc))) i++;
     return share->rows[i];
 }
 
-/* An own push comes to all rows of a share at once, so its version is said before any of them forwards. */
+/* A rank's own push comes in all rows of a share at once, so its version is sent before any row forwards. */
 void hpc_quorum_say_version(hpc_core *core, const hpc_work *w, int input, int slot) {
     const hpc_input *in = &w->inputs[input];
     if (in->rank == hpc_me(core->scheme) && in->forwarded < 0 && w->index == first_own(core->scheme, w->share))
@@ -446,7 +455,7 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 
 /* ---- the values ---- */
 
-enum { MOMENTS = HPC_ON_SEND | HPC_ON_END | HPC_ON_HEAR | HPC_ON_CLOSE }; /* of all quorums */
+enum { MOMENTS = HPC_ON_SEND | HPC_ON_END | HPC_ON_HEAR | HPC_ON_CLOSE }; /* hooks of all quorums */
 
 static const hpc_gate gate = {.row_came = hpc_intake_row_came, .work = hpc_intake_work, .missing = hpc_outlet_missing};
 

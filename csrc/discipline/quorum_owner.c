@@ -1,4 +1,5 @@
-/* The owner's side of a quorum (see quorum.c): updates that wait, answers, when a fold is due, and the fold. */
+/* The owner's side of a quorum (see quorum.c): it holds updates until they are folded, decides when a fold is due,
+ * folds, and answers. */
 #include <math.h>
 #include <stdio.h>
 
@@ -10,24 +11,26 @@
 #include "engine/layout/stages.h"
 #include "engine/owner/write.h"
 
-static const double FIRST = 1;    /* seconds of grace until enough folds have been measured (RFC 6298, section 2.1) */
-static const double LEAST = 0.01; /* seconds of grace, when it is learned: a scheduler's slice */
-enum { NEAR = 2 };                /* versions behind: a rank that comes back has an old update in its slot */
+static const double FIRST = 1;    /* seconds of grace until enough folds were measured (RFC 6298, section 2.1) */
+static const double LEAST = 0.01; /* the least grace in seconds when it is learned: a scheduler's slice */
+/* A sender is expected if it is at most so many versions behind: a rank that comes back has an old update in its slot.
+ */
+enum { NEAR = 2 };
 
 /* A core's view of a sender. */
 typedef struct watched {
     char absent;       /* it let a fold wait in vain, and has sent nothing since */
-    char closes, gone; /* it has closed; and everything that it sent before has been taken */
+    char closes, gone; /* closes: it has closed; gone: it has, and all that it had sent was taken */
 } watched;
 
-/* A core's own. */
+/* The state of a core. */
 typedef struct watch {
-    int n; /* shares with an update, or an own push, that is not folded; they are the first in core->clocked->shares */
+    int n; /* the first n of core->clocked->shares have an update or a push of this rank that is not folded yet */
     watched *seen; /* by sender */
 } watch;
 
-/* On servers a fold takes the updates for just its version, of ranks or of groups. On a graph this rank's own push
- * leads a fold, which takes the neighbours' updates for its version or a newer one. */
+/* Returns whether this rank's own push leads a fold. It does on a graph: the fold takes the neighbours' updates for the
+ * push's version or a newer one. On servers no push leads, and a fold takes only updates for the same version. */
 static int is_led(const hpc_scheme *sc) {
     return sc->graph != NULL;
 }
@@ -36,27 +39,27 @@ static const hpc_keeping *keeping_of(const hpc_scheme *sc) {
     return hpc_quorum_of(sc)->keeping;
 }
 
-/* The oldest version that counts in the fold of a version: under SSP on a graph some steps older. */
+/* Returns the oldest version that a fold of version takes: under SSP on a graph it may be some steps older. */
 static uint64_t least_of(const hpc_scheme *sc, const hpc_share *share, uint64_t version) {
     const uint64_t before = hpc_clock_behind(sc, version - 1);
     const uint64_t ended = atomic_load_explicit(&hpc_intake_of(share)->ended, memory_order_relaxed);
     return !is_led(sc) ? version : 1 + (before > ended ? before : ended);
 }
 
-/* Whether a sender's push of a version brings something: on a graph of several phases to the neighbours of its step
- * alone. To all others it says that the sender has come so far. */
+/* Returns whether a sender's push of a version has values for this owner. On a graph of several phases a push has
+ * values for the neighbours of its phase only; to all others it says only that the sender has come so far. */
 static int sends(const hpc_scheme *sc, const hpc_share *share, uint64_t version, int sender) {
     return hpc_sends(sc, share->key, version, share->owner, sender);
 }
 
-/* Whether a push that leads a fold has come and is not folded. */
+/* Returns whether a push that leads a fold has come and is not folded yet. */
 static int has_lead(const hpc_share *share) {
     return hpc_intake_of(share)->pushes > share->version;
 }
 
 /* ---- updates that came ---- */
 
-/* The version that rank has put beside its update in a slot. */
+/* Returns the version that rank has put beside its update in a slot. */
 static uint64_t number_of(const hpc_scheme *sc, const hpc_share *share, int rank, int slot) {
     return *(const uint64_t *)(const void *)(hpc_own_part(sc) + hpc_number_at(sc, share, rank, slot));
 }
@@ -75,7 +78,8 @@ void hpc_intake_look_after(hpc_core *core, hpc_share *share) {
     in->place = to;
 }
 
-/* Stores how far a quorum of the in-neighbours is, for the worker's choice of its next version. */
+/* Stores the newest version that a quorum of the in-neighbours has reached; the worker chooses its next version by it.
+ */
 static void publish_progress(const hpc_scheme *sc, hpc_intake *in) {
     const int needs = sc->asked.quorum < in->n_from ? sc->asked.quorum : in->n_from;
     uint64_t reached = 0;
@@ -119,7 +123,7 @@ int hpc_intake_vote_came(hpc_core *core, hpc_share *share, int rank, int slot) {
     return 1;
 }
 
-/* Counts a push that leads a fold. Returns 0 if there is no slot from which it could have come. */
+/* Counts a push that leads a fold. Returns 0 (a wrong event) if all slots of this rank are taken already. */
 static int lead_came(hpc_core *core, hpc_share *share) {
     if (hpc_intake_of(share)->pushes - share->version >= (uint64_t)core->scheme->layout.depth) return 0;
     hpc_intake_of(share)->pushes++;
@@ -127,13 +131,13 @@ static int lead_came(hpc_core *core, hpc_share *share) {
     return 1;
 }
 
-/* The slot from which rows read an update that has come in a slot of its sender's. */
+/* Returns the slot from which rows read an update that its sender has in slot: the same, or 0 if there is one slot. */
 static int slot_at(const hpc_scheme *sc, const hpc_share *share, int rank, int slot) {
     const int in_place = !(sc->discipline->traits & HPC_ONE_SLOT) || hpc_reads_in_place(sc, share->owner, rank);
     return in_place ? slot : 0;
 }
 
-/* The version lies beside the update of each row. Groups agree on the arguments of the rule. */
+/* Each row's update has its version beside it. Ranks of a group must push the same arguments of the rule. */
 int hpc_intake_came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
     hpc_scheme *sc = core->scheme;
     hpc_share *share = w->share;
@@ -169,7 +173,7 @@ int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *eve
 
 /* ---- answers ---- */
 
-/* The outcome of the sender's update goes before the parameters where relays pass it on. */
+/* If relays pass the outcome of the sender's update on, it goes before the parameters. */
 void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) {
     const hpc_scheme *sc = core->scheme;
     const hpc_told *told = &hpc_intake_of(share)->senders[sender].told;
@@ -181,10 +185,13 @@ void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) 
     }
 }
 
-/* Answers a sender's update: writes the outcome into this rank's own memory, from which it is put. The outcome before
- * has been read, for this update came after it. Parameters go first: on servers for a late update only, with several
- * stages always, where relays answer the ranks that get parameters from them; not at all where they go to pulls. After
- * this the sender's next update may be written. */
+/* Answers a sender's update: writes the outcome into this rank's own memory, and puts it from there. The put of the
+ * outcome before has ended, because this update came after it. Parameters go before the answer:
+ * - on servers only for a late update, because a fold has sent them to the others;
+ * - with several stages always, and relays answer the ranks that get parameters from them;
+ * - never if pulls bring the parameters.
+ *
+ * After this call the sender may overwrite its slot. */
 void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome) {
     const hpc_scheme *sc = core->scheme;
     const int s = (int)(share - sc->layout.shares), many = hpc_in_groups(sc);
@@ -215,7 +222,7 @@ static void leave_out(hpc_core *core, const hpc_share *share, int sender, uint64
     hpc_intake_answer(core, share, sender, (hpc_told){folded, 0});
 }
 
-/* Leaves the updates out that are older than version least. Returns how many there were. */
+/* Leaves out the updates that are older than version least. Returns how many there were. */
 static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, uint64_t folded) {
     const hpc_intake *in = hpc_intake_of(share);
     int n = 0;
@@ -229,9 +236,10 @@ static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, u
     return n;
 }
 
-/* ---- when ---- */
+/* ---- when a fold is due ---- */
 
-/* How many senders have brought an update for a version, may still bring it, are expected to bring it soon. */
+/* Counts of senders: how many have brought an update for a version, how many others may still bring it, and how many of
+ * these are expected soon. */
 typedef struct survey {
     int brought, open, expected;
 } survey;
@@ -254,7 +262,7 @@ static survey look(const hpc_core *core, const hpc_share *share, uint64_t versio
     return found;
 }
 
-/* How many updates are there for a fold, or may come, where they are fewest: among peers each rank has to have a quorum
+/* Returns how many updates are there for a fold, or may come, at the peer that has fewest: each peer must have a quorum
  * of the updates that come to it. */
 static survey look_where_fewest(const hpc_core *core, const hpc_share *share, uint64_t version, survey all) {
     const hpc_scheme *sc = core->scheme;
@@ -274,7 +282,7 @@ static survey look_where_fewest(const hpc_core *core, const hpc_share *share, ui
     return all;
 }
 
-/* Learns how long after the quorum the others came, or were given. */
+/* Learns how long after the quorum the other updates came, or the fold went on without them. */
 static void learn(const hpc_scheme *sc, hpc_intake *in, double took) {
     if (sc->asked.grace >= 0) return;
     hpc_usual_learn(&in->lag, took);
@@ -283,12 +291,12 @@ static void learn(const hpc_scheme *sc, hpc_intake *in, double took) {
         atomic_store_explicit(&in->grace, usual > LEAST ? usual : LEAST, memory_order_relaxed);
 }
 
-/* Whether a fold that has its quorum is to be made now. */
+/* Returns whether a fold that has its quorum is to be made now. */
 static int is_due(hpc_core *core, const hpc_share *share, const survey *found, uint64_t version) {
     const hpc_scheme *sc = core->scheme;
     hpc_intake *in = hpc_intake_of(share);
     const int complete = found->open == 0;
-    if (!complete && found->expected == 0) return 1; /* which does not tell how long it takes */
+    if (!complete && found->expected == 0) return 1; /* no sender is expected, so there is no time to learn */
     if (complete && in->since == 0) {
         learn(sc, in, 0);
         return 1;
@@ -296,7 +304,7 @@ static int is_due(hpc_core *core, const hpc_share *share, const survey *found, u
     const double now = hpc_now();
     if (in->since == 0) {
         in->since = now;
-        hpc_bell_ring(sc->context->group.bell); /* a thread that is about to sleep must not sleep for longer */
+        hpc_bell_ring(sc->context->group.bell); /* a thread that is about to sleep must wake at the end of the grace */
     }
     const double due = in->since + atomic_load_explicit(&in->grace, memory_order_relaxed);
     if (!complete && now < due) {
@@ -311,14 +319,15 @@ static int is_due(hpc_core *core, const hpc_share *share, const survey *found, u
 
 /* ---- folds ---- */
 
-/* The version of the next fold. Updates of an older one are late. */
+/* Returns the version of the next fold. Updates of older versions are late. */
 static uint64_t next_version(const hpc_scheme *sc, const hpc_share *share) {
     const int slot = (int)(share->version % (uint64_t)sc->layout.depth);
     if (hpc_has_decider(sc)) return hpc_intake_of(share)->decided + 1;
     return has_lead(share) ? number_of(sc, share, share->owner, slot) : hpc_folded_of(share) + 1;
 }
 
-/* An input, in the slot from which rows read it: of a lead the slot of this version. */
+/* Returns whether an input is taken, the slot from which rows read it, and its version; for a lead, the slot and
+ * version of this fold. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_scheme *sc = core->scheme;
     const hpc_share *share = w->share;
@@ -332,13 +341,13 @@ hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w) {
     const hpc_scheme *sc = core->scheme;
     hpc_inputs inputs =
         hpc_row_take(core, w, taking, next_version(sc, w->share), is_led(sc) ? HPC_SCALE_ALL : HPC_SCALE_MEANS);
-    if (keeping_of(sc) != NULL) inputs.slot = 0; /* the only one */
+    if (keeping_of(sc) != NULL) inputs.slot = 0; /* there is only one accumulator */
     return inputs;
 }
 
-/* Answer this rank last: once answered it may close, and then it sends nothing more. Note the updates as gone after
- * that: a thread that sees neither the answer nor an update then knows that none has come. With several stages
- * parameters are sent when all rows are folded: to one group after the other. */
+/* Answers this rank last: once it has its answer it may close, and then it sends nothing more. The updates are released
+ * after the answers: so a thread that sees neither an answer nor a waiting update knows that no update has come. With
+ * several stages parameters are sent when all rows are folded, to one group after the other. */
 static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     const hpc_scheme *sc = core->scheme;
     hpc_intake *in = hpc_intake_of(share);
@@ -364,7 +373,7 @@ static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     if (is_led(sc)) hpc_graph_end_fold(core, share);
 }
 
-/* The rule's arguments on servers, as the lowest rank in the fold has set them. */
+/* Returns the rule's arguments on servers: the arguments of the lowest rank in the fold. */
 static const double *find_args(const hpc_scheme *sc, const hpc_share *share, const hpc_work *w) {
     int lowest = -1;
     for (int e = 0; e < w->row->n_in; e++) {
@@ -374,9 +383,9 @@ static const double *find_args(const hpc_scheme *sc, const hpc_share *share, con
     return hpc_args_of(sc, share, lowest, share->clocks[lowest].slot);
 }
 
-/* On servers weights that add up to 1 (a mean) are scaled to do so again; the weights of a sum stay as they are. On a
- * graph the weights are scaled to the total weight of all inputs, and a row's step is its version: a straggler that has
- * caught up is where the others are. */
+/* On servers, weights that add up to 1 (a mean) are scaled to add up to 1 again, and the weights of a sum stay as they
+ * are. On a graph the weights are scaled to the total weight of all inputs, and a row's step is its version, so that a
+ * straggler that has caught up is at the step of the others. */
 static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_t version) {
     const hpc_scheme *sc = core->scheme;
     const char *takes = hpc_intake_of(share)->takes;
@@ -422,7 +431,7 @@ static void decide(hpc_core *core, const hpc_share *share, uint64_t version) {
         if (in->takes[in->from[i]]) release(share, in->from[i]);
 }
 
-/* No update that waits is older than the fold. */
+/* Marks the updates that the fold takes, and folds or decides. No update that waits is too old for the fold. */
 static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
     hpc_intake *in = hpc_intake_of(share);
     const uint64_t least = least_of(core->scheme, share, version);
@@ -440,9 +449,9 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
 
 /* ---- the core's work ---- */
 
-/* Advances a share by a step: drops, then a fold; returns how much was done, or -1 after a failure. Where too few
- * senders are left for a quorum, all waiting updates are dropped on servers; on a graph the quorum is the neighbours
- * that are left. */
+/* Advances a share by a step: drops late updates, then makes a fold. Returns how much was done, or -1 after a failure.
+ * If too few senders are left for a quorum, servers drop all waiting updates; on a graph all neighbours that are left
+ * are then the quorum. */
 static int step(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     const int followed = hpc_has_decider(sc) ? hpc_quorum_of(sc)->verdicts->follow(core, share) : 0;
@@ -475,12 +484,13 @@ static int work_for(hpc_core *core, hpc_share *share) {
         n += done > 0 ? done : 0;
         hpc_intake_look_after(core, share);
     } while (done > 0 && in->place < ((watch *)core->own)->n);
-    return n + (!waited && in->since > 0); /* a grace has begun: the thread must not sleep past it */
+    return n + (!waited && in->since > 0); /* a grace has begun: the thread must not sleep past its end */
 }
 
-/* All events that have come were handled before. So a rank that was seen to have closed the last time has nothing more
- * on its way; for one that has closed since there has to be another time. A group of which a rank has closed brings no
- * more whole updates. A sender is the lowest of its ranks, so it is looked at before them. */
+/* Notes which senders have closed and have nothing more to bring. The core has handled all events that came before this
+ * call. So everything has come from a rank that had closed at the call before; for a rank that has closed since,
+ * another call is needed. A group with a rank that has closed brings no more updates. A sender is the lowest rank of
+ * its group, so the loop reaches it before the other ranks. */
 static void note_closed(hpc_core *core) {
     const hpc_scheme *sc = core->scheme;
     watched *seen = ((watch *)core->own)->seen;
@@ -551,7 +561,7 @@ static int open_intake(hpc_scheme *sc, hpc_core *core, int place, const char *op
     if (in->senders == NULL || in->takes == NULL || in->from == NULL) return HPC_ERR_MEMORY;
     in->place = place;
     atomic_init(&in->grace, sc->asked.grace < 0 ? FIRST : sc->asked.grace);
-    in->takes[hpc_me(sc)] = (char)is_led(sc); /* its lead is in all folds */
+    in->takes[hpc_me(sc)] = (char)is_led(sc); /* this rank's lead is in all folds */
     for (int i = 1; i <= size; i++) {
         const int r = (hpc_me(sc) + i) % size;
         if (r != own && is_sender(sc, share, r)) in->from[in->n_from++] = r;

@@ -1,6 +1,6 @@
-/* A quorum: a fold that goes on without stragglers (quorum.c says how). quorum_owner.c is the owner's side, and
- * quorum_worker.c the worker's. A sender is as in discipline/clocks.h: a rank, or with several stages a group of ranks.
- */
+/* State of a quorum: a fold that goes on without stragglers. quorum.c explains it; quorum_owner.c is the owner's side
+ * and quorum_worker.c the worker's. A sender is a rank, or with several stages a group of ranks, as in
+ * discipline/clocks.h. */
 #ifndef HPC_QUORUM_STATE_H
 #define HPC_QUORUM_STATE_H
 
@@ -10,136 +10,140 @@
 #include "engine/owner/row.h"
 #include "engine/worker/ticket.h"
 
-/* The words that the owner of a share writes behind its answer to the sender of an update, at told_at. */
+/* The words that a share's owner writes with its answer to a sender, at hpc_told_at in the sender's memory. */
 typedef struct hpc_told {
-    uint64_t folded, used; /* the version that was folded last; 1 or 0: the update was used, or left out */
+    uint64_t folded, used; /* folded: the version that was folded last; used: 1 if the sender's update was used, 0 if it
+                              was left out */
 } hpc_told;
 
-/* An owner's notes of a sender to a share, beside its clock. The owner's core writes them; others read the atomic
- * member alone. */
+/* An owner's notes about one sender to a share, beside the sender's clock. The owner's core writes them; other threads
+ * read only the atomic member. */
 typedef struct hpc_sender {
-    _Atomic uint64_t waits; /* the version of the update in its slot; 0: the slot is free */
+    _Atomic uint64_t waits; /* the version of the update that waits in the sender's slot; 0: the slot is free */
     uint64_t newest;        /* the newest version that came */
-    hpc_told told;          /* the last answer, which a put may still read */
+    hpc_told told;          /* the last answer; a put may still read it */
 } hpc_sender;
 
-/* The inputs of a share that this rank owns. The core's own, but for the atomic members. */
+/* The inputs of a share that this rank owns. Only the core uses it, but for the atomic members. */
 typedef struct hpc_intake {
-    hpc_sender *senders;      /* by rank, of a group the lowest */
-    char *takes;              /* the same: whether its update is in the present fold */
-    int *from, n_from;        /* all senders, this rank or its group last; on a graph the in-neighbours alone */
+    hpc_sender *senders;      /* by rank; a group has the place of its lowest rank */
+    char *takes;              /* by rank as well: whether this sender's update is in the present fold */
+    int *from, n_from;        /* all senders, with this rank or its group last; on a graph only the in-neighbours */
     int held;                 /* how many updates wait */
-    uint64_t pushes;          /* on a graph: pushes of this rank itself that came; they lead its folds */
-    int place;                /* in core->clocked->shares */
-    double since;             /* when the next fold had its quorum; 0: it has not */
-    hpc_usual lag;            /* from the quorum until the others are there */
+    uint64_t pushes;          /* on a graph: how many pushes of this rank itself came; each starts ("leads") a fold */
+    int place;                /* the share's index in core->clocked->shares */
+    double since;             /* when the next fold got its quorum; 0: it has no quorum yet */
+    hpc_usual lag;            /* the usual time from the quorum until the other updates are there */
     _Atomic uint64_t folded;  /* the version that was folded last */
-    _Atomic double grace;     /* seconds that a fold waits for the others */
-    _Atomic uint64_t reached; /* on a graph: the newest version that a quorum has brought */
-    _Atomic uint64_t ended;   /* likewise: updates up to this version count in no fold any more */
-    /* Among peers: the version that was decided last; verdicts that this rank has given, and that the share has
+    _Atomic double grace;     /* how many seconds a fold with a quorum waits for the other updates */
+    _Atomic uint64_t reached; /* on a graph: the newest version that a quorum of the neighbours has sent */
+    _Atomic uint64_t ended;   /* on a graph: no fold takes updates up to this version any more */
+    /* Among peers: the version that was decided last; how many verdicts this rank has given; how many the share has
      * followed. */
     uint64_t decided, given, followed;
-    int partial; /* verdicts may be about ranks whose updates do not come here: the share is always looked at */
+    int partial; /* some verdicts are about ranks that do not push to this row, so the core must look at the share even
+                    when it holds no update */
 } hpc_intake;
 
-/* Counts of the pushes of this rank to the owner of a share, or with several stages to the rows whose parameters the
- * share sends it. The worker's own. */
+/* A worker's counts of its pushes to a share's owner. With several stages: to the rows whose parameters this share
+ * sends to the worker. Only the worker uses it. */
 typedef struct hpc_outlet {
-    uint64_t decided;         /* pushes up to this one were sent, or dropped */
-    uint64_t sent, answered;  /* how many of these pushes; at most one is on its way */
-    uint64_t used, told;      /* folded there; the version that was folded there last */
-    uint64_t under_way, lost; /* the push that was sent last; the one that was left out last */
+    uint64_t decided;         /* pushes up to this one were sent or dropped */
+    uint64_t sent, answered;  /* how many pushes were sent, and how many were answered; at most one is unanswered */
+    uint64_t used, told;      /* used: pushes that were folded there; told: the version that was folded there last */
+    uint64_t under_way, lost; /* the push that was sent last; the push that was left out last */
     uint64_t carried;         /* the push whose data was put last; its event may not be sent yet */
-    uint64_t version;         /* of the update that was sent last; a put may still read it */
-    uint64_t pulled;          /* the version of the parameters that the last pull brought, when the next one began */
-    size_t staged;            /* the offset of the copy that is sent, in this rank's part; HPC_NOWHERE: no copy */
-    int pending;              /* decided is behind */
+    uint64_t version;         /* the version of the update that was sent last; a put may still read it */
+    uint64_t pulled; /* the version of the parameters from the pull before, noted when the present pull began */
+    size_t staged;   /* the offset in this rank's part of the copy that is sent; HPC_NOWHERE: there is no copy */
+    int pending;     /* whether decided is less than the number of pushes */
 } hpc_outlet;
 
-/* Fold and apply in two calls: an owner's notes of a sender to a share, beside the others. The owner's core writes
- * them; others read the atomic members alone. */
+/* With fold and apply in two calls: an owner's further notes about a sender to a share. The owner's core writes them;
+ * other threads read only the atomic members. */
 typedef struct hpc_asker {
-    _Atomic int in_mean; /* its update is in the mean that is kept */
+    _Atomic int in_mean; /* its update is in the mean that the owner keeps */
     _Atomic int asks;    /* its last pull has no answer yet */
-    hpc_use use;         /* of that pull */
-    int after, doubts;   /* likewise: the low bits of how many updates came before it; see split_quorum.c */
-    uint64_t version;    /* sent with answers to pulls: the version of the parameters, and */
-    double *squares;     /* by place, the squares; a put may still read either */
+    hpc_use use;         /* the use that this pull asks for */
+    int after, doubts;   /* also of this pull: the low bits of how many updates came before it; see split_quorum.c */
+    uint64_t version;    /* sent with the answer to a pull: the version of the parameters, */
+    double *squares;     /* and the sum of squares of each row; a put may still read either */
 } hpc_asker;
 
-/* The fate of the last mean. */
+/* The decision about the last mean: whether it is applied, and for whom. */
 typedef struct hpc_decided {
-    int rank; /* that has said so; -1: all ranks with updates in it have closed */
-    int gets; /* the sender to which it has brought parameters, until that is answered; -1: none */
+    int rank; /* the rank that decided; -1: all ranks whose updates are in the mean have closed */
+    int gets; /* the sender to which the mean has brought parameters, until that pull is answered; -1: none */
     hpc_use use;
     double scale;
     int doubts;
 } hpc_decided;
 
-/* The state that hangs on a share. A worker that serves has both sides. A share that relays passes the outcome of an
- * update on to the ranks that it answers; its core alone uses that. */
+/* The quorum's state of a share. A worker that also owns rows uses both sides. A share of relays passes the outcome of
+ * an update on to the ranks that it answers; only its core uses that part. */
 typedef struct hpc_quorum_share {
-    hpc_split_means means; /* the first: where fold and apply are two calls hpc_share.own is that too */
-    hpc_asker *askers;     /* by rank; NULL: one call */
+    hpc_split_means means; /* must stand first: split.c reads hpc_share.own as this type */
+    hpc_asker *askers;     /* by rank; NULL unless fold and apply are two calls */
     hpc_decided decided;
     int sends;
-    int decider; /* among peers the share of the rank that decides */
+    int decider; /* among peers: the share of the rank that decides for this share */
     hpc_intake intake;
     hpc_outlet outlet;
-    hpc_told passed; /* a put may still read it */
-    int left_out;    /* some rows of the reply that is coming say that the update was left out */
+    hpc_told passed; /* the outcome that relays pass on; a put may still read it */
+    int left_out;    /* some row of the reply that is coming in says that the update was left out */
 } hpc_quorum_share;
 
 /* A worker's view of a key. */
 typedef struct hpc_key_versions {
-    uint64_t number;                  /* the version that its last push is for */
+    uint64_t number;                  /* the version of its last push */
     uint64_t numbers[HPC_PLAN_DEPTH]; /* the versions of the pushes in the slots */
-    char empty[HPC_PLAN_DEPTH];       /* by slot: the push says that its worker has no gradient */
-    double waits_since;               /* since when a push waits for neighbours to take an earlier one; 0: none does */
+    char empty[HPC_PLAN_DEPTH];       /* by slot: whether the worker pushed no gradient */
+    double waits_since; /* since when a push waits for neighbours to take an earlier push; 0: no push waits */
 } hpc_key_versions;
 
-/* The use of a share's folds, where it is not to apply them at once. The core's. */
+/* The use of a share's folds if they are not applied at once. The core calls these functions. */
 typedef struct hpc_keeping {
-    /* A row has its inputs. Nonzero when the exchange has failed. */
+    /* Called for each row of a fold, whose inputs are there. Returns nonzero if the exchange has failed. */
     int (*fold)(hpc_core *core, hpc_work *w, int place);
-    /* All rows are folded: their senders hear of it next. */
+    /* Called when all rows are folded, before the senders are answered. */
     void (*keep)(hpc_share *share);
-    /* Before a fold is looked for: returns how much was done, or -1 after a failure. *waits: the next fold has to wait.
-     */
+    /* Called before the core looks for a fold: returns how much was done, or -1 after a failure. Sets *waits if the
+     * next fold has to wait. */
     int (*work)(hpc_core *core, hpc_share *share, int *waits);
 } hpc_keeping;
 
-/* The way of verdicts among peers. The core's. */
+/* The functions by which peers give and follow verdicts. The core calls these functions. */
 typedef struct hpc_verdicts {
-    /* Says that the update of rank left_out is left out; or -1: that a fold takes the updates marked in the intake. */
+    /* Tells the peers that the update of rank left_out is left out; or, if that is -1, that a fold takes the updates
+     * that are marked in the intake. */
     void (*give)(hpc_core *core, const hpc_share *share, int left_out);
-    /* Carries out a share's verdicts, as far as its inputs are there: returns how many, or -1 after a failure. */
+    /* Carries out a share's verdicts for which the inputs are there: returns how many, or -1 after a failure. */
     int (*follow)(hpc_core *core, hpc_share *share);
 } hpc_verdicts;
 
-/* The exchange's own. */
+/* The quorum's state of a scheme. */
 typedef struct hpc_quorum {
-    hpc_split split;            /* the first: where fold and apply are two calls hpc_scheme.own is that too */
-    const hpc_keeping *keeping; /* NULL: folds are applied */
-    size_t from;                /* the bytes that split takes of a rank's part, before the rest */
-    uint64_t lost; /* the last version whose means this rank misses in part, or whose means miss some of its updates */
-    int n_gathers; /* keys whose last pull is a gather that may have found no mean: not looked at yet */
+    hpc_split split;            /* must stand first: split.c reads hpc_scheme.own as this type */
+    const hpc_keeping *keeping; /* NULL: folds are applied at once */
+    size_t from;                /* how many bytes of a rank's part split.c takes, before the quorum's own words */
+    uint64_t lost; /* the last version whose mean this rank got only in part, or whose mean lacks some of this rank's
+                      updates */
+    int n_gathers; /* keys whose last pull is a gather that may have found no mean, which was not checked yet */
     hpc_key_versions *keys;
-    uint64_t number;              /* the version that keys are pushed for */
-    char *given_up;               /* by rank: it let a push wait in vain, and has answered none since */
+    uint64_t number;              /* the version for which this worker pushes its keys */
+    char *given_up;               /* by rank: it let a push wait in vain, and has not answered since */
     int n_pending;                /* how many outlets are pending */
-    uint64_t *of_ranks;           /* a number of each */
+    uint64_t *of_ranks;           /* scratch memory: a number for each rank */
     uint64_t told;                /* with several stages: the newest version when a state was loaded last */
-    const hpc_verdicts *verdicts; /* NULL: owners decide for themselves */
-    int room;                     /* verdicts that a share has room for */
+    const hpc_verdicts *verdicts; /* NULL: each owner decides for itself */
+    int room;                     /* how many verdicts a share has room for */
 } hpc_quorum;
 
 static inline int hpc_me(const hpc_scheme *sc) {
     return sc->context->group.rank;
 }
 
-/* Whether updates come from groups of ranks. */
+/* Returns whether senders are groups of ranks. */
 static inline int hpc_in_groups(const hpc_scheme *sc) {
     return sc->group_of != NULL;
 }
@@ -152,21 +156,21 @@ static inline hpc_key_versions *hpc_versions_of(const hpc_scheme *sc, int key) {
     return &hpc_quorum_of(sc)->keys[key];
 }
 
-/* NULL for a share whose updates this rank does not apply. */
+/* Returns NULL for a share whose updates this rank does not apply. */
 static inline hpc_intake *hpc_intake_of(const hpc_share *share) {
     hpc_quorum_share *its = share->own;
     return share->clocks != NULL ? &its->intake : NULL;
 }
 
-/* NULL for a share to whose owner this rank sends nothing, on a graph that is itself too; with several stages NULL for
- * a share that does not answer this rank. */
+/* Returns NULL for a share to which this rank sends nothing; on a graph that includes its own shares. With several
+ * stages: NULL for a share that does not answer this rank. */
 static inline hpc_outlet *hpc_outlet_of(const hpc_share *share) {
     hpc_quorum_share *its = share->own;
     return its != NULL && its->sends ? &its->outlet : NULL;
 }
 
-/* The version that was folded last, and the version of a sender's update that waits (0: none does), in a share of this
- * rank's own. */
+/* Return, for a share that this rank owns: the version that was folded last; and the version of the update of sender
+ * that waits, or 0 if none waits. */
 static inline uint64_t hpc_folded_of(const hpc_share *share) {
     return atomic_load_explicit(&hpc_intake_of(share)->folded, memory_order_acquire);
 }
@@ -174,9 +178,9 @@ static inline uint64_t hpc_version_from(const hpc_share *share, int sender) {
     return atomic_load_explicit(&hpc_intake_of(share)->senders[sender].waits, memory_order_relaxed);
 }
 
-/* Offsets in a rank's part of the window: of the answer for a share; at the owner of a share of the version of the
- * update that rank from has in a slot; and, with several stages, at the owner of a row that relays of the outcome,
- * which comes beside the parameters. */
+/* Return offsets in a rank's part of the window. hpc_told_at: where a rank gets the answer of a share. hpc_number_at:
+ * where the share's owner gets the version of the update that rank from has in a slot. hpc_passed_at, with several
+ * stages: where the owner of a relay gets the outcome that comes with the parameters. */
 static inline size_t hpc_told_at(const hpc_scheme *sc, int rank, int share) {
     return sc->layout.places[rank].own + hpc_quorum_of(sc)->from + (size_t)share * sizeof(hpc_told);
 }
@@ -191,8 +195,9 @@ static inline size_t hpc_passed_at(const hpc_scheme *sc, int row) {
         (size_t)sc->layout.places[owner].shares * (size_t)sc->context->group.size * (size_t)sc->layout.depth;
     return hpc_told_at(sc, owner, sc->layout.n_shares + row) + numbers * sizeof(uint64_t);
 }
-/* Among peers a verdict is words: 0 and then bits, of the ranks whose updates are in the next fold; or 1 more than the
- * rank whose update is left out. Its offset in the part of the owner of a share. */
+/* Among peers a verdict is some 64-bit words. If the first word is 0, the bits of the others mark the ranks whose
+ * updates are in the next fold; otherwise it is 1 more than the rank whose update is left out. hpc_verdict_at returns a
+ * verdict's offset in the part of the share's owner. */
 static inline size_t hpc_verdict_words(const hpc_scheme *sc) {
     return 1 + ((size_t)sc->context->group.size + 63) / 64;
 }
@@ -206,7 +211,7 @@ static inline hpc_told *hpc_told_here(const hpc_scheme *sc, size_t at) {
     return (hpc_told *)(void *)(hpc_own_part(sc) + at);
 }
 
-/* Whether a row forwards its group's fold to a row that applies. */
+/* Returns whether a row forwards its group's fold to a row that applies the rule. */
 static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row) {
     for (int e = 0; e < row->n_out && row->action == HPC_FORWARD; e++)
         if (plan->rows[row->out[e].row].action == HPC_APPLY) return 1;
@@ -218,16 +223,16 @@ static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row)
 static inline hpc_asker *hpc_asker_of(const hpc_share *share, int rank) {
     return &((const hpc_quorum_share *)share->own)->askers[rank];
 }
-/* Whether the owners of a key have no mean that this rank's calls have not ended. */
+/* Returns whether this rank's calls have ended each mean that the owners of a key kept. */
 static inline int hpc_asker_is_over(const hpc_scheme *sc, int key) {
     return !hpc_split_ask_of(sc, key)->keeps && hpc_ticket_is_done(sc, key, hpc_split_last_pull(sc, key));
 }
-/* The place in a worker's part for the version of a share's parameters. */
+/* Returns where in a worker's part the owner of share s writes the version of the parameters. */
 static inline size_t hpc_version_at(const hpc_scheme *sc, int rank, int s) {
     return hpc_split_squares_at(sc, rank, s) + (size_t)sc->layout.shares[s].n_rows * sizeof(double);
 }
-/* The version of this rank's parameters of a share, by the answer to its last pull. While a pull is pending the owner
- * may be writing that word. */
+/* Returns the version of this rank's parameters of a share, which came with the answer to the last pull. While a pull
+ * is pending the owner may be writing that word, so the version from the pull before is returned. */
 static inline uint64_t hpc_asker_heard(const hpc_scheme *sc, int s) {
     const hpc_share *share = &sc->layout.shares[s];
     if (hpc_outlet_of(share) == NULL) return 0;
@@ -240,7 +245,7 @@ static inline uint64_t hpc_asker_heard(const hpc_scheme *sc, int s) {
 static inline int hpc_has_decider(const hpc_scheme *sc) {
     return (sc->discipline->traits & HPC_DECIDES) != 0;
 }
-/* The share at which a rank's pushes to its own share are counted: that itself, or its decider's. */
+/* Returns the share at which this rank's pushes to its own share are counted: that share itself, or its decider's. */
 static inline const hpc_share *hpc_decider_of(const hpc_scheme *sc, const hpc_share *share) {
     return hpc_has_decider(sc) ? &sc->layout.shares[((const hpc_quorum_share *)share->own)->decider] : share;
 }
@@ -250,33 +255,35 @@ static inline const hpc_share *hpc_decider_of(const hpc_scheme *sc, const hpc_sh
 int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f);
 int hpc_quorum_plan(hpc_scheme *sc, const char *op);
 int hpc_quorum_open(hpc_scheme *sc, const char *op);
-/* An input has come to a row that forwards: where it is this rank's push, says its version to the next rows. */
+/* Called when an input of a row that forwards has come. If the input is this rank's push, tells the next rows its
+ * version. */
 void hpc_quorum_say_version(hpc_core *core, const hpc_work *w, int input, int slot);
 
 /* ---- the owner's side ---- */
 
 int hpc_intake_open(hpc_scheme *sc, const char *op); /* as hpc_discipline.open */
-/* Fails the exchange: there is room for one update of a sender. Returns 1. */
+/* Fails the exchange: a rank has sent a second update before its first was answered. Returns 1. */
 int hpc_intake_refuse_second(hpc_scheme *sc, const hpc_share *share, int rank);
-/* hpc_discipline's slots. Rows come one by one in plans of several stages alone. */
+/* Slots of hpc_discipline. Rows are announced one by one only in plans of several stages. */
 int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
-int hpc_intake_came(hpc_core *core, hpc_work *w, int input, int slot, int how); /* the same, as HPC_CAME or empty */
-int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *event); /* HPC_OP_EMPTY */
+int hpc_intake_came(hpc_core *core, hpc_work *w, int input, int slot, int how);      /* how: HPC_CAME, HPC_CAME_EMPTY */
+int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *event); /* HPC_OP_EMPTY has come */
 int hpc_intake_work(hpc_core *core);
-/* Among peers: a rank has put the version of its push beside a share that decides. */
+/* Among peers: takes note that rank has put the version of its push beside a share that decides. */
 int hpc_intake_vote_came(hpc_core *core, hpc_share *share, int rank, int slot);
-/* Folds the updates that the intake takes; nonzero when the exchange has failed. Answers a sender. */
+/* hpc_intake_fold folds the updates that the intake takes; returns nonzero if the exchange has failed.
+ * hpc_intake_answer answers one sender. */
 int hpc_intake_fold(hpc_core *core, hpc_share *share, uint64_t version);
 void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome);
-/* The updates of a row in the last fold that bring something. */
+/* Returns the updates of a row in the last fold that have values. */
 hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w);
-/* Adds a share to those at which the core looks, or takes it away when nothing waits in it. */
+/* Adds a share to the shares that the core looks at, or removes it when nothing waits in it. */
 void hpc_intake_look_after(hpc_core *core, hpc_share *share);
 /* Sends a sender the newest parameters. */
 void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender);
-/* Whether a sender has closed, and all that it had sent has come. */
+/* Returns whether a sender has closed, and all that it had sent has come. */
 int hpc_intake_is_gone(const hpc_core *core, int sender);
-/* HPC_ON_PUBLISHED: tells the workers of this rank's shares which version was folded last. */
+/* The hook HPC_ON_PUBLISHED: tells the workers of this rank's shares which version was folded last. */
 int hpc_intake_tell(hpc_scheme *sc);
 
 /* ---- the worker's side: hpc_discipline's slots ---- */

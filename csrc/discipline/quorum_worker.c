@@ -1,5 +1,5 @@
-/* The worker's side of a quorum: versions, the updates that go to the owners of shares, and their outcome (quorum.c
- * explains quorums, quorum_state.h the counts of an outlet). */
+/* The worker's side of a quorum: it chooses versions, sends updates to the owners of shares, and learns their outcome.
+ * quorum.c explains quorums; quorum_state.h has the counts of an outlet, the worker's state for a share. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +23,8 @@ static uint64_t answers_of(const hpc_scheme *sc, int s) {
     return atomic_load_explicit(hpc_own_signal(sc->window, hpc_signal_applied(sc, s)), memory_order_acquire);
 }
 
-/* Fails the exchange by an impossible answer: as at most one update is on its way, at most one is answered, and at most
- * one used. */
+/* Fails the exchange because of an impossible answer: at most one update is unanswered, so at most one can be answered,
+ * and at most one used. */
 static int refuse_answer(hpc_scheme *sc, const hpc_share *share, uint64_t answered, uint64_t used) {
     const hpc_outlet *out = hpc_outlet_of(share);
     char why[HPC_FAILURE_BYTES];
@@ -41,10 +41,9 @@ static int slot_of(const hpc_scheme *sc, uint64_t n) {
     return (int)((n - 1) % (uint64_t)sc->layout.depth);
 }
 
-/* Puts the piece of push number n back into the residual, for the elements of row index, which answers this rank. The
- * piece is of this rank's own push, or of the fold of its group. Rows of the same elements lie side by side in the
- * plan.
- */
+/* Puts the piece of push number n (the codec's bytes) back into the residual, for the elements of row index, which
+ * answers this rank. The piece is of this rank's own push, or of its group's fold, which this rank has encoded. Rows of
+ * the same elements are neighbours in the plan. */
 static void take_row_back(hpc_scheme *sc, int index, uint64_t n) {
     const hpc_plan *plan = sc->plan;
     const int empty = hpc_versions_of(sc, plan->rows[index].key)->empty[slot_of(sc, n)];
@@ -61,20 +60,21 @@ static void take_row_back(hpc_scheme *sc, int index, uint64_t n) {
     }
 }
 
-/* Whether the graph of push number n has no edge to the owner of a share: all that goes there is its version. */
+/* Returns whether push number n sends the owner of a share only its version: the graph of that step has no edge there.
+ */
 static int passes_by(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     const uint64_t version = hpc_versions_of(sc, share->key)->numbers[slot_of(sc, n)];
     return !hpc_sends(sc, share->key, version, share->owner, hpc_me(sc));
 }
 
-/* Whether push number n brings a share no update. */
+/* Returns whether push number n brings a share no update. */
 static int is_empty(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     return hpc_versions_of(sc, share->key)->empty[slot_of(sc, n)] || passes_by(sc, share, n);
 }
 
-/* Puts all pieces of push number n back, which was left out or is not sent at all. Their bytes are still as they were
- * sent: the next push waits until this one was heard of (hear). Each row that relays has a separate word that says
- * whether the update was used; the next reply writes it. */
+/* Puts all pieces of push number n back into the residual, because it was left out or is not sent at all. Their bytes
+ * are still in the slot as they were sent: the next push waits until this outcome was heard (hear). Each relay row has
+ * its own word that says whether the update was used; the next reply overwrites that word. */
 static void take_back(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     if (passes_by(sc, share, n)) return;
     for (int i = 0; i < share->n_rows && hpc_key_has_pieces(sc, share->key); i++) {
@@ -84,7 +84,7 @@ static void take_back(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     }
 }
 
-/* Notes that a share has left push number n out. A push after it may have been given up already. */
+/* Notes that a share has left out push number n. A later push may have been given up already. */
 static void leave_out(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     hpc_outlet *out = hpc_outlet_of(share);
     if (passes_by(sc, share, n)) return;
@@ -146,7 +146,7 @@ static int carry(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     return status;
 }
 
-/* Sends push number n: its data, unless the owner reads that in place, then an event with its version. Returns
+/* Sends push number n: its data, unless the owner reads the data in place, then an event with its version. Returns
  * HPC_IN_PROGRESS while the owner's ring is full. */
 static int send_update(hpc_scheme *sc, int s, uint64_t n) {
     const hpc_share *share = &sc->layout.shares[s], *to = hpc_decider_of(sc, share);
@@ -177,7 +177,7 @@ static void note_pending(hpc_scheme *sc, const hpc_share *share) {
     out->pending = pending;
 }
 
-/* Leaves the next push to a share out, so that its slot is free: nothing travels for it. */
+/* Drops the next push to a share, so that its slot is free: nothing travels for it. */
 static void skip(hpc_scheme *sc, const hpc_share *share) {
     leave_out(sc, share, ++hpc_outlet_of(share)->decided);
 }
@@ -213,7 +213,7 @@ static int send_key(hpc_scheme *sc, int key) {
     return status;
 }
 
-/* Sends the pushes of all keys whose slots are free by now. */
+/* Sends the waiting pushes of all keys, as far as owners have answered the earlier ones. */
 static int send_all(hpc_scheme *sc) {
     int status = HPC_OK;
     for (int key = 0; key < sc->plan->n_keys && hpc_quorum_of(sc)->n_pending > 0 && status == HPC_OK; key++)
@@ -221,7 +221,7 @@ static int send_all(hpc_scheme *sc) {
     return status;
 }
 
-/* Drops the pushes to a share up to n that are not sent. */
+/* Drops the pushes to a share up to number n that were not sent. */
 static void drop(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     while (hpc_outlet_of(share)->decided < n) skip(sc, share);
     note_pending(sc, share);
@@ -229,7 +229,7 @@ static void drop(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
 
 /* ---- versions ---- */
 
-/* The largest number of this rank's shares of a key. */
+/* Returns the largest value of the function of over this rank's shares of a key. */
 static uint64_t most_of(const hpc_scheme *sc, int key, uint64_t (*of)(const hpc_scheme *sc, int s)) {
     const hpc_pushed *k = &sc->keys[key];
     uint64_t most = 0;
@@ -240,15 +240,15 @@ static uint64_t most_of(const hpc_scheme *sc, int key, uint64_t (*of)(const hpc_
     return most;
 }
 
-/* The version that the owner has told last, in an answer or in a publish. While an update is on its way the owner may
- * be writing that word, so the last version that was heard counts. */
+/* Returns the version that the owner has told last, in an answer or in a publish. While an update is unanswered the
+ * owner may be writing that word, so the last version that was heard is returned. */
 static uint64_t heard_by(const hpc_scheme *sc, int s) {
     const hpc_outlet *out = hpc_outlet_of(&sc->layout.shares[s]);
     if (out == NULL) return 0;
     return answers_of(sc, s) == out->sent ? answer_at(sc, s)->folded : out->told;
 }
 
-/* Pulls that ask owners tell of versions too. */
+/* Returns the newest version that this rank was told for a key. Answers to pulls tell versions too. */
 static uint64_t told(const hpc_scheme *sc, int key) {
     const uint64_t most = most_of(sc, key, heard_by);
     const uint64_t pulled = sc->discipline->traits & HPC_PULLS ? most_of(sc, key, hpc_asker_heard) : 0;
@@ -265,10 +265,10 @@ static uint64_t version_of(const hpc_scheme *sc, int key) {
     return sc->graph != NULL ? most_of(sc, key, folded_by) : told(sc, key);
 }
 
-/* Pieces that were left out are in the residual then. The version of an outcome is the newest that the owners of the
- * key have told this rank, or all ranks when a state was loaded: on servers the version of its parameters. On a graph
- * that is the newest one that this rank's own shares of the key have folded. On servers hpc_scheme.heard is the version
- * of this rank's copy, as the owner has told; 0 where the share answers others. */
+/* Learns the outcome of the pushes of a key; pieces that were left out are back in the residual then. The outcome's
+ * version is, on servers, the newest that the owners of the key have told this rank, or all ranks when a state was
+ * loaded; on a graph, the newest that this rank's own shares of the key have folded. On servers hpc_scheme.heard gets
+ * the version of this rank's copy of each share, as its owner has told; 0 if the share answers other ranks. */
 static int hear_outcome(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     const int status = hear_key(sc, key);
@@ -283,7 +283,7 @@ static int hear_outcome(hpc_scheme *sc, int key) {
     return status;
 }
 
-/* How far an own share of this rank lets it go, on a graph. */
+/* On a graph: returns the version up to which a share of this rank lets it go. */
 static uint64_t reached_by(const hpc_scheme *sc, int s) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_intake *in = hpc_intake_of(share);
@@ -302,7 +302,8 @@ static uint64_t next_version(const hpc_scheme *sc) {
 
 /* ---- the next push ---- */
 
-/* Refuses a second push of a key before all keys have been pushed and answered. */
+/* Returns whether key may be pushed. A second push of a key is refused before all keys have been pushed and answered:
+ * with HPC_ERR_INVALID, or HPC_IN_PROGRESS if op is NULL. */
 int hpc_outlet_may_push(hpc_scheme *sc, int key, const char *op) {
     const hpc_quorum *q = hpc_quorum_of(sc);
     const int status = hpc_push_after_last(sc, key, op);
@@ -322,8 +323,8 @@ int hpc_outlet_may_push(hpc_scheme *sc, int key, const char *op) {
     return HPC_OK;
 }
 
-/* Counts a push of key that is about to be sent, where each share has one answer for each. A malformed answer fails the
- * exchange; the next check reports it. */
+/* With several stages: counts a push of key that is about to be sent, for each share that will answer it. If an answer
+ * before was malformed, that fails the exchange, and the next check reports it. */
 static void count_push(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_shares; i++) {
@@ -334,8 +335,8 @@ static void count_push(hpc_scheme *sc, int key) {
     }
 }
 
-/* A key that is pushed again begins a step, whose version is chosen then: on a graph after a look for updates that have
- * come meanwhile. */
+/* Begins a push. If this key was already pushed for the present version, chooses the next version; on a graph it first
+ * looks for updates that have come. */
 static void begin_push(hpc_scheme *sc, int key) {
     hpc_quorum *q = hpc_quorum_of(sc);
     hpc_key_versions *of = &q->keys[key];
@@ -345,8 +346,9 @@ static void begin_push(hpc_scheme *sc, int key) {
     if (hpc_in_groups(sc)) count_push(sc, key);
 }
 
-/* With several stages the version goes first: once a row was sent the owner may read it. With one stage an update is
- * sent when its slot is free (send_key); on a graph the lead of this rank's own fold goes now. */
+/* With several stages the version is put first, because the owner may read it as soon as a row was sent. With one stage
+ * the update is sent when the last one was answered (send_key); on a graph this rank's own push, which leads its fold,
+ * goes now. */
 int hpc_outlet_send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     const uint64_t *number = &hpc_versions_of(sc, share->key)->numbers[slot];
@@ -364,7 +366,8 @@ int hpc_outlet_send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
 
 /* ---- waits on a graph ---- */
 
-/* How many seconds neighbours are given to take an update: twice the longest grace of this rank's own folds. */
+/* Returns how many seconds neighbours may take to accept an update: twice the longest grace of this rank's own folds.
+ */
 static double patience(const hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     double most = 0;
@@ -376,8 +379,8 @@ static double patience(const hpc_scheme *sc, int key) {
     return 2 * most;
 }
 
-/* Drops pushes up to n that are not sent, so that their slots are free: only for the neighbours that let a push wait in
- * vain before; with all, for every neighbour. */
+/* Drops pushes up to number n that were not sent, so that their slots are free: for the neighbours that let a push wait
+ * in vain before, or for every neighbour if all is set. */
 static void give_up(hpc_scheme *sc, int key, uint64_t n, int all) {
     const hpc_pushed *k = &sc->keys[key];
     char *given_up = hpc_quorum_of(sc)->given_up;
@@ -390,8 +393,8 @@ static void give_up(hpc_scheme *sc, int key, uint64_t n, int all) {
     }
 }
 
-/* Waits until a push has been folded here, and then for neighbours that have not taken it, until their time is over,
- * which may come later than this call's deadline. */
+/* Waits until a push was folded here, and then until all neighbours have taken it or their time (patience) is over. If
+ * the call's deadline comes first, the next call goes on waiting. */
 static int wait_taken(hpc_scheme *sc, int key, uint64_t ticket, hpc_limit *l, const char *op) {
     hpc_key_versions *of = hpc_versions_of(sc, key);
     int status = send_all(sc);
@@ -414,8 +417,8 @@ static int wait_taken(hpc_scheme *sc, int key, uint64_t ticket, hpc_limit *l, co
     return status;
 }
 
-/* Hears of the last update, which may go back into the residual, before the next one is encoded over it. With several
- * stages a core hears of it too, where this push has come there. */
+/* Learns the outcome of the last update before the next one is encoded: the last one may go back into the residual.
+ * With several stages a core learns it too, when this push has come there. */
 int hpc_outlet_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     if (sc->graph != NULL) return wait_taken(sc, key, hpc_slot_ticket(sc, key), l, op);
     int status = send_all(sc);
@@ -423,7 +426,7 @@ int hpc_outlet_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) 
     return status == HPC_OK ? hear_key(sc, key) : status;
 }
 
-/* Updates to this rank for versions up to this one are late from now on; its cores answer them. */
+/* Makes updates to this rank for versions up to this one late from now on; its cores answer them. */
 static void leave_out_until(hpc_scheme *sc, int key, uint64_t version) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_shares; i++) {
@@ -433,8 +436,9 @@ static void leave_out_until(hpc_scheme *sc, int key, uint64_t version) {
     hpc_bell_ring(sc->context->group.bell);
 }
 
-/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. Their updates
- * for this rank's versions are late now and are answered, for all keys, as neighbours may wait for that. */
+/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. Neighbours'
+ * updates for this rank's versions are late now, and are answered for all keys at once, because neighbours may wait for
+ * these answers. */
 static int finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < sc->plan->n_keys; i++) leave_out_until(sc, i, hpc_versions_of(sc, i)->number);
@@ -453,7 +457,7 @@ static int finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* The push's memory is free once it was sent, which copies it, or dropped. */
+/* Returns whether the memory of a push is free: the push was sent, which copies it, or dropped. */
 int hpc_outlet_has_read(const hpc_scheme *sc, int s, uint64_t ticket) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_outlet *out = hpc_outlet_of(share);
@@ -463,7 +467,7 @@ int hpc_outlet_has_read(const hpc_scheme *sc, int s, uint64_t ticket) {
 
 /* ---- the ranks that a wait waits for ---- */
 
-/* Adds the ranks whose updates do not wait in this rank's own share. */
+/* Adds the open ranks from which no update waits in this rank's own share. */
 int hpc_outlet_missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     (void)ticket;
@@ -475,7 +479,7 @@ int hpc_outlet_missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks,
     return found;
 }
 
-/* Whether an update of this rank's group waits in a share, and none of an input's group. */
+/* Returns whether an update of this rank's group waits in a share, and no update of the group of an input does. */
 static int waits_for(const hpc_scheme *sc, const hpc_share *share, const hpc_input *in) {
     return hpc_version_from(share, hpc_sender_of(sc, 0, hpc_me(sc))) != 0 && hpc_version_from(share, in->lowest) == 0 &&
            hpc_closed_signal(sc, in->rank) == 0;
@@ -492,18 +496,18 @@ int hpc_outlet_missing_in_groups(const hpc_scheme *sc, int s, uint64_t ticket, i
 
 /* ---- pushes that end ---- */
 
-/* Whether the last push of a key is for a version that is not folded. */
+/* Returns whether the last push of a key is for a version that is not folded. */
 static int is_short(const hpc_scheme *sc, int key) {
     return hpc_versions_of(sc, key)->number > version_of(sc, key);
 }
 
-/* Returns HPC_ERR_PEER when so many workers have closed that the last push of key has found no quorum. */
+/* Returns HPC_ERR_PEER if so many workers have closed that the last push of key found no quorum. */
 static int ended(hpc_scheme *sc, int key, const char *op) {
     if (!is_short(sc, key)) return HPC_OK;
     int *closed = malloc((size_t)sc->context->group.size * sizeof *closed), n = 0;
     for (int r = 0; r < sc->context->group.size && closed != NULL; r++)
         if (sc->layout.places[r].worker && hpc_closed_signal(sc, r) != 0) closed[n++] = r;
-    char who[96] = "too many workers have closed the exchange, as its owner says"; /* if none has told this rank yet */
+    char who[96] = "too many workers have closed the exchange, as its owner says"; /* if no worker told this rank yet */
     if (n > 0) snprintf(who, sizeof who, "%d workers have closed the exchange, rank %d among them", n, closed[0]);
     const int status = hpc_group_fail_closed(
         &sc->context->group, op, closed, n, "version %llu of key %s finds no quorum of %d any more: %s",
@@ -512,8 +516,8 @@ static int ended(hpc_scheme *sc, int key, const char *op) {
     return status;
 }
 
-/* Makes a note of how many last pushes have found no quorum. Pushes that a pull has waited for do not count: the pull
- * has reported them. */
+/* Records how many last pushes found no quorum. Pushes that a pull waited for do not count: the pull has reported them.
+ */
 static void note_lost(hpc_scheme *sc) {
     int n = 0, first = -1;
     for (int i = sc->plan->n_keys - 1; i >= 0; i--) {
@@ -550,7 +554,7 @@ static void go_on_from(hpc_scheme *sc, uint64_t newest) {
     hpc_quorum_of(sc)->number = newest;
 }
 
-/* Whether an update to share s has no answer yet. */
+/* Returns whether an update to share s has no answer yet. */
 static int is_unanswered(const hpc_scheme *sc, int s) {
     const hpc_outlet *out = hpc_outlet_of(&sc->layout.shares[s]);
     return out != NULL && out->sent != out->answered && answers_of(sc, s) == out->answered;
@@ -573,8 +577,9 @@ static int who_answers(void *arg, int *ranks) {
     return n;
 }
 
-/* Collective: all go on from the newest version of any rank. With several stages all shares have folded it, as no call
- * of any rank is pending. On a graph no rank has a push pending, and updates that were sent before are left out. */
+/* Collective: all ranks go on from the newest version of any rank. With several stages all shares have folded it
+ * already, because no rank has a call pending. On a graph no rank has a push pending, and updates that were sent before
+ * are left out. */
 static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     const hpc_wait wait = {op, all_answered, who_answers, sc, 0};
     hpc_quorum *q = hpc_quorum_of(sc);
@@ -590,7 +595,7 @@ static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     return hpc_wait_for(&sc->context->group, &wait, hpc_limit_left(sc, l));
 }
 
-/* ---- the moments ---- */
+/* ---- the hooks ---- */
 
 static int sent(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];

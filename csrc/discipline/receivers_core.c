@@ -1,5 +1,5 @@
-/* The core of SSP where receivers apply the rule: rows that forward sum updates and close versions, rows that apply
- * take them. receivers_ssp.c explains the guarantees, and why slots are free. */
+/* The core of SSP where receivers apply the rule: rows that forward sum updates and close versions; rows that apply
+ * take these versions. receivers_ssp.c explains the guarantees, and why slots are free. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +19,8 @@ static int has_failed(const hpc_core *core) {
     return hpc_scheme_has_failed(core->scheme);
 }
 
-/* The note of version number n that comes to a row, counted from 0: behind its update (HPC_MARGINS). */
+/* Returns the note of the n-th version that comes to a row, counted from 0. It stands behind the version's update
+ * (HPC_MARGINS). */
 static const hpc_version_note *note_of(const hpc_scheme *sc, const hpc_work *w, uint64_t n) {
     return (const hpc_version_note *)(const void *)(hpc_input_at(w->inputs, n % depth_of(sc)) +
                                                     hpc_row_bytes(sc, w->row));
@@ -32,7 +33,7 @@ static uint64_t last_of_rank(const hpc_scheme *sc, int key, int rank) {
     return hpc_closed_signal(sc, rank) != 0 ? hpc_closing_count(sc, rank, key) : UINT64_MAX;
 }
 
-/* The ranks of a host push equally often: they bring as much as one that has closed. */
+/* The ranks of a host push equally often, so a host brings no more updates than a rank of it that has closed. */
 uint64_t hpc_last_push(const hpc_scheme *sc, int key, int sender) {
     uint64_t least = last_of_rank(sc, key, sender);
     for (int r = sender + 1; r < sc->context->group.size && sc->group_of != NULL; r++) {
@@ -42,7 +43,8 @@ uint64_t hpc_last_push(const hpc_scheme *sc, int key, int sender) {
     return least;
 }
 
-/* The version that may be closed: the smallest clock of those from which more may come; else the largest of all. */
+/* Returns the version that may be closed: the smallest clock of the inputs by which more may come; if no more can come,
+ * the largest clock. */
 static uint64_t closes_at(const hpc_scheme *sc, const hpc_work *w) {
     uint64_t least = UINT64_MAX, most = 0;
     for (int e = 0; e < w->row->n_in; e++) {
@@ -59,7 +61,8 @@ int hpc_has_not_told(const hpc_scheme *sc, int row, uint64_t version) {
     return tells && hpc_version_told(sc, row) < version;
 }
 
-/* The version that receivers must have told before the next one is sent and the sum after it begun; 0: any. */
+/* Returns the version that receivers must have told before the next version is sent and the sum after it begun; 0:
+ * none. */
 static uint64_t waits_for(const hpc_scheme *sc, const hpc_versions *its) {
     if (its->came + 2 <= depth_of(sc)) return 0;
     const uint64_t freed = its->notes[(its->came + 1) % depth_of(sc)].version;
@@ -75,7 +78,8 @@ static int has_to_wait(hpc_core *core, hpc_versions *its) {
     return now > 0;
 }
 
-/* Whether the arguments of rank's push for a version differ from those before. The first ones begin args. */
+/* Checks whether the arguments of rank's push for a version differ from those before; if so, the exchange fails. If
+ * rank is the first, copies its arguments to args. */
 static int args_differ(hpc_core *core, const hpc_work *w, uint64_t version, int rank, double *args, int *first) {
     hpc_scheme *sc = core->scheme;
     const uint64_t before = version - 1 + hpc_updates_of(sc)->base[hpc_by_rank(sc, w->row->key, rank)];
@@ -90,8 +94,8 @@ static int args_differ(hpc_core *core, const hpc_work *w, uint64_t version, int 
     return 0;
 }
 
-/* args gets the rule's arguments for a version, from the workers that have made the push of that number. Returns 0 if
- * two of these workers give different arguments: the exchange fails. */
+/* Writes the rule's arguments for a version to args, from the workers that have made the push of that number. Returns 0
+ * if two of these workers give different arguments: then the exchange fails. */
 static int take_args(hpc_core *core, const hpc_work *w, uint64_t version, double *args) {
     const hpc_scheme *sc = core->scheme;
     for (int e = 0, first = -1; e < w->row->n_in; e++) {
@@ -105,7 +109,8 @@ static int take_args(hpc_core *core, const hpc_work *w, uint64_t version, double
     return 1;
 }
 
-/* Whether a state was set in the present publish, which has none of the open version: all receivers leave it out. */
+/* Returns whether all receivers leave the open version out: a state was set in the present publish, which does not have
+ * it. */
 static int is_left_out(const hpc_scheme *sc, const hpc_work *w) {
     const hpc_versions *its = hpc_versions_of(sc, w);
     for (int i = 0; i < its->n_below && hpc_updates_of(sc)->levels; i++)
@@ -119,7 +124,7 @@ static void begin_next(const hpc_scheme *sc, hpc_work *w) {
     hpc_sum_begin(w, its->came % depth_of(sc));
 }
 
-/* Sends the sum of n_updates updates, and begins the next one. Nonzero when the exchange has failed. */
+/* Sends the sum of n_updates updates, and begins the next sum. Returns nonzero if the exchange has failed. */
 static int send_sum(hpc_core *core, hpc_work *w, int n_updates, const double *args) {
     hpc_versions *its = hpc_versions_of(core->scheme, w);
     if (hpc_sum_send(core, w, its->came % depth_of(core->scheme), n_updates, args) != 0) return -1;
@@ -127,7 +132,7 @@ static int send_sum(hpc_core *core, hpc_work *w, int n_updates, const double *ar
     return 0;
 }
 
-/* Sends the sum of the open version, if it can be closed. Returns how many were sent. */
+/* Sends the sum of the open version if the version can be closed. Returns 1 if it was sent, otherwise 0. */
 static int close_version(hpc_core *core, hpc_work *w) {
     const hpc_scheme *sc = core->scheme;
     hpc_versions *its = hpc_versions_of(sc, w);
@@ -146,13 +151,13 @@ static int close_version(hpc_core *core, hpc_work *w) {
     return 1;
 }
 
-/* Sends nothing in the place of a host's sum. */
+/* Sends an empty event instead of a host's sum. */
 static void send_nothing(hpc_core *core, hpc_work *w) {
     hpc_forward_empty(core, w);
     begin_next(core->scheme, w);
 }
 
-/* Folds the updates of a host's ranks in the order of its inputs, when one of each is there, empty or not. */
+/* Folds the updates of a host's ranks in the order of its inputs, when one of each rank is there, empty or not. */
 static void gather(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     int status = 0, n = 0, n_updates = 0;
     if (!hpc_row_count_as(core, w, slot, input, how)) return;
@@ -189,7 +194,7 @@ static void tell_sources(hpc_core *core, const hpc_share *share) {
     for (int i = 0; i < its->n_sources; i++)
         hpc_share_answer(core, its->sources[i], hpc_signal_applied(sc, (int)(share - sc->layout.shares)), version);
     atomic_store_explicit(&its->told, version, memory_order_release); /* the worker may leave now */
-    hpc_bell_ring(sc->context->group.bell); /* this rank's own rows, and its settle or publish */
+    hpc_bell_ring(sc->context->group.bell); /* this rank's own rows, and its settle or publish, may wait for this */
 }
 
 static int work_version(hpc_core *core, hpc_work *w, const hpc_version_note *note, uint64_t n) {
@@ -199,7 +204,7 @@ static int work_version(hpc_core *core, hpc_work *w, const hpc_version_note *not
     return hpc_row_work(core, w, &inputs);
 }
 
-/* The slot of a version that is passed on is free again when that of every row below is. */
+/* Passes a version on. Its slot is free again when the slots of all rows below are. */
 static void pass_on(hpc_core *core, hpc_work *w) {
     hpc_versions *row = hpc_versions_of(core->scheme, w);
     const hpc_version_note *note = note_of(core->scheme, w, row->applied);
@@ -207,15 +212,15 @@ static void pass_on(hpc_core *core, hpc_work *w) {
     work_version(core, w, note, row->applied++);
 }
 
-/* Whether a state was set, which has none of the versions up to the publish. A row that only keeps a master takes
- * versions as they come, also before that publish. */
+/* Returns whether a row leaves out versions because a state was set, which has none of the versions up to the publish.
+ * A row that keeps only a master takes versions as they come, also before that publish. */
 static int leaves_out(const hpc_scheme *sc, const hpc_work *w) {
     return hpc_versions_of(sc, w)->was_set && (hpc_updates_of(sc)->levels || hpc_share_keeps(sc, w->share));
 }
 
 /* Applies versions that have come to the row: all up to version most, and beyond that until the row has the version
- * that its worker needs. Of versions that close at once only the last one is sent, so a version may be larger than
- * most. A row that was set skips versions that are older than its parameters. */
+ * that its worker needs. If several versions close at once only the last one is sent, so a version may be larger than
+ * most. A row whose state was set skips versions that are older than its parameters. */
 static void catch_up(hpc_core *core, hpc_work *w, uint64_t most) {
     const hpc_scheme *sc = core->scheme;
     hpc_versions *row = hpc_versions_of(sc, w);
@@ -235,7 +240,8 @@ static void catch_up_all(hpc_core *core, const hpc_share *share, uint64_t most) 
     for (int i = 0; i < share->n_rows; i++) catch_up(core, hpc_share_row(core->scheme, share, i), most);
 }
 
-/* The version that the row which is behind most has applied, or (came) that has come to all rows. */
+/* Returns the smallest version that a row of a share has applied; or if came is set, the smallest that has come to a
+ * row. */
 static uint64_t least_version(const hpc_scheme *sc, const hpc_share *share, int came) {
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < share->n_rows; i++) {
@@ -258,7 +264,7 @@ static void set_need(const hpc_scheme *sc, const hpc_share *share, uint64_t need
                                             memory_order_relaxed) < need;
 }
 
-/* All rows have the needed version: applies all versions that have come to all rows, then answers. */
+/* Called when all rows have the needed version: applies all versions that have come to all rows, then answers. */
 static void reached(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     hpc_receiver *its = share->own;
@@ -291,7 +297,7 @@ static void take(hpc_core *core, hpc_work *w) {
     if (its->behind == 0) reached(core, w->share);
 }
 
-/* Returns 0 if it is not the next one, or if its slot is not free. */
+/* Takes a version. Returns 0 if it is not the next one, or if its slot is not free. */
 static int version_came(hpc_core *core, hpc_work *w, int slot) {
     hpc_versions *row = hpc_versions_of(core->scheme, w);
     const uint64_t depth = depth_of(core->scheme);
@@ -311,7 +317,7 @@ static int version_came(hpc_core *core, hpc_work *w, int slot) {
 int hpc_updates_row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     const hpc_versions *its = hpc_versions_of(core->scheme, w);
     if (its->part != HPC_ROW_SUMS && its->part != HPC_ROW_GATHERS) return version_came(core, w, slot);
-    if ((uint64_t)slot != hpc_sum_taken(w, input) % depth_of(core->scheme)) return 0; /* not its sender's next */
+    if ((uint64_t)slot != hpc_sum_taken(w, input) % depth_of(core->scheme)) return 0; /* not its sender's next slot */
     update_came(core, w, input, HPC_CAME);
     return 1;
 }
@@ -322,7 +328,7 @@ static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
     if (part == HPC_ROW_SUMS || part == HPC_ROW_GATHERS) update_came(core, w, input, HPC_CAME_EMPTY);
 }
 
-/* This rank has pushed once more. */
+/* Handles the event by which this rank tells that it has pushed once more. */
 static int pull_came(hpc_core *core, hpc_share *share, int rank) {
     const hpc_scheme *sc = core->scheme;
     hpc_receiver *its = share->own;
@@ -338,7 +344,7 @@ int hpc_updates_other_came(hpc_core *core, hpc_share *share, const hpc_event *ev
                                                         : hpc_core_empty_came(core, share, event, nothing_came);
 }
 
-/* Versions may close when a worker has closed or a receiver has told, and in a publish. */
+/* Closes versions that may close now: because a worker has closed, a receiver has told, or a publish has begun. */
 int hpc_updates_work(hpc_core *core) {
     hpc_scheme *sc = core->scheme;
     int n = 0;

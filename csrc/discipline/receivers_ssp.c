@@ -1,62 +1,65 @@
-/* SSP(s) where receivers apply the rule: UCC-SSP (Parameter Flow, section 3.2.1). Workers push updates, and updates
- * come back. Every receiver applies the same ones in the same order, so all workers have the same parameters for each
- * version, bit for bit.
+/* SSP(s) where receivers apply the rule: UCC-SSP (Parameter Flow, section 3.2.1). Workers push updates, and sums of
+ * updates come back. Every *receiver* (a row that applies) applies the same sums in the same order, so all workers have
+ * the same parameters for each version, bit for bit.
  *
  * A worker's *clock* of a key is the number of its pushes since the last publish. A *version* is a sum of updates:
- * version t holds all updates of clocks up to t that earlier versions do not hold. A row that forwards adds each update
- * to the sum of the open version as it comes, whatever its clock. It closes version t when every open worker has pushed
- * t times: it sends the sum to all receivers, once, and begins the next sum. So updates of fast workers may be in
- * earlier versions than t, never in later ones.
+ * version t holds all updates of clocks up to t that earlier versions do not hold. A row (one stage of a chunk's path)
+ * that forwards adds each update to the sum of the open version as it comes, whatever its clock. It closes version t
+ * when every open worker has pushed t times: it sends the sum to all receivers, once, and begins the next sum. So
+ * updates of fast workers may be in versions earlier than their clock, never in later ones.
  *
  * A step at clock c begins when the worker's receiver has applied version c - s. After each push the worker tells its
  * receiver, a row of the same rank, which then applies the versions that are there, and answers when it has c - s. It
- * applies nothing while the worker computes. All rows of a share have the same version when it answers, except after a
- * closing that has let several versions close at once.
+ * applies nothing while the worker computes. All rows of a share have the same version when the share answers, except
+ * after a close that has let several versions close at once.
  *
- * A *note* travels with each version t, by a put before it, to the end of its slot: the version's number, the count of
- * its updates (which the rule gets), and the rule's arguments, which must be equal in push t of all workers. So
- * arguments go to the rows that forward, by the lane of the push, and no receiver needs a place for them.
+ * A *note* is put to the end of the slot of each version t, before the version itself: the version's number, the count
+ * of its updates (which the rule gets), and the rule's arguments, which must be equal in push t of all workers. So
+ * arguments go only to the rows that forward, by the lane of the push, and no receiver needs a place for them.
  *
- * A row that forwards may pass on another row's forward, note and all: the versions of a sum then go down a tree
+ * A row that forwards may pass on another row's forward with its note: so the versions of a sum can go down a tree
  * (section 3.4.2). Passing on waits for nothing.
  *
  * With several ranks a host (hpc_hosts.apart) a row of the host *gathers*: it folds push t of all ranks of the host, in
- * the order of its inputs, and forwards that to the row that sums; a rack's row gathers again. A sender is a host,
- * whose clock is the number of its folds that have come. A rank may be s steps ahead of its host's slowest, as of any
- * other. Each rank has its own receiver, to which a row of the host passes versions on. The ranks of a host push
- * equally often: when one has closed, no later push of the others is folded.
+ * the order of its inputs, and forwards this to the row that sums; a rack's row gathers once more. Then a sender is a
+ * host, and its clock is the number of its folds that have come. A rank may be s steps ahead of the slowest rank of its
+ * host, as of any other. Each rank has its own receiver, to which a row of the host passes versions on. The ranks of a
+ * host push equally often: when one has closed, later pushes of the others are not folded.
  *
- * A worker that has closed, and whose pushes have all come, counts in no version. Then several versions may close at
- * once: the sum has the number of the last of them. A sum without updates is sent all the same, as a worker may wait
- * for its number, and the receivers apply nothing. When all workers have closed, a last version has the number of the
- * largest clock. All ranks know it from the closing counts, and ranks that own rows serve until all receivers below
- * these have applied it.
+ * Versions do not wait for a worker that has closed and whose pushes have all come. Then several versions may close at
+ * once: their sum gets the number of the last one. A sum without updates is sent too, because a worker may wait for its
+ * number; the receivers then apply nothing. When all workers have closed, a last version has the number of the largest
+ * clock. All ranks know this number from the closing counts, and ranks that own rows serve until all receivers of these
+ * rows have applied it.
  *
- * Slots. d is the plan's depth, s + 2 at least. A worker that has pushed t times has had the answer to push t - 1, so
- * its receiver has applied version t - 1 - s. Versions are sent in order, one number or more apart. So when version t
- * is closed, at most s + 1 versions have been sent that some open worker's receiver has not applied, t included. Hence
- *   a receive slot, and its note    written for the version d after the one that it had, which is applied
- *   a sum, and the source of puts   written for the version after t, so it had version t + 1 - d or an earlier one,
- *                                   which is applied and so has left
- *   a slot of a row that passes on, and its note   written as the receive slots below it are, which have their copies
- *   a gradient's slot, its arguments   written for push p + d after the answer to push p + d - 1, so after the close of
- *                                   version p + 1, which read them
- *   the slots of a row that gathers, and of its forwards   written for push p + d, likewise: version p + 1 has the
- *                                   host's push p, so that was folded and added
- * Receivers whose workers have closed, and receivers that only keep a master, have no pushes to tell of. They signal
- * the version that they have applied to the ranks of all rows by which it came. A version stays open until the slots
- * that it needs are free, at all receivers of its sum.
+ * Slots. d is the plan's depth, at least s + 2. A worker that has pushed t times has had the answer to push t - 1, so
+ * its receiver has applied version t - 1 - s. Versions are sent in order, with rising numbers. So when version t is
+ * closed, at most s + 1 versions, t included, have been sent that the receiver of some open worker has not applied.
+ * Therefore each of these is free when it is written:
+ * - a receive slot, and its note: written for the version d after the one that it had, which is applied;
+ * - a sum, the source of puts: written for the version after t, so it had version t + 1 - d or an earlier one, which is
+ *   applied and so has left;
+ * - a slot of a row that passes on, and its note: written under the same condition as the receive slots below it, which
+ *   have copies of both;
+ * - a gradient's slot, its arguments: written for push p + d after the answer to push p + d - 1, so after the close of
+ *   version p + 1, which has read them;
+ * - the slots of a row that gathers, and of its forwards: also written for push p + d; version p + 1 has the host's
+ *   push p, so that push was folded and added.
  *
- * ASYNC is SSP(d - 2): slots alone say how far a worker may be ahead of the slowest one.
+ * Receivers whose workers have closed, and receivers that keep only a master, have no pushes by which to tell their
+ * version. They signal the version that they have applied to the ranks of all rows by which it came. A version stays
+ * open until the slots that it needs are free, at all receivers of its sum.
+ *
+ * ASYNC is SSP(d - 2): only the slots limit how far a worker may be ahead of the slowest one.
  *
  * Writers, readers and order:
- *   a worker's parameters     written by its rank's core between the event of its question and the answer (a signal);
- *                             in settle, publish and close between two pauses of the core
- *   notes, receive slots      written by the sender, before the event of the forward; read by the core after it
- *   base, levels              written by the worker with all its cores paused; last is written before levels is set
- *   counts of pushes, versions   written by the core; a wait reads them, to name ranks and in settle and publish
+ * - a worker's parameters: written by its rank's core between the event by which the worker asks and the answer (a
+ *   signal); in settle, publish and close between two pauses of the core;
+ * - notes, receive slots: written by the sender before the event of the forward; read by the core after it;
+ * - base, levels: written by the worker with all its cores paused; last is written before levels is set;
+ * - counts of pushes, versions: written by the core; read by waits, to name ranks, and in settle and publish.
  *
- * Waits form no circle: the slowest worker does not wait, as all others have pushed as often. */
+ * Waits form no circle: the slowest worker does not wait, because all others have pushed at least as often. */
 #include "discipline/servers_each.h"
 #include "discipline/graph.h"
 #include "discipline/servers_groups.h"
@@ -69,7 +72,7 @@
 
 /* ---- check ---- */
 
-/* Whether a row forwards to one that applies for rank, directly or by way of others. */
+/* Returns whether a row forwards to a row that applies for rank, directly or by other rows. */
 static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
     for (int e = 0; e < row->n_out; e++) {
         if (row->out[e].row < 0) continue;
@@ -79,7 +82,7 @@ static int serves(const hpc_plan *plan, const hpc_row *row, int rank) {
     return 0;
 }
 
-/* Whether rank pushes to a row, directly or by way of rows that gather. */
+/* Returns whether rank pushes to a row, directly or by rows that gather. */
 static int has_pusher(const hpc_plan *plan, const hpc_row *row, int rank) {
     for (int e = 0; e < row->n_in; e++)
         if (row->in[e].row < 0 ? row->in[e].rank == rank : has_pusher(plan, &plan->rows[row->in[e].row], rank))
@@ -95,8 +98,8 @@ static int count_pushers(const hpc_plan *plan, const hpc_row *row) {
 
 static const char other_ranks[] = "takes updates of other ranks than another row of its key";
 
-/* Why the inputs of a row, sum or one that gathers for it, do not go with this discipline, or NULL. first: the key's
- * first row that sums. */
+/* Returns why the discipline cannot take the inputs of row (sum itself, or a row that gathers for it), or NULL if it
+ * can. first: the key's first row that sums. */
 static const char *refuses_inputs(const hpc_plan *plan, const hpc_row *row, const hpc_row *sum, const hpc_row *first) {
     const char *why = row->quorum != row->n_in ? "has a quorum" : NULL;
     for (int e = 0; e < row->n_in && why == NULL; e++) {
@@ -128,7 +131,7 @@ static const char *refuses_row(const hpc_plan *plan, const hpc_row *row, const h
     const hpc_row *from = row->in[0].row < 0 ? NULL : &plan->rows[row->in[0].row];
     const char *why = NULL;
     switch (hpc_row_part_of(plan, row)) {
-    case HPC_ROW_GATHERS: /* looked at with the row that sums */
+    case HPC_ROW_GATHERS: /* checked with the row that sums */
         return NULL;
     case HPC_ROW_SUMS:
         why = refuses_inputs(plan, row, row, first);
@@ -203,7 +206,8 @@ static int open_sum(hpc_scheme *sc, hpc_work *w, const char *op) {
     return its->notes != NULL ? hpc_sum_open(sc, w, op) : HPC_ERR_MEMORY;
 }
 
-/* Finds the rows that apply a row's forwards. rows: gets their numbers; NULL: they are counted. */
+/* Finds the rows that apply a row's forwards; returns n plus their number. rows gets their indices; NULL: they are only
+ * counted. */
 static int find_below(const hpc_plan *plan, int row, int *rows, int n) {
     for (int e = 0; e < plan->rows[row].n_out; e++) {
         const int to = plan->rows[row].out[e].row;
@@ -229,7 +233,7 @@ static int open_row(hpc_scheme *sc, hpc_work *w, const char *op) {
     return its->part == HPC_ROW_SUMS ? open_sum(sc, w, op) : HPC_OK;
 }
 
-/* Adds the other ranks by whose rows a version comes to a row, up to the one that sums. */
+/* Adds the other ranks by whose rows a version comes to a row, up to the rank whose row sums. */
 static void add_sources(const hpc_plan *plan, int row, hpc_receiver *its) {
     for (int at = row; hpc_row_part_of(plan, &plan->rows[at]) >= HPC_ROW_PASSES_ON;) {
         at = plan->rows[at].in[0].row;
@@ -271,7 +275,7 @@ static int open_all(hpc_scheme *sc, const char *op) {
 
 /* ---- the worker ---- */
 
-/* Sends the update to rows that forward, and tells the receiver of this rank that there was one. */
+/* Sends the update to rows that forward, and tells the receiver of this rank that there was a push. */
 static int send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     if (hpc_share_forwards(sc, share)) return hpc_push_share(sc, s, slot, l);
@@ -279,7 +283,7 @@ static int send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     return hpc_send_event(sc, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, s), l);
 }
 
-/* The version of this rank's parameters of a key. */
+/* Returns the version of this rank's parameters of a key. */
 static uint64_t version_of_key(const hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     uint64_t least = k->n_awaited > 0 ? UINT64_MAX : 0;
@@ -304,7 +308,8 @@ static void ended(hpc_scheme *sc, int key) {
 
 /* ---- the ranks that a wait waits for ---- */
 
-/* Adds the ranks for which a row of this rank lacks something. goal: a version. ranks NULL: counts only. */
+/* A function that adds the ranks for which a row of this rank waits. goal: a version. If ranks is NULL it only counts.
+ */
 typedef int lack(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n);
 
 static int lacking(const hpc_scheme *sc, int key, lack *of, uint64_t goal, int *ranks, int n) {
@@ -317,15 +322,15 @@ static int note_rank(int *ranks, int n, int rank) {
     return ranks == NULL ? n + 1 : hpc_add_rank(ranks, n, rank);
 }
 
-/* The rank from which versions come to a row that applies: this one, where it has the sum. */
+/* Returns the rank from which versions come to a row that applies: this rank, if its own row makes the sum. */
 static int source_of(const hpc_scheme *sc, const hpc_work *w) {
     const hpc_row *from = &sc->plan->rows[w->row->in[0].row];
     const int own = from->owner == w->row->owner && hpc_row_part_of(sc->plan, from) == HPC_ROW_PASSES_ON;
     return own ? sc->plan->rows[from->in[0].row].owner : from->owner;
 }
 
-/* The ranks whose forwards a row lacks for a version: updates of hosts at a row that sums, the version at a row that
- * applies. */
+/* Adds the ranks whose forwards a row lacks for a version: at a row that sums, ranks that forward the updates of hosts;
+ * at a row that applies, the rank that sends the version. */
 static int silent_sources(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
     const hpc_versions *its = hpc_versions_of(sc, w);
     for (int e = 0; e < w->row->n_in && its->part == HPC_ROW_SUMS; e++)
@@ -335,7 +340,7 @@ static int silent_sources(const hpc_scheme *sc, const hpc_work *w, uint64_t goal
     return atomic_load_explicit(&its->version, memory_order_relaxed) < goal ? note_rank(ranks, n, source_of(sc, w)) : n;
 }
 
-/* The ranks whose receivers have closed or keep masters, and hold up a version of a row that sums. */
+/* Adds the ranks whose receivers have closed or keep only masters, and hold up a version of a row that sums. */
 static int full_receivers(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
     const hpc_versions *its = hpc_versions_of(sc, w);
     const uint64_t version = atomic_load_explicit(&its->waits, memory_order_relaxed);
@@ -347,7 +352,7 @@ static int full_receivers(const hpc_scheme *sc, const hpc_work *w, uint64_t goal
     return n;
 }
 
-/* In a publish: the workers whose last pushes have not come, and sources. */
+/* In a publish: adds the workers whose last pushes have not come, and the ranks whose forwards have not. */
 static int not_level(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
     for (int e = 0; e < w->row->n_in && hpc_versions_of(sc, w)->part <= HPC_ROW_SUMS; e++)
         if (hpc_sum_taken(w, e) < hpc_last_push(sc, w->row->key, w->inputs[e].lowest))
@@ -355,7 +360,8 @@ static int not_level(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int
     return silent_sources(sc, w, goal, ranks, n);
 }
 
-/* In close: the ranks whose receivers have not told a version, and the source of one here that has not. */
+/* In close: adds the ranks whose receivers have not told a version; and if a receiver of this rank has not told it, the
+ * rank that sends it versions. */
 static int untold(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
     const hpc_versions *its = hpc_versions_of(sc, w);
     const hpc_receiver *receiver = w->share->own;
@@ -365,7 +371,7 @@ static int untold(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *r
     return n;
 }
 
-/* Whether updates of rank are missing here: in a row of this rank, for a version up to need. */
+/* Returns whether a row of this rank lacks updates of rank for a version up to need. */
 static int is_missing_here(const hpc_scheme *sc, int key, int rank, uint64_t need) {
     for (int i = 0; i < sc->n_work; i++) {
         const hpc_work *w = &sc->work[i];
@@ -375,8 +381,8 @@ static int is_missing_here(const hpc_scheme *sc, int key, int rank, uint64_t nee
     return 0;
 }
 
-/* Whether an open worker has pushed fewer than need times. One whose count cannot be read has if its updates are
- * missing here, or if it left without a word. */
+/* Returns whether an open worker has pushed fewer than need times. If its count cannot be read (UINT64_MAX), returns
+ * whether its updates are missing here, or it left without closing. */
 static int is_slow(const hpc_scheme *sc, int key, int rank, uint64_t need, uint64_t pushes) {
     if (pushes != UINT64_MAX) return hpc_clock_at(sc, key, rank, pushes) < need;
     return is_missing_here(sc, key, rank, need) || hpc_has_left(sc, rank);
@@ -406,14 +412,14 @@ static uint64_t need_of(const hpc_scheme *sc, int key, uint64_t ticket) {
     return hpc_clock_behind(sc, own_clock(sc, key, ticket / 2));
 }
 
-/* One that has closed counts in no version, but its host folds no later push. */
+/* No version waits for a worker that has closed, but the ranks of its host do: the host folds no later push. */
 static int is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
     if (hpc_closed_signal(sc, rank) != 0) return hpc_groups_is_late(sc, rank, key, ticket, pushes);
     return is_slow(sc, key, rank, need_of(sc, key, ticket), pushes);
 }
 
-/* A share that forwards waits for its full receivers alone; another share for the silent sources of all rows of the
- * key, unless ranks were found before. */
+/* Adds the ranks that a share waits for. A share that forwards waits only for receivers whose slots are full. For
+ * another share these are the ranks whose forwards any row of the key lacks, unless ranks were found before. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     const uint64_t need = need_of(sc, share->key, ticket);
@@ -425,8 +431,8 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
 
 /* ---- settle, publish, close ---- */
 
-/* From here on the receivers of this rank, of a key or (-1) of all, apply versions as they come (on), or only when the
- * worker asks. */
+/* From now on the receivers of this rank, of one key or of all (key -1), apply versions as they come (on is 1), or only
+ * when the worker asks (0). */
 static void let_run(hpc_scheme *sc, int key, int on) {
     for (int s = 0; s < sc->layout.n_shares; s++) {
         hpc_share *share = &sc->layout.shares[s];
@@ -437,7 +443,7 @@ static void let_run(hpc_scheme *sc, int key, int on) {
     }
 }
 
-/* Whether the rows of this rank have reached the goal of a key (-1: each row its key's goal). */
+/* Returns whether the rows of this rank have reached the goal of a key; with key -1, each row the goal of its key. */
 static int have_goals(const hpc_scheme *sc, int key) {
     const hpc_updates *its = hpc_updates_of(sc);
     for (int i = 0; i < sc->n_work; i++) {
@@ -445,13 +451,13 @@ static int have_goals(const hpc_scheme *sc, int key) {
         const hpc_receiver *receiver = w->share->own;
         const _Atomic uint64_t *version = receiver != NULL ? &receiver->version : &its->rows[i].version;
         if (its->rows[i].part == HPC_ROW_PASSES_ON) continue; /* all ranks wait for the rows below it */
-        if (its->rows[i].part == HPC_ROW_GATHERS) continue;   /* and for the one that it is for */
+        if (its->rows[i].part == HPC_ROW_GATHERS) continue;   /* and for the row that it gathers for */
         if ((key < 0 || w->row->key == key) && hpc_version_at(version) < its->goal[w->row->key]) return 0;
     }
     return 1;
 }
 
-/* As hpc_lacking: for the goal of a key in settle, of all keys in a publish. */
+/* Used as hpc_lacking: for the goal of a key in settle, and of all keys in a publish. */
 static int lacks_goals(const hpc_scheme *sc, int key, int *ranks) {
     const hpc_updates *its = hpc_updates_of(sc);
     int n = 0;
@@ -470,7 +476,7 @@ static int settle(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* The largest clock that a worker of a key reaches, where all have said that they push no more for now. */
+/* Returns the largest clock that a worker of a key reaches, when all have said that they push no more for now. */
 static uint64_t last_version(const hpc_scheme *sc, int key) {
     uint64_t most = 0;
     for (int r = 0; r < sc->context->group.size; r++) {
@@ -481,8 +487,8 @@ static uint64_t last_version(const hpc_scheme *sc, int key) {
     return most;
 }
 
-/* Begins or ends a publish, with all cores of this rank paused; inline, one pause holds all. Begun, each key has a
- * goal; ended well, all workers go on from that clock. */
+/* Begins or ends a publish, with all cores of this rank paused (without threads one pause stops all). When it begins
+ * each key gets a goal; when it ends well all workers go on from that clock. */
 static void set_levels(hpc_scheme *sc, int levels, int goes_on) {
     hpc_updates *its = hpc_updates_of(sc);
     const int n = sc->inline_progress && sc->n_own_cores > 0 ? 1 : sc->n_own_cores;
@@ -497,7 +503,8 @@ static void set_levels(hpc_scheme *sc, int levels, int goes_on) {
     for (int c = 0; c < n; c++) hpc_core_resume(&sc->cores[c]);
 }
 
-/* Ranks whose updates are gathered have to go on from one push. All ranks see the same. */
+/* Checks that ranks whose updates are gathered have pushed equally often, so that they go on from one push. All ranks
+ * find the same. */
 static int check_hosts(const hpc_scheme *sc, const char *op) {
     const uint64_t *last = hpc_updates_of(sc)->last;
     for (int k = 0; k < sc->plan->n_keys; k++)
@@ -513,8 +520,8 @@ static int check_hosts(const hpc_scheme *sc, const char *op) {
     return HPC_OK;
 }
 
-/* Publish: the open version of each row is closed, all receivers apply it, and all workers go on from one clock.
- * No rank has a push pending, and none pushes before the publish has ended. */
+/* Publish: the open version of each row is closed, all receivers apply it, and all workers go on from one clock. No
+ * rank has a push pending, and none pushes before the publish has ended. */
 static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     int status = hpc_clocks_learn_pushes(sc, hpc_updates_of(sc)->last, op, l->deadline);
     if (status == HPC_OK) status = check_hosts(sc, op);
@@ -539,8 +546,9 @@ static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const 
     return moment == HPC_ON_PUBLISH ? level(sc, l, op) : HPC_OK;
 }
 
-/* A receiver counts until it has told the last version: its sources wait for the news, and after close this rank may be
- * gone before its core has told them. */
+/* hpc_gate.outstanding: finds the ranks whose receivers have not told the last version, or from which a receiver here
+ * still has to get it. A receiver of this rank counts until it has told its version: ranks wait for that, and after its
+ * close this rank may be gone before its core has told them. */
 static int outstanding(const hpc_scheme *sc, int *ranks) {
     int n = 0;
     for (int k = 0; k < sc->plan->n_keys && (ranks != NULL || n == 0); k++)

@@ -1,5 +1,5 @@
-/* BSP on servers: a chunk is folded when every worker's update is there, and a pull waits for that. SSP(0) is the same.
- * graph_bsp.c has BSP on a graph. */
+/* BSP on servers: a chunk is folded when every worker's update is there, and a pull waits for that fold. SSP(0) on
+ * servers is the same. graph_bsp.c has BSP on a graph. */
 #include "discipline/servers_bsp.h"
 
 #include "discipline/discipline.h"
@@ -9,7 +9,7 @@
 
 /* ---- answers ---- */
 
-/* All rows of the share are folded: its inputs have been read, its outputs are written. */
+/* Answers all workers of a share whose rows are all folded: its inputs have been read, its outputs are written. */
 static void answer_all(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     int signal = hpc_signal_applied(sc, (int)(share - sc->layout.shares));
@@ -19,8 +19,8 @@ static void answer_all(hpc_core *core, hpc_share *share) {
 
 /* ---- events ---- */
 
-/* All inputs are there. After a failure nothing is answered any more: no rank may take an update for applied that is
- * not. */
+/* Folds a row whose inputs are all there. After a failure nothing is answered any more, so that no rank believes that
+ * its update was applied. */
 static void work(hpc_core *core, hpc_work *w, int slot) {
     const hpc_inputs inputs = hpc_row_inputs(core, w, slot, -1);
     if (hpc_whole_work(core, w, &inputs) == 0) {
@@ -30,7 +30,7 @@ static void work(hpc_core *core, hpc_work *w, int slot) {
     hpc_row_took(w, slot);
 }
 
-/* The same, where inputs may have come without an update. */
+/* The same if inputs may have come without an update (a worker without a gradient). */
 static void work_present(hpc_core *core, hpc_work *w, int slot) {
     const hpc_inputs inputs = hpc_row_present(core, w, slot);
     int failed = 0;
@@ -51,7 +51,7 @@ static void count(hpc_core *core, hpc_work *w, int slot, int input, int how) {
         work(core, w, slot);
 }
 
-/* All rows of the share have made as many folds: no sender is further. */
+/* The input belongs to the next fold: all rows of the share have made equally many folds, and no sender is further. */
 void hpc_whole_empty_came(hpc_core *core, hpc_work *w, int input) {
     count(core, w, (int)(w->share->version % (uint64_t)core->scheme->layout.depth), input, HPC_CAME_EMPTY);
 }
@@ -77,7 +77,7 @@ int hpc_whole_slot(const hpc_scheme *sc, uint64_t ticket) {
     return (int)((ticket / 2 + (uint64_t)sc->layout.depth - 1) % (uint64_t)sc->layout.depth);
 }
 
-/* Forwards and relays count their own folds. */
+/* Rows that forward or relay count their own folds. */
 int hpc_whole_missing_in(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     return hpc_whole_missing(sc, &sc->layout.shares[s], hpc_whole_slot(sc, ticket), hpc_share_next_fold(sc, s), ranks,
                              found);

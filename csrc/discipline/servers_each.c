@@ -1,40 +1,40 @@
-/* ASYNC and SSP(s) on servers: an owner applies each update by itself as it comes, with its weight in the plan and by
- * the arguments of the rule that its worker has set. Under SSP(s) (Ho et al., NIPS 2013; Parameter Flow, section 2.3.2)
- * no worker runs more than s steps ahead of the slowest one. With s = 0 that is BSP, and servers_bsp.c's. On a graph
- * ASYNC is in graph_unflushed.c and SSP in graph_ssp.c.
+/* ASYNC and SSP(s) on servers: an owner applies each update by itself as it comes, with its weight in the plan and with
+ * the rule's arguments that its worker has set. Under SSP(s) (Ho et al., NIPS 2013; Parameter Flow, section 2.3.2) no
+ * worker runs more than s steps ahead of the slowest one. s = 0 is BSP: servers_bsp.c does that. On a graph ASYNC is in
+ * graph_unflushed.c and SSP in graph_ssp.c.
  *
- * A sender is a worker; or, with several stages, a group of ranks (a host, or a rack: servers_groups.h), which fold
- * their updates first, all together as under BSP. So the ranks of a group are in step, and groups are not. A rank that
- * pushes straight to an owner forms a group alone.
+ * A sender is a worker; or, with several stages, a group of ranks (a host or a rack: servers_groups.h), which fold
+ * their updates first, all together as under BSP. So the ranks of one group are in step; different groups are not. A
+ * rank that pushes directly to an owner is a group of one.
  *
- * The smallest clock of the open senders is the share's *minimum*. An answer that brings parameters waits until the
- * minimum is c - s or more, for a sender at clock c: it is *parked*, and the update that raises the minimum sends it.
- * Under ASYNC no answer waits. A worker asks for parameters by a separate pull (servers_ssp.c says when it need not). A
- * group gets them with the reply to its update, by relays where the plan has them, and each share that is at an end
- * answers, as under BSP.
+ * A sender's clock is the number of its updates; the smallest clock of the open senders of a share (all rows of one key
+ * on one core) is its *minimum*. An answer that brings parameters to a sender at clock c waits until the minimum is at
+ * least c - s: it is *parked*, and the update that raises the minimum sends it. Under ASYNC no answer waits. A worker
+ * asks for parameters by a separate pull (servers_ssp.c says when it need not). A group gets parameters with the reply
+ * to its update, by relays if the plan has them; each share answers the ranks at its own ends, as under BSP.
  *
  * Writers, readers and order:
- *   the worker's parameters  written by the owners that answer a pull, between its event and its signal; and by the
- *                            worker itself, in a pull that does not ask. While an earlier pull is pending every pull
- *                            asks, so the two never meet, and no rank writes while the worker computes.
- *   the minimum in a worker's part   written by one owner before the signal (release); read by the worker after it
- *                            (acquire), and not after the worker's next request. The owner answers a worker's next pull
- *                            only after that worker has asked.
- *   the row's copy and the minimum, as sources of puts   written by the core when it answers a pull; the worker's
- *                            next pull waits until those puts are over, or the worker has seen the answer. For a group
- *                            there is a copy for each receiver (rows.c), which the next reply to it writes.
- *   a gradient's slot        free when the push is answered. A pull may end before, so a push waits for its slot, and a
- *                            trainer asks for `gradient` again before it writes. The core applies an update as soon as
- *                            it has come, so a depth of 1 or 2 is enough for every s.
- *   slots, forwarding accumulators and relays of a group   are as under BSP (stages.c): each rank of the group feeds
- *                            them and waits for the reply before it pushes again.
+ * - A worker's parameters: written by the owners that answer a pull, between the pull's event and its signal; and by
+ *   the worker itself, in a pull that does not ask the owners. While an earlier pull is pending every pull asks, so the
+ *   two never meet, and no rank writes while the worker computes.
+ * - The minimum in a worker's part: written by one owner before the signal (release); read by the worker after it
+ *   (acquire), and never after the worker's next request. The owner answers a worker's next pull only after that worker
+ *   has asked.
+ * - The row's copy and the minimum, as sources of puts: the core writes them when it answers a pull; the worker's next
+ *   pull waits until those puts have ended, or the worker has seen the answer. A group has a copy for each receiver
+ *   (rows.c), which the next reply to the group overwrites.
+ * - A gradient's slot: free when the push is answered. A pull may end before that, so a push waits for its slot, and a
+ *   trainer asks for `gradient` again before it writes. The core applies an update as soon as it has come, so a depth
+ *   of 1 or 2 is enough for every s.
+ * - Slots, forwarding accumulators and relays of a group: as under BSP (stages.c). Each rank of the group feeds them
+ *   and waits for the reply before it pushes again.
  *
- * A worker that has closed counts in no minimum: close waits until all its pushes are applied.
- * Its closing signal rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed
- * brings no more whole updates, and counts in no minimum either.
+ * The minimum leaves out a worker that has closed: its close waits until all its pushes are applied. Its closing signal
+ * rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed brings no more
+ * whole updates, so the minimum leaves it out too.
  *
- * Waits form no circle: a sender that waits for another one has ended at least s steps more, also where the two take
- * the keys in different orders, and s is 1 or more. Inside a group all wait for the same folds. */
+ * Waits form no circle: when a sender waits for another one, it has done at least s steps more, and s is 1 or more.
+ * This holds even if the two take the keys in different orders. Inside a group all wait for the same folds. */
 #include "discipline/servers_each.h"
 
 #include <stdio.h>
@@ -82,8 +82,8 @@ int hpc_slots_check(const hpc_exchange_config *f, const char *where) {
                     asynchronous ? "ASYNC" : ssp, where, least);
 }
 
-/* HPC_OK if a discipline can have all rows of the plan; else an error that names the first other row, and the rows that
- * the discipline needs. */
+/* Returns HPC_OK if the discipline supports all rows of the plan (fits); otherwise fails with an error that names the
+ * first other row, and the rows that the discipline needs. */
 static int check_rows(const hpc_exchange_config *f, int (*fits)(const hpc_row *row), const char *needs) {
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
@@ -144,7 +144,7 @@ static int open_groups(hpc_scheme *sc, const char *op) {
 
 /* ---- the core: answers ---- */
 
-/* SSP(0) is another discipline's. */
+/* Returns whether staleness is bounded. SSP(0) is BSP, which is another discipline. */
 static int is_bounded(const hpc_scheme *sc) {
     return sc->asked.staleness > 0;
 }
@@ -153,7 +153,7 @@ static int workers_ask(const hpc_scheme *sc) {
     return (sc->discipline->traits & HPC_PULLS) != 0;
 }
 
-/* A pull that comes while another one is parked takes its place: its answer is one to both. */
+/* Parks the answer to a sender. If a pull comes while another one is parked, one answer serves both. */
 static void park(hpc_core *core, hpc_share *share, hpc_clock *sender) {
     sender->at = hpc_clock_applied(sender);
     share->n_parked += !sender->parked;
@@ -181,7 +181,7 @@ static void reply_to_group(hpc_core *core, const hpc_share *share, int group) {
             hpc_share_answer(core, share->members[i], hpc_signal_applied(sc, (int)(share - sc->layout.shares)), n);
 }
 
-/* Sends the answers that need wait no longer; returns their number. */
+/* Sends the answers that need not wait any longer; returns how many. */
 static int wake(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     const uint64_t least = is_bounded(sc) ? hpc_clocks_least(sc, share) : UINT64_MAX;
@@ -203,15 +203,15 @@ static int wake(hpc_core *core, hpc_share *share) {
 
 /* ---- the core: events ---- */
 
-/* Runs the rule for one input. Nonzero when the exchange has failed. */
+/* Runs the rule for one input. Returns nonzero if the exchange has failed. */
 static int apply(hpc_core *core, hpc_work *w, int slot, int input) {
     hpc_inputs inputs = hpc_row_inputs(core, w, slot, input);
     inputs.to.whom = HPC_TO_NOBODY;
     return hpc_row_work(core, w, &inputs);
 }
 
-/* Counts an update that has come to a row that applies, and applies it unless it is empty (how). After a failure no
- * update is answered any more. */
+/* Counts an update that has come to a row that applies the rule, and applies it unless it is empty (how). After a
+ * failure no update is answered any more. */
 static void update_came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     const hpc_scheme *sc = core->scheme;
     hpc_share *share = w->share;
@@ -237,7 +237,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     return 1;
 }
 
-/* The slot is that behind the last update. */
+/* An event without an update names no slot: the update would stand in the slot after the sender's last one. */
 static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
     (void)slot;
     if (w->row->action != HPC_APPLY) {
@@ -253,8 +253,9 @@ static int empty_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
     return hpc_core_empty_came(core, share, event, nothing_came);
 }
 
-/* A worker asks. Every push that it made before has been applied, events being in order. A pull waits while the
- * parameters of the worker's last pull may still be on their way: it writes the copy that they are sent from. */
+/* Handles a worker's request for parameters. Events are in order, so every push that it made before has been applied.
+ * The request has to wait while the parameters of the worker's last pull may still be travelling, because the answer
+ * writes the copy from which they are sent. */
 static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) {
     const int rank = event->peer;
     if (hpc_imm_operation(event->imm) != HPC_OP_PULL) return empty_came(core, share, event);
@@ -270,7 +271,7 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
     return 1;
 }
 
-/* A sender that has closed may have been the one that answers waited for. */
+/* Looks at the parked answers again when a sender has closed: they may have waited for it. */
 static int work(hpc_core *core) {
     int n = 0;
     if (core->clocked->n_parked == 0 || !hpc_core_sees_closed(core)) return 0;
@@ -284,7 +285,7 @@ static int may_push(hpc_scheme *sc, int key, const char *op) {
     return hpc_push_after(sc, key, hpc_slot_ticket(sc, key), op);
 }
 
-/* Whether the reply to this rank's own group is parked for the group of an input. Under ASYNC no reply is. */
+/* Returns whether the reply to this rank's own group waits for the group of an input. Under ASYNC no reply waits. */
 static int waits_for(const hpc_scheme *sc, const hpc_share *share, const hpc_input *in) {
     const uint64_t own = hpc_clock_applied(&share->clocks[hpc_sender_of(sc, share->key, sc->context->group.rank)]);
     return is_bounded(sc) && hpc_clock_applied(&share->clocks[in->lowest]) < hpc_clock_behind(sc, own) &&

@@ -37,7 +37,7 @@ static int lowest(const hpc_scheme *sc, const hpc_edge *edge,
     return -1;
 }
 
-/* All ranks of an output are of one group. */
+/* Checks that all ranks that get one output of a row belong to one group. */
 static int check_output(const hpc_scheme *sc, int row, const hpc_edge *out, const char *op) {
     const int key = sc->plan->rows[row].key, first = lowest(sc, out, gets);
     for (int r = 0; r < sc->context->group.size; r++)
@@ -49,7 +49,8 @@ static int check_output(const hpc_scheme *sc, int row, const hpc_edge *out, cons
     return HPC_OK;
 }
 
-/* The ranks of a row's inputs are groups, which are the same in all rows of the key. */
+/* Makes a group of the ranks of each input of a row; fails with HPC_ERR_CONFIG if another row of the key has other
+ * groups. */
 static int find_in_row(const hpc_scheme *sc, int row, const char *op) {
     const hpc_row *its = &sc->plan->rows[row];
     for (int e = 0; e < its->n_in; e++) {
@@ -76,8 +77,8 @@ int hpc_group_of_row(const hpc_scheme *sc, int row) {
     return hpc_sender_of(sc, sc->plan->rows[row].key, lowest(sc, &there, relays ? gets : is_in));
 }
 
-/* All rows of a share that relays belong to one group, because the share answers once, when all of them are there. All
- * rows of a share that forwards belong to one group too, because the share counts its folds together. */
+/* All rows of a share that relays must belong to one group, because the share answers once, when all of them are there.
+ * All rows of a share that forwards must belong to one group too, because the share counts its folds together. */
 static int check_share(const hpc_scheme *sc, const hpc_share *share, const char *op) {
     for (int i = 1; i < share->n_rows && sc->plan->rows[share->rows[0]].action != HPC_APPLY; i++)
         if (hpc_group_of_row(sc, share->rows[i]) != hpc_group_of_row(sc, share->rows[0]))
@@ -129,7 +130,7 @@ int hpc_groups_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket,
     return pushes < ticket / 2 && is_mate(sc, key, rank);
 }
 
-/* Whether a share of this rank applies updates. */
+/* Returns whether a share of this rank applies updates. */
 static int applies(const hpc_scheme *sc, const hpc_share *share) {
     return share->owner == sc->context->group.rank && sc->plan->rows[share->rows[0]].action == HPC_APPLY;
 }
@@ -144,8 +145,8 @@ static int bringers(const hpc_scheme *sc, const hpc_share *share, int *ranks, in
     return n;
 }
 
-/* Adds the ranks by which other groups' updates come, for which replies to this rank's group wait; returns whether
- * there are some. */
+/* Adds the ranks that bring the updates of other groups for which replies to this rank's group wait; returns whether
+ * there are any. */
 static int add_others(const hpc_scheme *sc, const hpc_pushed *k, const hpc_groups_lack *lack, int *ranks, int *n) {
     int some = 0;
     for (int i = 0; i < k->n_shares; i++) {
@@ -160,7 +161,8 @@ static int add_others(const hpc_scheme *sc, const hpc_pushed *k, const hpc_group
     return some;
 }
 
-/* A relay of this rank's own may wait for a row of this rank's own, which waits for one of the others. */
+/* Removes this rank from a list that has others too: a relay of this rank may wait for a row of this rank, and that row
+ * for one of the others. */
 static int without(int *ranks, int n, int me) {
     int left = 0;
     for (int i = 0; i < n && n > 1; i++)
@@ -168,11 +170,11 @@ static int without(int *ranks, int n, int me) {
     return n > 1 ? left : n;
 }
 
-/* The ranks that a share waits for:
- *   a forward of this rank for its own group: the ranks whose inputs are missing
- *   any other share, while other groups are missing: these groups alone, as all owners wait for them
- *   otherwise: the ranks of this rank's group whose updates have not come to this rank's rows, or that left without a
- *   word; and the owner */
+/* Adds the ranks that a share waits for:
+ * - a share of this rank that forwards for its own group: the ranks whose inputs are missing;
+ * - any other share, while it waits for other groups: only these groups, because all owners wait for them;
+ * - otherwise: the ranks of this rank's group whose updates have not come to this rank's rows, or that left without
+ *   closing; and the owner. */
 int hpc_groups_missing(const hpc_scheme *sc, int s, uint64_t ticket, const hpc_groups_lack *lack, int *ranks, int n) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_pushed *k = &sc->keys[share->key];

@@ -1,19 +1,19 @@
-/* SSP(s) on servers, the worker's side: whether a pull has to ask the owners.
+/* SSP(s) on servers, the worker's side: it decides whether a pull has to ask the owners.
  *
- * A worker's *clock* of a key is the number of its pushes since the last publish. A step at clock c begins when the
- * parameters have all updates of clocks up to c - s - 1, so when every open worker has pushed c - s times. The owner
- * answers a pull when the smallest clock of all workers, its *minimum*, is that or more (servers_each.c). The answer is
- * the share's parameters, behind them the minimum (8 bytes), behind that the number of the pull (a signal).
+ * A worker's *clock* of a key is the number of its pushes since the last publish. A step at clock c may begin when the
+ * parameters have all updates of clocks up to c - s - 1: that is, when every open worker has pushed c - s times. The
+ * owner answers a pull when the smallest clock of all workers, its *minimum*, is at least that (servers_each.c). The
+ * answer is the share's parameters, then the minimum (8 bytes), then the number of the pull (a signal).
  *
- * The worker keeps the smallest minimum of its last pull of a key. While that is enough for its clock its copy is fresh
- * enough: the pull ends at once, and nothing travels. So of s + 1 pulls one asks, if all workers are equally fast. The
- * rule sgd has no state and treats all updates alike, so there the worker adds its own update to its copy; under other
- * rules it sees that with the next pull that asks. A pull without a push before it asks always: this is how a trainer
- * gets the newest parameters.
+ * The worker keeps the smallest minimum of its last pull of a key. While that suffices for its clock its copy is fresh
+ * enough: the pull ends at once, and nothing travels. So one of s + 1 pulls asks, if all workers are equally fast. The
+ * rule sgd has no state and treats all updates alike, so with sgd the worker adds its own update to its copy; with
+ * other rules it sees that update with the next pull that asks. A pull without a push before it always asks: so a
+ * trainer can get the newest parameters.
  *
- * Parameter Flow's own form (UCC-SSP, section 3.2.1) is receivers_ssp.c. There every worker gets every version, and all
- * get the same parameters for it, as they were when it was closed. Here an answer brings the present parameters, and a
- * worker asks only when it must. The bound is the same: the minimum is the number of closed versions. */
+ * Parameter Flow's own form (UCC-SSP, section 3.2.1) is in receivers_ssp.c. There every worker gets every version, and
+ * all get the same parameters for it, as they were when it was closed. Here an answer brings the present parameters,
+ * and a worker asks only when it must. The bound is the same: the minimum is the number of closed versions. */
 #include <string.h>
 
 #include "discipline/servers_each.h"
@@ -28,18 +28,19 @@
 
 /* A worker's view of a key. */
 typedef struct view {
-    uint64_t at;                /* pushes when it pulled last */
-    int begins;                 /* that pull begins a step: a push came before it */
-    uint64_t looked;            /* the pull that minimum is of */
-    uint64_t minimum;           /* so many updates of each worker are in its copy, since the last publish */
-    uint64_t handed;            /* depth 1: pushes when the slot was last handed out */
-    double args[HPC_RULE_ARGS]; /* of its last push */
+    uint64_t at;                /* how many pushes it had made at its last pull */
+    int begins;                 /* whether that pull begins a step: a push came before it */
+    uint64_t looked;            /* the number of the pull that brought minimum */
+    uint64_t minimum;           /* its copy has so many updates of each worker since the last publish */
+    uint64_t handed;            /* depth 1: how many pushes it had made when the slot was last handed out */
+    double args[HPC_RULE_ARGS]; /* the rule's arguments at its last push */
 } view;
 
-/* The exchange's own. */
+/* The state of the scheme. */
 typedef struct worker {
     view *keys;
-    uint64_t *base; /* [key * size + rank]: pushes before the last publish; other ranks' where they can be seen */
+    uint64_t *base; /* [key * size + rank]: pushes before the last publish; of other ranks only where this rank can see
+                       them */
 } worker;
 
 /* ---- open ---- */
@@ -74,7 +75,7 @@ int hpc_fresh_open(hpc_scheme *sc, const char *op) {
     return status == HPC_OK ? hpc_clocks_open(sc, op) : status;
 }
 
-/* The minimum in the owner's last answer: the copy has all workers' updates up to that clock. */
+/* Returns the minimum in the owner's last answer: the copy has all workers' updates up to that clock. */
 static uint64_t told_by(const hpc_scheme *sc, int s) {
     uint64_t told;
     memcpy(&told, hpc_own_part(sc) + hpc_fresh_told_at(sc, sc->context->group.rank, s), sizeof told);
@@ -87,7 +88,7 @@ static uint64_t *base_of(const hpc_scheme *sc, int key, int rank) {
     return &worker_of(sc)->base[(size_t)key * (size_t)sc->context->group.size + (size_t)rank];
 }
 
-/* How many pushes of this rank have been made since the last publish, when it had made n in all. */
+/* Returns this rank's clock of a key after n pushes in all. */
 static uint64_t own_clock(const hpc_scheme *sc, int key, uint64_t n) {
     return n - *base_of(sc, key, sc->context->group.rank);
 }
@@ -96,7 +97,7 @@ static void count_begun(const hpc_scheme *sc, uint64_t clock, uint64_t minimum) 
     hpc_count_begun(sc, clock > minimum ? clock - minimum : 0);
 }
 
-/* Takes the minima that the last pull has brought so far. Its step is counted once the pull has ended. */
+/* Takes the minima that the last pull has brought so far. When the pull has ended, counts how stale its step is. */
 static void hear(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     view *v = &worker_of(sc)->keys[key];
@@ -119,8 +120,8 @@ static void hear(hpc_scheme *sc, int key) {
 
 /* ---- pushes ---- */
 
-/* Waits for a free slot. With one slot the next update overwrites the last one, which a pull that does not ask would
- * still add. */
+/* Waits for a free slot. With one slot the next update overwrites the last one, so a later pull can no longer add that
+ * one by itself. */
 int hpc_fresh_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     const int status = hpc_push_wait_slot(sc, key, l, op);
     if (status == HPC_OK && sc->layout.depth == 1) worker_of(sc)->keys[key].handed = sc->keys[key].pushes;
@@ -129,7 +130,8 @@ int hpc_fresh_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
 
 /* ---- pulls ---- */
 
-/* Whether the worker's copy has all that a pull needs. It may lack the worker's last update, which is added here. */
+/* Returns whether the worker's copy has all that a pull needs. If only the worker's last update is missing, adds it
+ * here. */
 int hpc_fresh_ends_pull(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     view *v = &worker_of(sc)->keys[key];
@@ -139,7 +141,7 @@ int hpc_fresh_ends_pull(hpc_scheme *sc, int key) {
     const int pushed_once = k->pushes == v->at + 1 && kept && !hpc_key_pushes_pieces(sc, key);
     const int looked = v->looked == k->pulls;
     const int decoded = hpc_params_are_decoded(sc, key, 2 * k->pulls + HPC_PULL_TICKET);
-    v->begins = k->pushes > v->at || (v->begins && !looked); /* one that it takes the place of */
+    v->begins = k->pushes > v->at || (v->begins && !looked); /* or the pull that it replaces began one */
     v->at = k->pushes;
     if (!pushed_once || !looked || !decoded || v->minimum < hpc_clock_behind(sc, clock)) return 0;
     if (!hpc_push_is_empty(sc, key)) hpc_worker_add_own(sc, key, v->args);
@@ -149,8 +151,7 @@ int hpc_fresh_ends_pull(hpc_scheme *sc, int key) {
 
 /* ---- the ranks that a wait waits for ---- */
 
-/* Whether a worker is too far behind for a pull, where this rank can see it; or has left without a word that it closes.
- */
+/* Returns whether a worker is too far behind for a pull, as far as this rank can see; or has left without closing. */
 int hpc_fresh_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
     const hpc_pushed *k = &sc->keys[key];
     const uint64_t needed = hpc_clock_behind(sc, own_clock(sc, key, worker_of(sc)->keys[key].at));
@@ -165,7 +166,7 @@ int hpc_fresh_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, 
 
 /* ---- publish: all workers go on from one clock ---- */
 
-/* No rank has a push or a pull pending, and none pushes before the publish has ended. */
+/* No rank has a push or pull pending, and none pushes before the publish has ended. */
 static void level(hpc_scheme *sc) {
     for (int k = 0; k < sc->plan->n_keys; k++) {
         view *v = &worker_of(sc)->keys[k];

@@ -1,51 +1,51 @@
-/* BSP in two calls, with servers and among peers: fold and apply (hpc_exchange_config.split).
+/* BSP in two calls, fold and apply, with servers and among peers (hpc_exchange_config.split).
  *
- * fold is a push, which is answered when every worker's update is there. apply is a pull that brings the arguments of
- * the rule and a factor of the mean; when every worker has called it, the rule runs and the parameters go out. skip
- * drops the updates; squares answers with the sum of squares of each row's mean; gather sends the mean to the workers,
- * in float32: over their gradients, or beside them where updates go in another format. A worker may say that it has no
- * gradient: then no bytes come, and where no worker has one an apply changes nothing.
+ * fold is a push; it is answered when every worker's update is there. apply is a pull that brings the rule's arguments
+ * and a factor for the mean; when every worker has called it, the rule runs and the parameters go out. skip drops the
+ * updates. squares returns the sum of squares of the mean of each row (a chunk as its owner folds it). gather sends the
+ * mean to the workers in float32: over their gradients, or into separate memory if updates travel in another format. A
+ * worker may say that it has no gradient: then it sends no bytes, and if no worker has one an apply changes nothing.
  *
- * A core with its own thread makes the mean of a row as soon as its inputs are there, and keeps it. Inline that would
- * take time of the worker's CPU and one more pass over memory: so the updates stay where they are, and an apply with
- * factor 1 folds them as it applies them, as BSP does. The bits are the same. Rows of codecs that need no sum of a
- * whole row keep their updates in any case (engine/owner/kept.h).
+ * A core with its own thread makes the mean of a row as soon as its inputs are there, and keeps it. Without threads
+ * that would cost the worker's CPU time and one more pass over memory: so the updates stay where they are, and an apply
+ * with factor 1 folds and applies them together, as BSP does. The bits are the same. Rows of codecs that need no sum of
+ * a whole row keep their updates in any case (engine/owner/kept.h).
  *
- * A core works in slices, and always for the lowest key that has work: keys are given in the order in which a forward
- * pass needs them (P3, Jayarajan et al., SysML 2019). Between slices it takes events, so a key that has just come can
- * overtake. Slices are hpc_split_work.
+ * A core works in slices (hpc_split_work), always for the lowest key that has work: keys are given in the order in
+ * which a forward pass needs them (P3, Jayarajan et al., SysML 2019). Between slices the core takes events, so a lower
+ * key that has just come goes first.
  *
- * A fold waits for the last apply, so a key has one pending update, whatever the depth of the plan.
+ * A fold waits for the last apply, so a key has at most one pending update, whatever the depth of the plan.
  *
- * With several stages an owner hears from all workers and answers them itself. Folds come to it by forwards, and
- * parameters go by relays, which answer each pull too, even if it brings none.
+ * With several stages each worker sends its pulls to the owner, and the owner answers them itself. Updates come by
+ * forwards. Parameters go by relays, which also answer each pull, even a pull that brings no parameters.
  *
- * Order, beside scheme.h's: updates are read, and a mean is written and read, between the last event of a fold and the
- * answer to the apply or skip that follows; every worker waits for that before it folds again. So until then a gradient
- * is the exchange's. gather writes its places, which may be the slots of the gradients, between the last event of its
- * calls and its answer; after it the updates are not read any more, unless the mean is one of them: a single float32
- * input.
+ * Memory order, in addition to scheme.h's: updates are read, and a mean is written and read, between the last event of
+ * a fold and the answer to the apply or skip that follows; every worker waits for that answer before it folds again.
+ * Until then its gradient belongs to the exchange. gather writes its results, perhaps into the slots of the gradients,
+ * between the last event of its calls and its answer. After the answer the updates are not read any more, unless the
+ * row has a single float32 input, which then is the mean.
  *
  * Among peers updates stay in their slots, and no sum is kept: each call folds them again. A fold is answered when all
- * updates that are sent to this rank are there. A pull goes to this rank's own core alone, so each rank decides for its
+ * updates that are sent to this rank are there. A pull goes only to this rank's own core, so each rank decides for its
  * own parameters. Copies stay equal only while all ranks make the same calls, with the same scale and the same
- * arguments of the rule; nothing compares them. The answer releases the squares and gathered means that the core has
- * written for its worker.
+ * arguments of the rule; nothing checks that. After the answer the worker may read the squares and gathered means that
+ * the core has written for it.
  *
  * An apply or a skip ends a fold, and so does the next fold, which replaces it. Then the core answers the peers: their
- * slots are free. With two slots, and all sending to all, no push waits for that: when a worker begins push n + 2, all
- * peers have made push n + 1, and so have ended fold n. A plan of depth 1 is refused: the push that replaces a fold
- * would wait for peers that wait for it.
+ * slots are free. With two slots, and every rank sending to all, no push waits for that: when a worker begins push n +
+ * 2, all peers have made push n + 1, and so have ended fold n. A plan of depth 1 is refused: the push that replaces a
+ * fold would wait for peers that wait for it.
  *
- * On a graph of one phase it is the same with the edges and the weights of the graph. A fold waits for the updates of
- * the in-neighbours alone, under BSP as under NOTIFY_ACK: the bits are the same.
+ * On a graph of one phase all of this holds with the graph's edges and weights. A fold waits only for the updates of
+ * the in-neighbours, under BSP as under NOTIFY_ACK: the bits are the same.
  *
- * On other graphs (HPC_KEEPS_MEANS: phases, SSP, ASYNC, BARRIER, a quorum) a fold is made as without split, of the same
- * updates with the same weights, and its mean is kept in memory of the rows. So a neighbour's slot is free, and is
- * answered, when the fold is made: no neighbour waits for an apply. Squares and gather look at the mean that an apply
- * would apply then. It is written between the push that leads its fold and the answer to that, and read and freed
- * between a pull and the answer to that, all by the core; its worker has at most one of the two pending. A pull that
- * comes before its fold is made waits for it (hpc_split_keep). */
+ * On other graphs (HPC_KEEPS_MEANS: phases, SSP, ASYNC, BARRIER, a quorum) a fold is made from the same updates with
+ * the same weights as without split, and the rows keep its mean in their own memory. So a neighbour's slot is answered,
+ * and free, when the fold is made: no neighbour waits for an apply. squares and gather read the mean that an apply
+ * would then apply. The core writes the mean between the push that leads its fold and the answer to that push, and
+ * reads and frees it between a pull and the answer to that pull; the worker has at most one of the two pending. A pull
+ * that comes before its fold is made waits for it (hpc_split_keep). */
 #include "discipline/split_state.h"
 
 #include <math.h>
@@ -90,7 +90,8 @@ static int pushes(const hpc_plan *plan, int key, int rank) {
     return 0;
 }
 
-/* An encoder of forwards learns from its rank's own worker that a fold was skipped. */
+/* Refuses plans in which the owner of an encoding forward is no worker: the encoder learns from its rank's own worker
+ * that a fold was skipped. */
 static int check_encoders(const hpc_plan *plan) {
     int key = -1, rank = -1, pushed = 0;
     for (int i = 0; i < plan->n_rows; i++) {
@@ -129,7 +130,7 @@ static size_t part(const hpc_scheme *sc, int rank) {
     return sc->layout.places[rank].worker ? (size_t)sc->plan->n_rows * sizeof(double) : 0;
 }
 
-/* With a quorum the version of the parameters lies behind the squares of a share. */
+/* With a quorum, the version of a share's parameters stands behind the squares of the share's rows. */
 int hpc_split_plan(hpc_scheme *sc, hpc_split *its, const char *op) {
     const int versions = (sc->discipline->traits & HPC_BY_QUORUM) != 0;
     size_t at = 0;
@@ -181,7 +182,7 @@ int hpc_split_wait_over(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return hpc_ticket_wait(sc, key, hpc_split_last_pull(sc, key), hpc_limit_left(sc, l), op);
 }
 
-/* A gather writes the slot; and a mean may lie there until it is used. */
+/* Waits until the last fold is over: a gather writes the slot, and the mean may stand there until it is used. */
 int hpc_split_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     const int status = hpc_split_wait_over(sc, key, l, op);
     return status == HPC_OK && hpc_split_among_peers(sc) ? hpc_push_wait_slot(sc, key, l, op) : status;
@@ -197,19 +198,19 @@ static int has_read(const hpc_scheme *sc, int s, uint64_t ticket) {
     return (sc->graph != NULL ? hpc_graph_has_read : hpc_share_has_answered)(sc, s, ticket);
 }
 
-/* Ends the last fold, if it was neither applied nor skipped. */
+/* Tells the encoders that the last fold is over, if it was neither applied nor skipped. */
 static void drop_fold(hpc_scheme *sc, int key) {
     if (hpc_split_ask_of(sc, key)->keeps) hpc_pieces_end_fold(sc, key, 0);
 }
 
 /* ---- pulls ---- */
 
-/* A pull without a fold asks for nothing: it ends with the last pull that asked. */
+/* Returns whether the next pull of a key has no fold to ask for; then it ends with the last pull that asked. */
 int hpc_split_ends_pull(hpc_scheme *sc, int key) {
     return !hpc_split_ask_of(sc, key)->keeps;
 }
 
-/* Among peers the mean is gathered here. */
+/* Takes memory into which this rank's core gathers the mean, among peers. */
 static int take_gathered(hpc_scheme *sc, int key, const char *op) {
     float **to = &sc->gathered[key];
     if (*to == NULL) *to = hpc_scheme_take(sc, (size_t)sc->plan->keys[key].count, sizeof **to, op);
@@ -252,7 +253,8 @@ int hpc_split_ask_share(hpc_scheme *sc, int s, hpc_limit *l) {
         l);
 }
 
-/* With a quorum encoders are told later: an update that was left out goes back first. */
+/* With a quorum the encoders are told later, because an update that was left out must go back into the residual first.
+ */
 void hpc_split_asked(hpc_scheme *sc, int key) {
     hpc_split_ask *a = hpc_split_ask_of(sc, key);
     const int applies = a->use == HPC_USE_APPLY;
@@ -267,7 +269,7 @@ void hpc_split_asked(hpc_scheme *sc, int key) {
     a->scale = 1;
 }
 
-/* In the plan's order, so that all ranks get the same bits. */
+/* Adds in the plan's order, so that all ranks get the same bits. */
 double hpc_split_squares(const hpc_scheme *sc, int key) {
     const hpc_split *its = sc->own;
     double sum = 0;
@@ -280,7 +282,8 @@ double hpc_split_squares(const hpc_scheme *sc, int key) {
     return sum;
 }
 
-/* Among peers: its slots would keep them from closing. */
+/* Drops the last fold when this rank closes, among peers: its inputs occupy peers' slots, for which their close would
+ * wait. */
 static void finish(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_awaited; i++) hpc_split_drop(sc, &sc->layout.shares[k->awaited[i]]);
@@ -299,7 +302,7 @@ int hpc_split_note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, con
 
 /* ---- the ranks that a wait waits for ---- */
 
-/* For a pull: the workers whose pulls are missing here. A forward hears of no pulls. */
+/* For a pull: adds the workers whose pulls have not come here. Rows that forward get no pulls. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_split_means *m = share->own;
@@ -307,7 +310,7 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
     if (!(ticket & HPC_PULL_TICKET)) return hpc_whole_missing_in(sc, s, ticket, ranks, found);
     if (action == HPC_FORWARD) return found;
     if (action == HPC_RELAY || !hpc_share_has_answered(sc, s, 2 * sc->keys[share->key].pushes))
-        found = hpc_whole_missing(sc, share, 0, UINT64_MAX, ranks, found); /* of the parameters, or of the fold */
+        found = hpc_whole_missing(sc, share, 0, UINT64_MAX, ranks, found); /* inputs of the relay, or of the fold */
     for (int p = 0; action == HPC_APPLY && p < m->n_askers; p++)
         if (!atomic_load_explicit(&m->used[m->askers[p]], memory_order_relaxed))
             found = hpc_add_rank(ranks, found, m->askers[p]);
@@ -347,7 +350,7 @@ const hpc_discipline hpc_discipline_split = {
     .use = &hpc_split_use,
 };
 
-/* Peers and neighbours keep their inputs. */
+/* gate and pace of peers and neighbours, whose rows keep their inputs */
 static const hpc_gate peers_gate = {.row_came = hpc_split_row_came,
                                     .other_came = hpc_split_other_came,
                                     .work = hpc_split_work,

@@ -1,6 +1,6 @@
-/* The owner's half of BSP in two calls (see split.c): means are made, and pulls decide their use. With servers a fold
- * has slot 0. Among peers updates of the next fold may come while one is kept, to the next slot; but not this rank's
- * own, so the rows that are ready are of one fold. */
+/* The owner's side of BSP in two calls (see split.c): it makes means, and uses them as the pulls ask. With servers a
+ * fold has slot 0. Among peers updates of the next fold may come into the next slot while one fold is kept; but this
+ * rank's own update ends the kept fold, so the rows that are ready belong to one fold. */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,9 +17,9 @@
 #include "engine/layout/stages.h"
 #include "engine/owner/write.h"
 
-enum { SLICE_ROWS = 8 }; /* of one look at the events: some 256 KiB */
+enum { SLICE_ROWS = 8 }; /* rows between two looks at the events: some 256 KiB */
 
-/* A core's own: shares that have work, by their number among all shares. */
+/* A core's state: the shares that have work, as bits by share number. */
 typedef struct worklist {
     uint64_t *words;
     int n;
@@ -32,7 +32,7 @@ int hpc_split_open_squares(hpc_scheme *sc, const hpc_share *share, hpc_split_mea
     return m->squares != NULL ? HPC_OK : HPC_ERR_MEMORY;
 }
 
-/* With a quorum the share has its own already, of which the means are the first. */
+/* With a quorum share->own exists already; the means are its first member. */
 static int open_share(hpc_scheme *sc, hpc_share *share, const char *op) {
     const size_t n = (size_t)share->n_rows;
     hpc_split_means *m = share->own = share->own != NULL ? share->own : hpc_scheme_take(sc, 1, sizeof *m, op);
@@ -102,12 +102,12 @@ static hpc_work *work_at(const hpc_scheme *sc, const hpc_share *share, int place
     return hpc_work_of(sc, share->rows[place]);
 }
 
-/* The slot of the fold at hand. */
+/* Returns the slot of the present fold. */
 static int slot_of(const hpc_work *w) {
     return ((const hpc_split_means *)w->share->own)->slot;
 }
 
-/* The inputs that came with bytes. A part that is left out is zero: the other weights stay. */
+/* Returns the inputs that came with bytes. An input without bytes counts as zeros: the other weights do not change. */
 static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
     const hpc_split *its = core->scheme->own;
     if (its->inputs != NULL) return its->inputs(core, w);
@@ -116,7 +116,7 @@ static hpc_inputs present_inputs(hpc_core *core, const hpc_work *w) {
     return inputs;
 }
 
-/* No worker has a gradient. */
+/* Returns whether no worker has a gradient for a row. */
 static int is_empty(hpc_core *core, const hpc_work *w) {
     const hpc_split *its = core->scheme->own;
     if (hpc_split_keeps_means(core->scheme)) return w->mean == NULL;
@@ -126,12 +126,12 @@ static int is_empty(hpc_core *core, const hpc_work *w) {
     return e == w->row->n_in;
 }
 
-/* Whether the mean of a row is made only when a pull asks for it, from the inputs in their slots. */
+/* Returns whether the mean of a row is made only when a pull asks for it, from the inputs in their slots. */
 static int keeps_inputs(const hpc_core *core, const hpc_work *w) {
     return core->scheme->discipline->traits & HPC_KEEPS_INPUTS || hpc_row_keeps_inputs(w);
 }
 
-/* Makes the mean of a row's inputs. Nonzero when a user's kernel has failed. */
+/* Makes the mean of a row's inputs. Returns nonzero if a user's kernel has failed. */
 static int fold_inputs(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares) {
     const hpc_split_means *m = w->share->own;
     *squares = m->squared || inputs->n == 0 ? 0 : HPC_SPLIT_UNKNOWN;
@@ -157,7 +157,7 @@ int hpc_split_begin_row(hpc_core *core, hpc_work *w, double *squares) {
     return core->scheme->inline_progress ? 0 : fold(core, w, squares);
 }
 
-/* The last fold is over: its inputs are read no more. Among peers their slots are free. */
+/* Ends the last fold: its inputs are not read any more. Among peers it answers the peers, so their slots are free. */
 static void end_fold(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     hpc_split_means *m = share->own;
@@ -192,19 +192,19 @@ static int is_folding(const hpc_split_means *m) {
     return m->n_folded < m->n_ready;
 }
 
-/* All that ask have pulled. Shares that forward hear of no pulls. */
+/* Returns whether all workers have pulled. Shares that forward get no pulls. */
 static int is_pulled(const hpc_share *share) {
     const hpc_split_means *m = share->own;
     return m->n_used > 0 && m->n_used == m->n_askers;
 }
 
-/* The fold that the pulls mean is there. A pull may overtake updates that pass other rows. */
+/* Returns whether the fold that the pulls ask about is there. A pull may overtake updates that come by other rows. */
 static int is_finishing(const hpc_share *share) {
     const hpc_split_means *m = share->own;
     return is_pulled(share) && m->n_ready == 0 && (int)(share->version % HPC_SPLIT_FOLDS) == m->folds;
 }
 
-/* Workers hear of the fold at once, or, where all of them have pulled already, with the answer to their pulls. */
+/* Tells the workers that the fold is there: at once, or with the answer to their pulls if all have pulled already. */
 static void answer_folds(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     share->version++;
@@ -230,7 +230,7 @@ void hpc_split_fail_scale(hpc_scheme *sc, const hpc_share *share, const int rank
     hpc_scheme_fail(sc, HPC_ERR_CONFIG, why);
 }
 
-/* Whether the pulls of all workers bring the same; else the exchange fails. */
+/* Returns whether all workers' pulls bring the same scale and arguments; otherwise the exchange fails. */
 static int pulls_agree(hpc_core *core, const hpc_share *share) {
     hpc_scheme *sc = core->scheme;
     const hpc_split_means *m = share->own;
@@ -280,7 +280,7 @@ static int apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *ar
 
 static int find_squares(hpc_core *core, hpc_work *w, double *squares) {
     ((hpc_split_means *)w->share->own)->squared = 1;
-    if (hpc_split_keeps_means(core->scheme) && w->mean == NULL) return 0; /* it was empty when it was made */
+    if (hpc_split_keeps_means(core->scheme) && w->mean == NULL) return 0; /* no worker had a gradient */
     if (keeps_inputs(core, w) ? *squares == HPC_SPLIT_UNKNOWN : w->mean == NULL) return fold(core, w, squares);
     if (*squares == HPC_SPLIT_UNKNOWN) *squares = hpc_row_squares(core, w);
     return 0;
@@ -298,7 +298,7 @@ static int gather(hpc_core *core, hpc_work *w, int sender, double *squares, int 
     return failed;
 }
 
-/* Among peers the mean is for this rank's worker alone. */
+/* Copies the mean for this rank's worker, which alone gets it among peers. */
 static int gather_here(hpc_core *core, hpc_work *w, int empty) {
     float *to = core->scheme->gathered[w->row->key] + w->row->offset;
     const size_t nbytes = (size_t)w->row->count * sizeof *to;
@@ -331,7 +331,7 @@ int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, cons
     return 0;
 }
 
-/* Carries out the use that all pulls name, for one row. */
+/* Carries out the pulls for one row. */
 static int use_row(hpc_core *core, hpc_share *share, int place) {
     hpc_split_means *m = share->own;
     m->finished[place] = 1;
@@ -348,8 +348,8 @@ static int use_next(hpc_core *core, hpc_share *share) {
     return failed;
 }
 
-/* Whether all workers want the fold applied that is still coming in: each row goes on as soon as it is there, and rows
- * that were there before go on now. */
+/* Returns whether all workers have asked to apply the fold that is still coming in: each row is then applied as soon as
+ * it is there, and rows that were there before are applied now. */
 static int applies_ahead(const hpc_share *share) {
     const hpc_split_means *m = share->own;
     return is_pulled(share) && m->use == HPC_USE_APPLY && (int)((share->version + 1) % HPC_SPLIT_FOLDS) == m->folds;
@@ -424,7 +424,7 @@ int hpc_split_work(hpc_core *core) {
 
 /* ---- the core: events ---- */
 
-/* The number of a row in its share, whose rows are in rising order. */
+/* Returns the place of a row in its share, whose rows are in rising order. */
 static int place_of(const hpc_share *share, int row) {
     int low = 0, high = share->n_rows - 1;
     while (low < high) {
@@ -437,7 +437,7 @@ static int place_of(const hpc_share *share, int row) {
     return low;
 }
 
-/* A push ends the fold before it, which it replaces: with servers any worker's, among peers this rank's own. */
+/* Counts an input. A push replaces the fold before it: with servers any worker's push, among peers this rank's own. */
 static void input_came(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     hpc_split_means *m = w->share->own;
     const int rank = w->inputs[input].rank;

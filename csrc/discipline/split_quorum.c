@@ -1,48 +1,50 @@
-/* Fold and apply in two calls with a quorum: quorum_owner.c chooses the updates of a fold, and split.c uses its mean.
- * Here the two meet. A worker is a rank, or with several stages a group of ranks.
+/* Fold and apply in two calls, with a quorum: quorum_owner.c chooses the updates of a fold, split.c uses the fold's
+ * mean, and this file connects the two. A worker is a rank, or with several stages a group of ranks.
  *
- * A fold of version v is made when its quorum is there and its grace is over, and each update has its answer as in
- * quorum.c: it is in the mean, or late. The mean is kept until it is *over*: applied, or skipped. Folds of v + 1 wait
- * for that, as one mean is kept; their updates wait in their slots, and late updates of v are answered. No worker
- * waits for a late one, and a late worker waits for no more than the mean whose version it was told.
+ * A fold of version v is made when its quorum is there and its grace is over, and each update is answered as in
+ * quorum.c: it is in the mean, or late. The owner keeps the mean until it is *over*: applied, or skipped. Only one mean
+ * is kept, so the fold of v + 1 waits for that: its updates wait in their slots, and late updates of v are answered. No
+ * worker waits for a late one, and a late worker waits at most for the mean of the version that it was told.
  *
- * A pull says after which update it comes, by the low bits of how many this rank has sent to the share; so the owner
- * knows the outcome that the pull is about. Until there is one the pull waits.
- *   squares, gather  are answered at once, by the mean of the version that the worker was told. When that mean is over,
- *                    squares gets the known squares of it until a later mean is made; then they are unknown, and do
- *                    not count in the sum that the worker gets. A gather then writes nothing: the worker's values stay,
- *                    and the answer says so by squares that are unknown.
- *   apply, skip      of a worker whose update is in the mean decides for all. The first one counts; another scale, or
- *                    the other call, fails the exchange. The call of a worker whose update is not in the mean decides
- *                    nothing. It is answered when the version that the worker was told is over.
- * The answer to apply or skip comes behind the newest parameters, and says their version.
+ * A pull says after which update it comes, by the low bits of how many updates this rank has sent to the share; so the
+ * owner knows about which outcome the pull asks. The pull waits until that outcome is known.
+ * - squares and gather are answered at once, from the mean of the version that the worker was told. When that mean is
+ *   over, squares gets its known squares until a later mean is made; then they are unknown, and the sum that the worker
+ *   gets leaves them out. A gather then writes nothing: the worker's values stay, and the answer says so by unknown
+ *   squares.
+ * - apply and skip of a worker whose update is in the mean decide for all workers. The first one counts; if another
+ *   worker gives another scale or makes the other call, that fails the exchange. The call of a worker whose update is
+ *   not in the mean decides nothing. It is answered when the mean of the version that the worker was told is over.
+ *
+ * The answer to apply or skip comes after the newest parameters, and says their version.
  *
  * A worker can be late in one share and in time in another, or ask for squares when they are unknown, or gather when
  * the mean is over. Then it has not seen all means of its version, and may have computed another scale. So its pulls
- * say that it *doubts*: it decides only if all workers with updates in the mean doubt, and then the lowest rank does. A
- * worker that closes with a mean that it has not ended skips it, in doubt. So each update in a mean brings an apply or
- * a skip, and a mean without open workers is skipped.
+ * say that it *doubts*: a doubting worker decides only if all workers with updates in the mean doubt, and then the
+ * lowest rank decides. A worker that closes with a mean that it has not ended sends a skip, in doubt. So each update in
+ * a mean brings an apply or a skip, and a mean without open workers is skipped.
  *
- * Waits form no circle, if all workers make the same calls in the same order, or make them before they wait. Of all
- * that wait in one mean look at the worker that is the least far. A mean of its version or an older one is over when a
- * worker whose update is in it gets there; that worker is not less far, and is there or has been. Folds find their
- * quorum as in quorum.c, because all workers go on from a version when its means are over.
+ * Waits form no circle if all workers make the same calls in the same order, or make all before they wait. Proof: of
+ * all workers that wait for one mean take the one that is the least far. A mean of its version or an older one is over
+ * when a worker whose update is in it reaches that apply or skip; that worker is not less far, so it has reached it.
+ * Folds find their quorum as in quorum.c, because all workers go on from a version when its means are over.
  *
  * Writers and order. The owner's core writes the mean between the last event of its fold and the pull that ends it. The
  * updates in it may be read until then: their workers do not write the slots before the answer to their pull.
  * Parameters are written into a worker's memory between its apply or skip and the answer to that, as in split.c. Puts
- * to a worker read a separate copy for each worker, as the others go on meanwhile.
+ * to a worker read that worker's separate copy, because the other workers go on meanwhile.
  *
  * Groups. Ranks of a group are told the same, and make the same calls in the same order, with the same scale; otherwise
  * the exchange fails. Each rank sends its pulls to the owners itself. The pull of a group is there when the pulls of
- * all its ranks are: one of them speaks for it. A rank that closes lets a mate speak that applies. Owners answer each
- * rank themselves, the outcomes of its updates and its pulls. Versions, forwards and their slots are as in quorum.c. A
- * relay passes on parameters alone, or an event without parameters, and answers its ranks' pulls too, as in split.c: it
- * gets one of the two for each pull of its group. So the owner's writes for a group, in its own slots, copies and
- * relays, are over with the answers to the group's pull.
+ * all its ranks are, and one of these ranks speaks for it. A rank that closes leaves this to a rank of its group that
+ * applies. Owners answer each rank themselves: its updates (with the outcome) and its pulls. Versions, forwards and
+ * their slots are as in quorum.c. A relay passes on parameters, or an event without parameters, and answers its ranks'
+ * pulls too, as in split.c: it gets one of the two for each pull of its group. So when the group's pull is answered,
+ * the owner's writes into the group's slots, copies and relays are over.
  *
- * Encoders. An update that was left out goes back into the residual. After that the encoders hear of its worker's call:
- * a fold that the worker has skipped is forgotten, even if it was late, and so no value is returned twice. */
+ * Encoders. An update that was left out goes back into the residual. After that the encoders are told of its worker's
+ * call: if the worker has skipped a fold, even a late one, they forget it. So no value is returned to the residual
+ * twice. */
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -58,11 +60,11 @@
 #include "engine/layout/stages.h"
 #include "engine/owner/write.h"
 
-/* An event of a pull says its use, after which update it comes, and that it doubts. */
+/* The event of a pull holds its use, the low bits of the number of updates before it, and whether the worker doubts. */
 enum { AFTER_UPDATES = 4, AFTER_SHIFT = HPC_SPLIT_USE_BITS, DOUBTS = AFTER_UPDATES << AFTER_SHIFT };
 _Static_assert(2 * DOUBTS <= 1 << HPC_IMM_SLOT_BITS, "it fits");
 
-enum { NOBODY = -1, NOT_YET = -2 }; /* that decide */
+enum { NOBODY = -1, NOT_YET = -2 }; /* instead of a rank that decides */
 
 static int ends_mean(hpc_use use) {
     return use == HPC_USE_APPLY || use == HPC_USE_SKIP;
@@ -101,7 +103,7 @@ static hpc_work *work_at(const hpc_scheme *sc, const hpc_share *share, int place
     return hpc_work_of(sc, share->rows[place]);
 }
 
-/* rank speaks for the sender. */
+/* Uses the mean of all rows of a share for a sender. rank speaks for the sender. */
 static int use_rows(hpc_core *core, hpc_share *share, int sender, int rank) {
     const double *args = hpc_args_of(core->scheme, share, rank, 0);
     const hpc_use use = hpc_asker_of(share, rank)->use;
@@ -131,12 +133,12 @@ static int asks(const hpc_share *share, int rank) {
     return atomic_load_explicit(&hpc_asker_of(share, rank)->asks, memory_order_relaxed);
 }
 
-/* Whether a rank may have closed, and left the mean to the others. */
+/* Returns whether a rank's pull may come from its close, which leaves the mean to the others. */
 static int leaves(const hpc_asker *a) {
     return a->use == HPC_USE_SKIP && a->doubts;
 }
 
-/* The rank of a sender that speaks for it; NOBODY: some have not pulled. */
+/* Returns the rank of a sender that speaks for it; NOBODY while some of its ranks have not pulled. */
 static int speaker(const hpc_scheme *sc, const hpc_share *share, int sender) {
     int speaks = asks(share, sender) ? sender : NOBODY;
     for (int r = sender + 1; r < sc->context->group.size && sc->group_of != NULL && speaks != NOBODY; r++) {
@@ -147,7 +149,8 @@ static int speaker(const hpc_scheme *sc, const hpc_share *share, int sender) {
     return speaks;
 }
 
-/* The rank whose pull decides. */
+/* Returns the rank whose pull decides about the mean: NOT_YET while an open sender may still decide, NOBODY if none is
+ * left. */
 static int decider(const hpc_core *core, const hpc_share *share) {
     const hpc_intake *in = hpc_intake_of(share);
     int open = 0, doubts = NOBODY;
@@ -188,7 +191,7 @@ static int decide(hpc_core *core, hpc_share *share) {
 
 /* ---- the core: answers ---- */
 
-/* Whether the version that a sender was told last is over. */
+/* Returns whether the mean of the version that a sender was told last is over. */
 static int is_over(const hpc_share *share, int sender) {
     return !((const hpc_split_means *)share->own)->kept ||
            hpc_intake_of(share)->senders[sender].told.folded < hpc_folded_of(share);
@@ -201,7 +204,7 @@ static int may_be_answered(const hpc_share *share, int sender, int rank) {
     return !ends_mean(a->use) || is_over(share, sender);
 }
 
-/* Whether a rank's pull says the same as the decision; otherwise the exchange fails. */
+/* Returns whether a rank's pull agrees with a decision; if not, the exchange fails. */
 static int agrees(hpc_scheme *sc, const hpc_share *share, int rank, const hpc_decided *d) {
     const hpc_asker *a = hpc_asker_of(share, rank);
     const double scale = *hpc_args_of(sc, share, rank, 0);
@@ -215,7 +218,7 @@ static int agrees(hpc_scheme *sc, const hpc_share *share, int rank, const hpc_de
     return 0;
 }
 
-/* The same of a sender whose update was in the last mean, and the decision about that mean. */
+/* The same for a sender whose update was in the last mean, and the decision about that mean. */
 static int agrees_to_decided(hpc_scheme *sc, const hpc_share *share, int sender, int rank) {
     const hpc_quorum_share *its = share->own;
     const hpc_told *told = &its->intake.senders[sender].told;
@@ -224,7 +227,7 @@ static int agrees_to_decided(hpc_scheme *sc, const hpc_share *share, int sender,
     return agrees(sc, share, rank, &its->decided);
 }
 
-/* The same of the ranks of a group, unless they doubt: then each of them may have gathered other values. */
+/* The same for the ranks of a group, unless they doubt: doubting ranks may have gathered different values. */
 static int mates_agree(hpc_scheme *sc, const hpc_share *share, int rank) {
     const hpc_asker *a = hpc_asker_of(share, rank);
     const int group = hpc_sender_of(sc, share->key, rank);
@@ -251,7 +254,8 @@ static void send_answer(hpc_core *core, const hpc_share *share, int rank) {
                           ++share->clocks[rank].asked);
 }
 
-/* The squares with which squares or gather is answered. here: the mean that it asks for is the last one, or is kept. */
+/* Returns the squares with which a squares or gather is answered. here: the mean that the pull asks for is the last
+ * one, or is kept. */
 static double told_squares(const hpc_asker *a, double known, int here) {
     if (!here) return HPC_SPLIT_UNKNOWN;
     return a->use == HPC_USE_GATHER && known == HPC_SPLIT_UNKNOWN ? 0 : known;
@@ -268,14 +272,15 @@ static void answer_rank(hpc_core *core, const hpc_share *share, int rank, int he
     send_answer(core, share, rank);
 }
 
-/* Relays hear of every pull. */
+/* Sends relays an event without parameters: they answer every pull. */
 static int bring_nothing(hpc_core *core, const hpc_share *share, int sender) {
     for (int i = 0; i < share->n_rows; i++)
         hpc_forward_row(core, work_at(core->scheme, share, i), HPC_KEPT_EMPTY, sender);
     return 0;
 }
 
-/* A sender that has decided has the newest parameters. rank speaks for the sender. */
+/* Answers a sender's pull. The sender that has decided has the newest parameters already. rank speaks for the sender.
+ */
 static int answer(hpc_core *core, hpc_share *share, int sender, int rank) {
     const hpc_scheme *sc = core->scheme;
     hpc_quorum_share *its = share->own;
@@ -385,7 +390,7 @@ static int may_push(hpc_scheme *sc, int key, const char *op) {
     return status == HPC_OK ? hpc_outlet_may_push(sc, key, op) : status;
 }
 
-/* An update that was left out is back in the residual by now. */
+/* Tells the encoders how the last fold ended. An update that was left out is back in the residual by now. */
 static void end_fold(hpc_scheme *sc, int key) {
     hpc_split_ask *a = hpc_split_ask_of(sc, key);
     if (a->ended == 0 || !hpc_asker_is_over(sc, key)) return;
@@ -393,7 +398,7 @@ static void end_fold(hpc_scheme *sc, int key) {
     a->ended = 0;
 }
 
-/* A push that only its pull has been waited for may have found no quorum. */
+/* If the trainer waited only for the pull, its push may have found no quorum, so this is checked here. */
 static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     int status = hpc_split_wait_over(sc, key, l, op);
     if (status == HPC_OK && sc->keys[key].since != 0) status = hpc_outlet_note(sc, key, HPC_ON_END, NULL, op);
@@ -402,7 +407,8 @@ static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* An update that the owner's ring has no room for yet comes after its pull. */
+/* Sends a pull. If the owner's ring had no room for an update yet, the update comes after this pull, and is counted as
+ * sent. */
 static int send_pull(hpc_scheme *sc, int s, int doubts, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
@@ -416,7 +422,7 @@ static int send_pull(hpc_scheme *sc, int s, int doubts, hpc_limit *l) {
                           hpc_imm(HPC_OP_USE, said, s), l);
 }
 
-/* Rows of a share are known together. */
+/* Returns the sum of the known squares of a key. The squares of a share's rows are all known or all unknown. */
 static double squares(const hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_shares; i++)
@@ -425,7 +431,7 @@ static double squares(const hpc_scheme *sc, int key) {
     return hpc_split_squares(sc, key);
 }
 
-/* Gathers that have ended may have found no mean. */
+/* Looks for gathers that have ended: they may have found no mean. */
 static void hear_gathers(hpc_scheme *sc) {
     for (int key = 0; key < sc->plan->n_keys && hpc_quorum_of(sc)->n_gathers > 0; key++) {
         hpc_split_ask *a = hpc_split_ask_of(sc, key);
@@ -444,7 +450,7 @@ static int ask(hpc_scheme *sc, int s, hpc_limit *l) {
     return send_pull(sc, s, hpc_quorum_of(sc)->lost == hpc_versions_of(sc, key)->number, l);
 }
 
-/* A mean that this rank has neither applied nor skipped is left to the others. */
+/* Leaves a mean that this rank has neither applied nor skipped to the other workers. */
 static int finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     hpc_pushed *k = &sc->keys[key];
     hpc_split_ask *a = hpc_split_ask_of(sc, key);
@@ -487,20 +493,20 @@ static int add_silent(const hpc_scheme *sc, const hpc_share *share, int sender, 
     return kept;
 }
 
-/* Silent ranks of a mean that is kept, else the ranks whose updates are missing. */
+/* Adds the ranks that have not pulled if a mean is kept; otherwise the ranks whose updates are missing. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     return add_silent(sc, share, NOBODY, ranks, &found) ? found : hpc_outlet_missing(sc, s, ticket, ranks, found);
 }
 
-/* As far as this rank's own shares of the key tell; else the owner, and a relay alone where all owners have answered. A
- * pull also waits for the others of its group. */
+/* Adds the missing ranks that this rank's own shares of the key show; otherwise the owner. A relay's owner is added
+ * only when all owners have answered. A pull also waits for the other ranks of its group. */
 static int missing_in_groups(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_pushed *k = &sc->keys[share->key];
     const int pulls = (ticket & HPC_PULL_TICKET) && hpc_share_has_answered(sc, s, 2 * k->pushes), before = found;
     const int group = pulls ? hpc_sender_of(sc, share->key, hpc_me(sc)) : NOBODY;
-    int owners = 0; /* that have not answered */
+    int owners = 0; /* whether some owners have not answered */
     for (int i = 0; i < k->n_shares; i++) {
         const hpc_share *other = &sc->layout.shares[k->shares[i]];
         if (hpc_intake_of(other) != NULL) add_silent(sc, other, group, ranks, &found);

@@ -1,5 +1,5 @@
-/* The laws of every plan, from planners and from users alike. The engine relies on all of them and checks none again.
- */
+/* The rules that every plan must fulfil, whether a planner or a user has made it. The engine relies on these rules and
+ * does not check them again. */
 #include "codec/codec.h"
 #include "plan/plan.h"
 #include "base/status.h"
@@ -93,7 +93,7 @@ int hpc_plan_check_least(uint64_t least, uint64_t chunk) {
                     (unsigned long long)least, (unsigned long long)chunk);
 }
 
-/* The codecs of this build, for errors: of updates, or of parameters, which are sent whole. */
+/* The codecs of this build, as text for errors: of updates (pieces is 1), or of parameters, which must be arrays. */
 typedef struct known {
     char text[HPC_CODEC_TEXT];
 } known;
@@ -185,7 +185,7 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
     if (!is_codec(row->codec_out, forwards))
         return wrong(r, "has codec_out %d; must be %s", row->codec_out, known_codecs(forwards).text);
     if (row->n_in < 1 || row->in == NULL) return wrong(r, "has no in-edge (n_in is %d)", row->n_in);
-    if (row->n_out != 0 || row->action != HPC_APPLY || row->in[0].row < 0) /* else it keeps a master */
+    if (row->n_out != 0 || row->action != HPC_APPLY || row->in[0].row < 0) /* otherwise it keeps a master */
         if (row->n_out < 1 || row->out == NULL) return wrong(r, "has no out-edge (n_out is %d)", row->n_out);
     if (row->quorum != 1 && row->quorum != row->n_in)
         return wrong(r, "has quorum %d; must be 1 or all %d of its in-edges", row->quorum, row->n_in);
@@ -202,12 +202,12 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
 /* ---- edges ---- */
 
 /* The memory of the checks. A mark is the last row that met a rank or a row (2r at row r's in-edges, 2r + 1 at its
- * out-edges), so that nothing is cleared between rows. */
+ * out-edges), so no marks need clearing between rows. */
 struct check {
     const hpc_plan *plan;
     int size;
-    uint64_t *covered; /* by rank: elements of the current key that it is sent */
-    int *receivers;    /* ranks that the current key is sent to */
+    uint64_t *covered; /* by rank: elements of the current key that the rank is sent */
+    int *receivers;    /* ranks that are sent the current key */
     int *rank_mark;
     int *row_mark;
     int *missing; /* by row: in-edges from rows that are not in order yet */
@@ -220,7 +220,7 @@ static const hpc_edge *find_row(const hpc_edge *edges, int n, int row) {
     return NULL;
 }
 
-/* Checks the other end of an edge by which row `from` sends to row `to`. named is the row that has the edge. */
+/* Checks the other end of an edge by which row `from` sends to row `to`. named: the row that has the edge. */
 static int check_ends(const struct check *c, int from, int to, int rank, int named) {
     const hpc_row *a = &c->plan->rows[from], *b = &c->plan->rows[to];
     int other = named == from ? to : from;
@@ -241,13 +241,13 @@ static int check_ends(const struct check *c, int from, int to, int rank, int nam
     if (a->core != b->core)
         return wrong(from, "of core %d sends to row %d of core %d; a row sends to the core of the same number", a->core,
                      to, b->core);
-    const int sum = a->codec_out == HPC_F32 && !hpc_codec_of(b->codec_in)->addressable; /* of pieces that are pushed */
-    if (b->codec_in != a->codec_out && !sum && hpc_codec_of(a->codec_out)->addressable) /* pieces come by themselves */
+    const int sum = a->codec_out == HPC_F32 && !hpc_codec_of(b->codec_in)->addressable; /* of pushed pieces */
+    if (b->codec_in != a->codec_out && !sum && hpc_codec_of(a->codec_out)->addressable) /* pieces name their own form */
         return wrong(to, "has codec_in %s, but row %d sends it %s", name_of(b->codec_in), from, name_of(a->codec_out));
     return HPC_OK;
 }
 
-/* wire: the codec of the pushes of the row's key, -1 while unknown. */
+/* Checks the in-edges of row r. *wire: the codec of the pushes of the row's key; -1: unknown so far. */
 static int check_in(const struct check *c, int r, int *wire) {
     const hpc_row *row = &c->plan->rows[r];
     for (int e = 0; e < row->n_in; e++) {
@@ -282,7 +282,7 @@ static int check_in(const struct check *c, int r, int *wire) {
     return HPC_OK;
 }
 
-/* sent: the codec in which parameters of the row's key are sent, -1 while unknown. */
+/* Checks the out-edges of row r. *sent: the codec in which parameters of the row's key are sent; -1: unknown so far. */
 static int check_out(const struct check *c, int r, int *sent) {
     const hpc_row *row = &c->plan->rows[r];
     if (row->action != HPC_FORWARD && *sent == -1) *sent = row->codec_out;
@@ -308,7 +308,7 @@ static int check_out(const struct check *c, int r, int *sent) {
     return HPC_OK;
 }
 
-/* Takes rows once all rows that send to them were taken; the rows of a cycle never are. */
+/* Takes each row after all rows that send to it. Rows of a cycle are never taken: then returns HPC_ERR_INVALID. */
 static int check_acyclic(const struct check *c) {
     int n = c->plan->n_rows, n_waiting = 0, taken = 0;
     for (int r = 0; r < n; r++) {
@@ -329,7 +329,7 @@ static int check_acyclic(const struct check *c) {
 
 /* ---- cover ---- */
 
-/* Every rank that is sent parameters of a key is sent each element of it once. */
+/* Checks that every rank that is sent parameters of a key is sent each element of it exactly once. */
 static int check_cover(const struct check *c) {
     const hpc_plan *plan = c->plan;
     int n = 0;

@@ -6,7 +6,8 @@
 
 static const char op_plan[] = "plan";
 
-/* In-edges of every owner, then the one edge that goes out. first: in-edges of the owners before. */
+/* Writes the in-edges of every owner, each followed by its one out-edge. first: by owner, the number of in-edges of all
+ * owners before it. */
 static void fill_edges(const hpc_copies *c, const int *first, hpc_edge *edges) {
     for (int i = 0; i < c->n_owners; i++) {
         hpc_edge *in = edges + first[i] + i;

@@ -1,4 +1,4 @@
-/* Keys cut into chunks, and chunks dealt to cores. */
+/* Cuts keys into chunks, and deals chunks to cores. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,9 +9,9 @@ static const char op_plan[] = "plan";
 
 /* ---- partition ---- */
 
-/* A bin of a group, or a group by its emptiest bin. */
+/* A bin of a group; or a group, as its emptiest bin. */
 struct bin {
-    uint64_t load;  /* of the bin, of the group's emptiest one */
+    uint64_t load;  /* of the bin, or of the group's emptiest bin */
     uint64_t total; /* of the group; 0 for a bin */
     int index;
 };
@@ -22,7 +22,7 @@ static int before(const struct bin *a, const struct bin *b) {
     return a->index < b->index;
 }
 
-/* Puts the heap in order again after its first has grown. */
+/* Restores the order of the heap after its first bin has grown. */
 static void sift(struct bin *heap, int n) {
     for (int i = 0, child; (child = 2 * i + 1) < n; i = child) {
         if (child + 1 < n && before(&heap[child + 1], &heap[child])) child++;
@@ -34,7 +34,7 @@ static void sift(struct bin *heap, int n) {
 }
 
 struct item {
-    uint64_t size, order; /* its load for a bin, and the size by which it is dealt */
+    uint64_t size, order; /* the load that it adds to a bin; the size by which items are sorted */
     int index;
 };
 
@@ -44,7 +44,7 @@ static int larger_first(const void *a, const void *b) {
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* hpc_partition of items, which are sorted for it. loads, by bin, may be NULL. */
+/* Does hpc_partition for items, and sorts them for it. loads gets the load of each bin; it may be NULL. */
 static int partition(struct item *items, int n, int bins, int per_group, int *bin_of, uint64_t *loads, const char *op) {
     int n_groups = (bins - 1) / per_group + 1;
     struct bin *heaps = malloc(((size_t)bins + (size_t)n_groups) * sizeof *heaps);
@@ -96,7 +96,8 @@ static uint64_t ratio_up(uint64_t a, uint64_t b) {
     return a / b + (a % b != 0);
 }
 
-/* Equal chunks of a key: one or more for each core, or as many of least bytes as there are. */
+/* Returns into how many equal chunks a key is cut: if each core can have least bytes, into equally many for each core;
+ * otherwise into chunks of about least bytes. */
 static uint64_t equal_chunks(uint64_t nbytes, const hpc_cutting *how) {
     const uint64_t cores = (uint64_t)how->cores, few = nbytes / how->least;
     if (few >= cores) return cores * ratio_up(ratio_up(nbytes, cores), how->chunk);
@@ -104,7 +105,8 @@ static uint64_t equal_chunks(uint64_t nbytes, const hpc_cutting *how) {
     return few > n ? few : n;
 }
 
-/* Elements of every chunk of the key but its last. No product overflows: a key has HPC_PLAN_ELEMENTS at most. */
+/* Returns the number of elements of each chunk of the key but its last. No product overflows: a key has
+ * HPC_PLAN_ELEMENTS at most. */
 static uint64_t chunk_elements(const hpc_key *key, const hpc_cutting *how) {
     uint64_t step = hpc_plan_unit(key), elements = how->chunk / sizeof(float);
     while (step % HPC_PLAN_ALIGN != 0) step *= 2; /* the least common multiple: HPC_PLAN_ALIGN is a power of two */
@@ -141,14 +143,15 @@ void hpc_plan_cut(const hpc_key *keys, int n_keys, const hpc_cutting *how, int c
 /* ---- the deal ---- */
 
 enum {
-    SMALL = 16 << 10, /* bytes: the largest key whose place among its neighbours counts for more than its size */
-    FINE = 8          /* small keys that fit into the mean of the bins, at least: too small to unbalance it */
+    SMALL = 16 << 10, /* bytes: the largest key that is dealt by its neighbours instead of its size */
+    FINE = 8          /* a key is small if so many fit into the mean load of a bin: then it cannot unbalance bins */
 };
 
-/* A chunk to deal: key_order is the size of its key's full chunks, so that these are dealt one after another. */
+/* A chunk to deal. key_order is the size of its key's full chunks: chunks are dealt by it, so a key's chunks follow one
+ * another. */
 struct chunk {
     uint64_t size, key_order;
-    int row, is_key; /* is_key: the whole of its key */
+    int row, is_key; /* is_key: the chunk is its whole key */
 };
 
 static int is_small(uint64_t size, uint64_t mean) {
@@ -182,11 +185,11 @@ static int emptiest(const uint64_t *loads, int bins) {
     return best;
 }
 
-/* Small keys fill the bins up. Neighbours, which a trainer pushes close together, go to one bin: pushes to one owner
- * can share a message. */
+/* Fills the bins up with small keys. Neighbouring keys, which a trainer pushes close together, go to one bin, because
+ * pushes to one owner can share a message. */
 static void fill_bins(const struct chunk *chunks, const int *small, int n, uint64_t mean, uint64_t *loads, int bins,
                       int *bin_of) {
-    uint64_t run = HPC_PLAN_RUN; /* bytes that this bin has got in a row */
+    uint64_t run = HPC_PLAN_RUN; /* bytes of neighbours that this bin has got */
     for (int i = 0, bin = 0; i < n; i++) {
         const uint64_t size = chunks[small[i]].size;
         if (run + size > HPC_PLAN_RUN || loads[bin] + size > mean) {
@@ -199,7 +202,7 @@ static void fill_bins(const struct chunk *chunks, const int *small, int n, uint6
     }
 }
 
-/* Deals n chunks, in the order of keys, to bins: the fullest has at most the mean and one chunk. */
+/* Deals n chunks, in the order of keys, to bins. The fullest bin gets at most the mean and one chunk. */
 static int deal(const struct chunk *chunks, int n, int bins, int per_group, int *bin_of) {
     struct item *items = malloc((size_t)n * sizeof *items + 1);
     int *small = malloc((size_t)n * sizeof *small + 1), n_items = 0, n_small = 0;
@@ -226,7 +229,7 @@ err:
     return status;
 }
 
-/* First to the interfaces of all servers, then each interface's chunks to its cores. */
+/* Deals chunks to the interfaces of all servers, then each interface's chunks to its cores. */
 static int deal_by_interface(const struct chunk *chunks, int n, int servers, int of_each, int interfaces, int *bin_of) {
     const int groups = servers * interfaces;
     struct chunk *own = malloc((size_t)n * sizeof *own);
@@ -256,8 +259,8 @@ err:
     return status;
 }
 
-/* Equal chunks of a key change their bins so that each bin's chunks lie together, in the order in which the key came to
- * the bins: every bin has as much as before, and passes over memory in long runs. */
+/* Exchanges the bins of equal chunks of a key, so that each bin's chunks are neighbours, in the order in which the key
+ * came to the bins. Every bin has as much as before, and reads memory in long runs. */
 static int gather_chunks(const hpc_row *rows, int n, int bins, int *bin_of) {
     int *was = malloc((size_t)n * sizeof *was), *filled = calloc((size_t)bins, sizeof *filled);
     if (was == NULL || filled == NULL) {

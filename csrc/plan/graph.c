@@ -1,5 +1,5 @@
-/* The plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, whose inputs come
- * from itself and from its in-neighbours. */
+/* The plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk; the row's inputs come
+ * from that rank and its in-neighbours. */
 #include "plan/planner.h"
 
 static void init(void *args) {
@@ -7,14 +7,14 @@ static void init(void *args) {
         .size = sizeof(hpc_graph), .n_phases = 1, .cores = 1, .chunk = 256 << 10, .depth = 1, .wire = HPC_F32};
 }
 
-/* Whether from sends to to in any phase. */
+/* Returns whether rank from sends to rank to in any phase. */
 static int has_edge(const hpc_graph *g, int to, int from) {
     for (int p = 0; p < g->n_phases; p++)
         if (hpc_graph_weight(g, p, to, from) != 0) return 1;
     return 0;
 }
 
-/* In-edges of a rank, in rising order, with the first phase's weights. */
+/* Writes the in-edges of a rank, in rising order of ranks, with the first phase's weights. */
 static int feed(const void *args, int to, hpc_edge *in) {
     const hpc_graph *g = args;
     int n = 0;

@@ -1,9 +1,9 @@
 /* The plan of a hierarchy of hosts (PHub, section 3.4).
  *
- * The groups are the nodes of a tree: hosts, the groups that they make, and the job at its root. For each chunk every
- * node has a leader among the ranks below it. The root's leader owns the chunk, and leads all nodes that it belongs to.
- * A node may have several workers, and a parent with another leader. Then its own leader has two rows for the chunk:
- * one forwards the node's fold to the parent's leader, the other relays the parameters that come back. */
+ * Groups form a tree: its leaves are hosts, its inner nodes groups of groups, its root the whole job. For each chunk
+ * every node has a leader among the ranks below it. The root's leader owns the chunk, and leads all nodes that it
+ * belongs to. If a node has several workers and its parent has another leader, the node's leader has two rows for the
+ * chunk: one forwards the node's fold to the parent's leader, the other relays the parameters that come back. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -15,14 +15,15 @@ static const char op_plan[] = "plan";
 
 enum { MOST_LEVELS = 8 };
 
-/* Workers are named by their places in hpc_hosts.workers. Children are in the order of their first workers. */
+/* A group. Workers are named by their indices in hpc_hosts.workers. Children are in the order of their first workers.
+ */
 struct node {
     int parent; /* -1: none */
     int n_children, n_workers, n_leads;
     int *children;                    /* groups; a host has none */
-    int *workers;                     /* all below it, in order */
+    int *workers;                     /* all workers below it, in order */
     int *leads;                       /* the workers that lead */
-    const hpc_edge *pushes, *answers; /* from and to all its workers, once a row has needed just these */
+    const hpc_edge *pushes, *answers; /* from and to all its workers, once a row has needed exactly these edges */
 };
 
 struct tree {
@@ -31,7 +32,7 @@ struct tree {
     int *room;
 };
 
-/* leaders[g * n + c] leads group g for chunk c. */
+/* The choice of leaders: leaders[g * n + c] leads group g for chunk c. */
 struct leaders {
     const hpc_hosts *h;
     const struct tree *t;
@@ -39,12 +40,12 @@ struct leaders {
     int n;
     int *core;         /* by chunk */
     int *leaders;      /* by group and chunk */
-    int *in_order;     /* chunks by core, then as they come */
-    int *by_size;      /* chunks by core, then size, the largest first */
-    int *run, *was;    /* chunks, and their leaders */
+    int *in_order;     /* chunks by core, then by number */
+    int *by_size;      /* chunks by core, then by size, the largest first */
+    int *run, *was;    /* chunks of a run, and their leaders before */
     int *filled;       /* by worker; 0 between calls */
     uint64_t *load;    /* by worker: the elements of the chunks that it leads */
-    unsigned char *in; /* by worker: whether it is in the group */
+    unsigned char *in; /* by worker: whether it is in the present group */
 };
 
 static void init(void *args) {
@@ -63,7 +64,8 @@ static int group_of(const hpc_hosts *h, int level, int worker) {
     return h->groups[(size_t)level * (size_t)h->n_workers + (size_t)worker];
 }
 
-/* Workers that share a group of one level share one of the next; and a host has a worker that leads. */
+/* Checks that workers that share a group of one level share one of the next level, and that each host has a worker that
+ * leads. */
 static int check_groups(const hpc_hosts *h) {
     for (int level = 0; level < h->n_levels; level++)
         for (int w = 0; w < h->n_workers; w++)
@@ -131,7 +133,7 @@ static void free_tree(struct tree *t) {
     free(t->room);
 }
 
-/* Takes worker w, of the group below (-1: none) that it was in. */
+/* Adds worker w to group g. below: the group of the level below that w is in, or -1. */
 static void add_worker(const hpc_hosts *h, struct tree *t, int g, int w, int below) {
     struct node *own = &t->groups[g];
     own->workers[own->n_workers++] = w;
@@ -144,7 +146,7 @@ static void add_worker(const hpc_hosts *h, struct tree *t, int g, int w, int bel
 static int make_tree(const hpc_hosts *h, struct tree *t) {
     const size_t n = (size_t)h->n_workers, levels = (size_t)h->n_levels + 1;
     *t = (struct tree){.groups = calloc(n * levels, sizeof *t->groups), .room = malloc(3 * n * levels * sizeof(int))};
-    int *inside = malloc(n * sizeof *inside); /* the group that a worker is in, of the last level */
+    int *inside = malloc(n * sizeof *inside); /* by worker: its group of the level before */
     if (t->groups == NULL || t->room == NULL || inside == NULL) {
         free(inside);
         return hpc_fail(HPC_ERR_MEMORY, op_plan, "plan: no memory for the groups of %d workers", h->n_workers);
@@ -162,7 +164,7 @@ static int make_tree(const hpc_hosts *h, struct tree *t) {
                 add_worker(h, t, t->n, w, inside[w]);
                 inside[w] = t->n;
             }
-            room += own->n_workers; /* enough for the next one's three lists: none is longer */
+            room += own->n_workers; /* enough for the next group's three lists: none is longer */
             t->n++;
         }
     }
@@ -203,7 +205,7 @@ static hpc_cutting cutting_of(const hpc_hosts *h) {
     return (hpc_cutting){h->chunk, h->least, leads * h->cores};
 }
 
-/* The root's leaders: as a hub deals chunks to servers. */
+/* Chooses the root's leaders, as a hub deals chunks to servers. */
 static int deal_owners(struct leaders *d) {
     const struct node *root = &d->t->groups[d->t->n - 1];
     int *owner = d->leaders + (size_t)(d->t->n - 1) * (size_t)d->n;
@@ -218,7 +220,7 @@ static int deal_owners(struct leaders *d) {
     return order_chunks(d);
 }
 
-/* The n equal chunks of a run change their leaders so that each leader's chunks lie together. */
+/* Exchanges the leaders of the n equal chunks of a run, so that each leader's chunks are neighbours. */
 static void gather_run(struct leaders *d, int n, int *leader) {
     int at = 0;
     for (int i = 0; i < n; i++) {
@@ -236,7 +238,7 @@ static int least_loaded(const struct leaders *d, const struct node *own) {
     return least;
 }
 
-/* The load of each leader of a group, in elements, if all had the same. */
+/* Returns the load that each leader of a group would have, in elements, if all had the same. */
 static uint64_t mean_load(const struct leaders *d, const struct node *own, const int *above) {
     uint64_t all = 0;
     for (int k = 0; k < own->n_leads; k++) all += d->load[own->leads[k]];
@@ -244,9 +246,9 @@ static uint64_t mean_load(const struct leaders *d, const struct node *own, const
     return all / (uint64_t)own->n_leads;
 }
 
-/* Neighbouring small keys of one core above go to one leader, as hpc_plan_deal gives them to one owner. */
+/* Gives neighbouring small keys that have one leader above to one leader, as hpc_plan_deal gives them to one owner. */
 static void deal_small(struct leaders *d, const struct node *own, const int *above, uint64_t mean, int *leader) {
-    uint64_t run = 0; /* elements that the last one's leader has got in a row */
+    uint64_t run = 0; /* elements of neighbours that this leader has got */
     for (int i = 0, last = -1; i < d->n; i++) {
         const int c = d->in_order[i];
         const uint64_t count = d->chunks[c].count;
@@ -264,9 +266,9 @@ static void deal_small(struct leaders *d, const struct node *own, const int *abo
     }
 }
 
-/* A group's leaders. The parent's leader of a chunk also leads the group if it belongs to it; the other chunks go, core
- * by core, to the least loaded leader so far. So the loads of a group's leaders differ by a chunk at most, unless they
- * differed by more before. */
+/* Chooses a group's leaders. If the parent's leader of a chunk belongs to the group, it also leads the group; the other
+ * chunks go, core by core, to the leader with the least load so far. So the loads of a group's leaders differ by a
+ * chunk at most, unless they differed by more before. */
 static void deal_group(struct leaders *d, int g) {
     const struct node *own = &d->t->groups[g];
     const size_t n = (size_t)d->n;
@@ -300,24 +302,24 @@ static void deal_group(struct leaders *d, int g) {
 
 /* ---- rows: a first pass counts them, a second one fills them in ---- */
 
-/* A group, and the rows of its leader for the chunk: fold takes the group's updates, send has its parameters. The owner
- * has one row for both. -1: there is no such row. */
+/* A group, and the rows of its leader for the chunk: fold takes the group's updates, send sends its parameters. The
+ * owner has one row for both. -1: there is no such row. */
 struct task {
     int group, fold, send;
 };
 
-/* Makes all rows twice: first to count them, then to fill them in. */
+/* The state while rows are made: in a first pass they are only counted. */
 struct maker {
     const struct leaders *d;
     double *weights; /* by worker */
-    hpc_row *rows;   /* NULL: to count */
+    hpc_row *rows;   /* NULL: only counts */
     hpc_edge *edges;
     size_t n_rows, n_edges;
     int chunk;
-    struct task *tasks; /* of the chunk */
+    struct task *tasks; /* the tasks of the chunk */
     int n_tasks;
-    int *pushing, *answered; /* workers that are joined to the task's rows by pushes, and by answers */
-    hpc_edge *from, *to;     /* rows that are */
+    int *pushing, *answered; /* workers that push to the task's fold row; workers to which its send row answers */
+    hpc_edge *from, *to;     /* rows that forward to the fold row; relays to which the send row sends */
     int n_pushing, n_answered, n_from, n_to;
 };
 
@@ -333,18 +335,18 @@ static int wire_of(const hpc_hosts *h, int key) {
     return h->wires != NULL ? h->wires[key] : h->wire;
 }
 
-/* Only workers can write pieces of such a codec: a sum goes on as an array. */
+/* Returns whether only workers can write pieces of the key's codec; then sums of updates go on as arrays. */
 static int is_of_workers(const hpc_hosts *h, int key) {
     return hpc_codec_of(wire_of(h, key))->source_bytes != NULL;
 }
 
-/* Other pieces go between groups only: workers push arrays to their leader, which encodes the fold. So the leader of a
- * group of one worker has a row too. */
+/* Returns whether the key's pieces go only between groups: workers push arrays to their leader, which encodes the fold.
+ * So even a group of one worker needs a leader's row. */
 static int sends_pieces(const hpc_hosts *h, int key) {
     return !hpc_codec_of(wire_of(h, key))->addressable && !is_of_workers(h, key);
 }
 
-/* A row of a group's leader, without its edges. Returns its number. */
+/* Adds a row of a group's leader, without its edges. Returns its number. */
 static int add_row(struct maker *m, int group, int action) {
     const hpc_hosts *h = m->d->h;
     const size_t r = m->n_rows++;
@@ -365,7 +367,7 @@ static int add_row(struct maker *m, int group, int action) {
     return (int)r;
 }
 
-/* The one edge of a forwarding row to the row that folds next, or of a relay from the row that sends to it. */
+/* Adds the one out-edge of a forwarding row, to the row that folds next; or the one in-edge of a relay. */
 static void join(struct maker *m, int row, int other, int action) {
     const size_t e = m->n_edges++;
     if (m->rows == NULL) return;
@@ -379,7 +381,7 @@ static void join(struct maker *m, int row, int other, int action) {
     }
 }
 
-/* The inputs of the task's rows from a group by way of fold, or straight from its one worker. */
+/* Adds an input of the task's fold row: a group's fold row, or the push of the group's only worker if fold is -1. */
 static void take_from(struct maker *m, int group, int fold) {
     if (fold < 0)
         m->pushing[m->n_pushing++] = m->d->t->groups[group].workers[0];
@@ -394,8 +396,8 @@ static void send_to(struct maker *m, int group, int send) {
         m->to[m->n_to++] = (hpc_edge){rank_of(m, group), send, 1.0};
 }
 
-/* The relation of the leader of a task's group to one of the groups in it: it serves the workers of a host that it
- * leads by itself, and has tasks made for the leaders of others. */
+/* Connects a task's rows to a group inside the task's group: directly to the workers of a host with the same leader; to
+ * groups with other leaders by new tasks for those leaders. */
 static void serve(struct maker *m, const struct task *task, int group) {
     const struct node *own = &m->d->t->groups[group];
     for (int i = 0; i < own->n_workers && own->n_children == 0; i++)
@@ -425,15 +427,15 @@ static int rising(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Workers in order, in front of rows or behind them. weights: by worker; NULL: 1. */
+/* Writes edges to workers, in order. weights: by worker; NULL: 1. */
 static hpc_edge *fill(const struct maker *m, hpc_edge *edge, const int *workers, int n, const double *weights) {
     for (int i = 0; i < n; i++)
         *edge++ = (hpc_edge){m->d->h->workers[workers[i]], -1, weights == NULL ? 1 : weights[workers[i]]};
     return edge;
 }
 
-/* The inputs of a row: pushes in the order of workers, then what rows forward. Rows of one group whose inputs are the
- * pushes of all its workers share the list. */
+/* Writes the inputs of a row: pushes in the order of workers, then the folds of rows. Rows of one group that take
+ * exactly the pushes of all its workers share the list. */
 static void put_inputs(struct maker *m, const struct task *task) {
     struct node *own = &m->d->t->groups[task->group];
     const int shared = m->n_from == 0 && m->n_pushing == own->n_workers, n = m->n_pushing + m->n_from;
@@ -455,7 +457,8 @@ static void put_inputs(struct maker *m, const struct task *task) {
     if (m->n_pushing == 0 && is_of_workers(m->d->h, m->rows[task->fold].key)) m->rows[task->fold].codec_in = HPC_F32;
 }
 
-/* The outputs of a row: first to relays, which have more way before them, then to workers in order. */
+/* Writes the outputs of a row: first to relays, because their parameters have a longer way to go, then to workers in
+ * order. */
 static void put_outputs(struct maker *m, const struct task *task) {
     struct node *own = &m->d->t->groups[task->group];
     const int shared = m->n_to == 0 && m->n_answered == own->n_workers, n = m->n_answered + m->n_to;
@@ -477,8 +480,9 @@ static void put_outputs(struct maker *m, const struct task *task) {
     m->rows[task->send].n_out = n;
 }
 
-/* The outermost groups in a ring, beginning with the owner's: each folds its predecessor's fold with its own updates,
- * and passes on the answer that its predecessor got. The owner's group is the last to fold and the first to answer. */
+/* Connects the outermost groups in a ring, beginning with the owner's. Each folds its predecessor's fold with its own
+ * updates, and passes on the answer that its predecessor got. The owner's group is the last to fold and the first to
+ * answer. */
 static void make_ring(struct maker *m, const struct node *root, int row) {
     const int n = root->n_children, owner = leader_of(m, m->d->t->n - 1);
     int at = 0;
@@ -499,7 +503,7 @@ static void make_ring(struct maker *m, const struct node *root, int row) {
     m->n_tasks = n;
 }
 
-/* The two neighbours of one of the ring's tasks. */
+/* Connects one of the ring's tasks to its two neighbours. */
 static void join_ring(struct maker *m, int i, int n) {
     const struct task *ring = m->tasks, *before = &ring[(i + n - 1) % n], *after = &ring[(i + 1) % n];
     if (i != 1) take_from(m, before->group, before->fold);
@@ -528,7 +532,8 @@ static void make_chunk(struct maker *m, int chunk) {
     }
 }
 
-/* An update is a part of the mean of all workers, or of the workers of its outermost group. */
+/* Chooses the weights of updates: a sum, or the mean of all workers, or with each the mean of the outermost group's
+ * workers. */
 static void find_weights(struct maker *m) {
     const hpc_hosts *h = m->d->h;
     const struct node *root = &m->d->t->groups[m->d->t->n - 1];
@@ -539,7 +544,7 @@ static void find_weights(struct maker *m) {
     }
 }
 
-/* The number of each rank's host, for receivers; freed by the caller. */
+/* Returns the number of each rank's host, for receivers; the caller frees it. NULL: no memory. */
 static int *hosts_of(const hpc_hosts *h) {
     int most = 0;
     for (int w = 0; w < h->n_workers; w++)
@@ -555,7 +560,7 @@ static void make_rows(struct maker *m) {
     for (int c = 0; c < m->d->n && m->n_rows <= HPC_PLAN_NUMBERS; c++) make_chunk(m, c);
 }
 
-/* The rows of all chunks, by their leaders. */
+/* Makes the plan, with the rows of all chunks. */
 static int rows_of(const struct leaders *d, hpc_plan **plan) {
     const size_t workers = (size_t)d->h->n_workers, groups = (size_t)d->t->n;
     hpc_plan_block b = {NULL, NULL, NULL};

@@ -1,4 +1,4 @@
-/* The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4): one row a chunk. */
+/* The plan of a parameter server (PHub, sections 3.2.3 and 3.2.4): one row for each chunk. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -12,7 +12,7 @@ static void init(void *args) {
         .size = sizeof(hpc_hub), .cores = 1, .chunk = 32 << 10, .depth = 1, .wire = HPC_F32, .codec_out = HPC_F32};
 }
 
-/* Fills in a row of the server that owns a chunk, but for its edges. bin: hpc_plan_deal's. */
+/* Fills in the row of a chunk, but for its edges. bin: the bin from hpc_plan_deal, which gives server and core. */
 static void set_row(const hpc_hub *hub, int bin, hpc_row *row) {
     row->owner = hub->servers[bin / hub->cores];
     row->core = bin % hub->cores;
@@ -26,10 +26,10 @@ static void set_row(const hpc_hub *hub, int bin, hpc_row *row) {
 /* ---- trees ---- */
 
 /* Trees of servers (Parameter Flow, section 3.4.2): each server sends the folds of its chunks to some workers, which
- * send them on to others. A chunk has a row of its server, and a relay of each worker with children. hpc_plan_apply_at
- * then makes forwards of both, and rows that apply. */
+ * send them on to others. A chunk has a row of its server, and a relay row of each worker with children.
+ * hpc_plan_apply_at then turns both into rows that forward, and adds rows that apply. */
 
-/* The number of the worker that sends the folds of a server to a worker; -1: the server does. */
+/* Returns the number of the worker that sends the folds of a server to a worker; -1: the server does. */
 static int parent_of(const hpc_hub *h, int server, int worker) {
     const int parent = h->parents[(size_t)server * (size_t)h->n_workers + (size_t)worker];
     return parent >= 0 && h->workers[parent] == h->servers[server] ? -1 : parent;
@@ -39,7 +39,8 @@ static int is_server(const hpc_hub *h, int server, int worker) {
     return h->workers[worker] == h->servers[server];
 }
 
-/* The way up from every worker must end at the server; in a cycle it gets longer than the number of workers. */
+/* Checks that the way up from every worker ends at the server; in a cycle it would get longer than the number of
+ * workers. */
 static int check_tree(const hpc_hub *h, int server) {
     for (int w = 0; w < h->n_workers; w++) {
         const int parent = h->parents[(size_t)server * (size_t)h->n_workers + (size_t)w];
@@ -80,8 +81,8 @@ static int check_trees(const hpc_hub *h) {
     return status;
 }
 
-/* The tree of each server: the number of children of each worker, and of the server (last); and the place of each
- * worker among the workers with children; the server has place 0. */
+/* The tree of a server. children: how many children each worker has, and the server (last). place: the index of each
+ * worker among the rows of a chunk, where the server has 0; -1: no children. */
 typedef struct branches {
     int *children, *place;
 } branches;
@@ -97,7 +98,8 @@ static int find_inner(const hpc_hub *h, int server, const branches *b) {
     return n;
 }
 
-/* The edges to the children of a worker, or (parent -1) of the server, then that to the row's own rank if it works. */
+/* Adds the edges to the children of a worker, or of the server if parent is -1; then the edge to the row's own rank, if
+ * that rank is a worker. Returns how many. */
 static int add_outputs(const hpc_hub *h, int server, int parent, const branches *b, int base, hpc_edge *out) {
     int n = 0, works = parent >= 0;
     for (int w = 0; w < h->n_workers; w++)
@@ -109,7 +111,7 @@ static int add_outputs(const hpc_hub *h, int server, int parent, const branches 
     return n;
 }
 
-/* The rows of one chunk, from base on, its server's first. Returns the edges that are left. */
+/* Makes the rows of one chunk, from base on, the server's first. Returns where the unused edges begin. */
 static hpc_edge *make_chunk(const hpc_hub *h, int bin, const branches *b, const hpc_row *chunk, const hpc_edge *pushes,
                             hpc_row *rows, int base, hpc_edge *edge) {
     const int server = bin / h->cores;
@@ -138,7 +140,7 @@ static hpc_edge *make_chunk(const hpc_hub *h, int bin, const branches *b, const 
     return edge;
 }
 
-/* Makes the rows of n chunks. bin_of: of each; inner: rows that a chunk of each server has. */
+/* Makes the rows of n chunks. bin_of: the bin of each chunk. inner: by server, the number of rows of a chunk. */
 static int make_trees(const hpc_hub *h, const hpc_row *chunks, int n, const int *bin_of, const int *inner,
                       const branches *b, hpc_plan **plan) {
     hpc_plan_block block = {NULL, NULL, NULL};
@@ -146,8 +148,7 @@ static int make_trees(const hpc_hub *h, const hpc_row *chunks, int n, const int 
     for (int c = 0; c < n; c++) {
         const size_t its = (size_t)inner[bin_of[c] / h->cores];
         rows += its;
-        edges +=
-            (size_t)h->n_workers + 2 * its; /* one edge to each worker; of each row one back, and one to its rank */
+        edges += (size_t)h->n_workers + 2 * its; /* one to each worker; for each row one back and one to its rank */
     }
     if (rows > HPC_PLAN_NUMBERS)
         return hpc_fail(HPC_ERR_INVALID, op_plan,
@@ -170,7 +171,7 @@ static int make_trees(const hpc_hub *h, const hpc_row *chunks, int n, const int 
     return hpc_plan_apply_at(plan, block.edges, edges, h->apply_at, NULL);
 }
 
-/* The plan of a hub with parents; all else is checked. */
+/* Makes the plan of a hub with parents, which was checked. */
 static int plan_trees(const hpc_hub *h, hpc_plan **plan) {
     const hpc_cutting how = {h->chunk, h->least, h->n_servers * h->cores};
     const size_t workers = (size_t)h->n_workers;

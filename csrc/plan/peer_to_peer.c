@@ -1,5 +1,5 @@
 /* The plan of peers (SFB, section 3): every worker owns a row of every chunk, which applies its inputs to its own
- * parameters. If hosts are given, one worker of each host owns the row for all its workers. */
+ * parameters. If hosts are given, one worker of each host owns the row for all workers of the host. */
 #include <stdlib.h>
 
 #include "plan/planner.h"
@@ -12,7 +12,7 @@ static void init(void *args) {
         .size = sizeof(hpc_peer_to_peer), .cores = 1, .chunk = 256 << 10, .depth = 2, .wire = HPC_F32};
 }
 
-/* Whether the pushes of one worker go to another; both are numbers of workers. */
+/* Returns whether the pushes of one worker go to another; both are numbers of workers. */
 static int sends(const hpc_peer_to_peer *p, int from, int to) {
     return from == to || p->sends == NULL || p->sends[(size_t)from * (size_t)p->n_workers + (size_t)to] != 0;
 }
@@ -21,13 +21,13 @@ static int parent_of(const hpc_peer_to_peer *p, int from, int to) {
     return p->parents == NULL || from == to ? from : p->parents[(size_t)from * (size_t)p->n_workers + (size_t)to];
 }
 
-/* hpc_edge.row of an input. */
+/* Returns hpc_edge.row of an input. */
 static int source(const hpc_peer_to_peer *p, int from, int to) {
     const int parent = parent_of(p, from, to);
     return parent == from ? -1 : -2 - p->workers[parent];
 }
 
-/* The way up from every worker must end at the worker whose pushes go down the tree. */
+/* Checks that the way up from every worker ends at the worker whose pushes go down the tree. */
 static int check_parents(const hpc_peer_to_peer *p) {
     const int n = p->n_workers;
     for (int from = 0; from < n && p->parents != NULL; from++)
@@ -63,7 +63,7 @@ static int check(const hpc_peer_to_peer *p) {
     return status == HPC_OK ? check_parents(p) : status;
 }
 
-/* In-edges of a worker, in the order of workers. */
+/* Writes the in-edges of a worker, in the order of workers. */
 static int feed(const void *args, int to, hpc_edge *in) {
     const hpc_peer_to_peer *p = args;
     const double weight = p->sum ? 1.0 : 1.0 / p->n_workers;
@@ -78,20 +78,21 @@ static int feed(const void *args, int to, hpc_edge *in) {
 
 /* ---- hosts with several workers ---- */
 
-/* One worker of each host owns a row of a chunk: all workers push to it, so an update crosses once to each host, and it
- * sends the parameters to the workers of its host. The chunks are dealt to the leaders of a host as a hub deals them to
- * its servers. */
+/* One worker of each host owns the host's row of a chunk. All workers push to it, so an update crosses the network once
+ * for each host; it sends the parameters to the workers of its host. The chunks are dealt to the leaders of a host as a
+ * hub deals them to its servers. */
 
-/* The workers of each host lie together in `of`, its leaders first; host h's begin at first[h]. */
+/* The workers of each host are neighbours in `of`, its leaders first; host h's begin at first[h]. */
 typedef struct grouped {
-    int n, *of, *first, *leaders; /* leaders: the number of each host's */
+    int n, *of, *first, *leaders; /* leaders: by host, how many lead */
 } grouped;
 
 static int leads(const hpc_peer_to_peer *p, int worker) {
     return p->leads == NULL || p->leads[worker] != 0;
 }
 
-/* Adds the workers, from `from` on, of its host that lead, or that do not lead. Returns their number. */
+/* Adds the workers of from's host, from number `from` on, that lead (leading is 1) or do not lead (0). Returns how
+ * many. */
 static int add_workers(const hpc_peer_to_peer *p, int from, int leading, int *to) {
     int n = 0;
     for (int w = from; w < p->n_workers; w++)
@@ -99,7 +100,7 @@ static int add_workers(const hpc_peer_to_peer *p, int from, int leading, int *to
     return n;
 }
 
-/* Hosts are numbered in the order of their first workers. */
+/* Groups the workers by host; hosts are numbered in the order of their first workers. */
 static int group(const hpc_peer_to_peer *p, grouped *hosts) {
     int at = 0;
     for (int w = 0; w < p->n_workers; w++) {
@@ -118,7 +119,7 @@ static int group(const hpc_peer_to_peer *p, grouped *hosts) {
     return HPC_OK;
 }
 
-/* All pushes, which come to every row, then the workers of each host, which get what its rows send. */
+/* Writes all pushes, which go to every row; then the workers of each host, to which the host's rows send. */
 static void fill_edges(const hpc_peer_to_peer *p, const grouped *hosts, hpc_edge *edges) {
     const double weight = p->sum ? 1.0 : 1.0 / p->n_workers;
     for (int w = 0; w < p->n_workers; w++) {
@@ -127,7 +128,7 @@ static void fill_edges(const hpc_peer_to_peer *p, const grouped *hosts, hpc_edge
     }
 }
 
-/* The rows of host h, every hosts->n-th. chunks: n of them; bin_of: room for as many numbers. */
+/* Fills in the rows of host h, every hosts->n-th of rows. chunks has n rows; bin_of has room for n numbers. */
 static int fill_rows(const hpc_peer_to_peer *p, const grouped *hosts, int h, const hpc_row *chunks, int n, int *bin_of,
                      const hpc_edge *edges, hpc_row *rows) {
     const int first = hosts->first[h], its = hosts->first[h + 1] - first;
@@ -175,7 +176,7 @@ static int make_hosts(const hpc_peer_to_peer *p, const grouped *hosts, hpc_plan 
     return status;
 }
 
-/* The plan of peers whose hosts are given; all else is checked. */
+/* Makes the plan of peers with hosts, which was checked. */
 static int plan_hosts(const hpc_peer_to_peer *p, hpc_plan **plan) {
     const size_t n = (size_t)p->n_workers;
     int *room = malloc((3 * n + 1) * sizeof *room);

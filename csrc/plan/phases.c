@@ -1,4 +1,4 @@
-/* The checks of a node communication graph, which its planner needs, and an exchange over it. */
+/* The checks of a node communication graph, for its planner and for an exchange over it. */
 #include <math.h>
 
 #include "plan/plan.h"

@@ -1,5 +1,5 @@
-/* Plans: one block each, which has the struct, rows, edges, keys and their names. They are made by a planner, copied,
- * and compared. */
+/* Plans: each is one block of memory with the struct, rows, edges, keys and their names. Planners make them; here they
+ * are also copied, and compared by digests. */
 #include "plan/planner.h"
 #include "base/status.h"
 
@@ -38,7 +38,7 @@ void hpc_plan_free(hpc_plan *plan) {
 
 /* ---- copies ---- */
 
-/* Rows share lists of edges: each list met lately is known by its address, with its copy and its digest. */
+/* Rows share lists of edges, so the last LISTS lists are remembered by address, each with its copy and its digest. */
 enum { LISTS = 64 };
 
 struct list {
@@ -50,7 +50,7 @@ struct list {
 
 struct lists {
     struct list list[LISTS];
-    unsigned n; /* met so far */
+    unsigned n; /* how many lists were met so far */
 };
 
 static struct list *find_list(struct lists *lists, const hpc_edge *edges, int n) {
@@ -68,7 +68,8 @@ static struct list *add_list(struct lists *lists, const hpc_edge *edges, int n) 
     return list;
 }
 
-/* Takes n edges of *room unless the list was met lately; counts only where *room is NULL. */
+/* Returns the copy of a list. Takes n edges of *room for it unless the list was met lately; if *room is NULL it only
+ * counts. */
 static const hpc_edge *copy_list(struct lists *lists, const hpc_edge *edges, int n, hpc_edge **room, size_t *n_edges) {
     struct list *list = find_list(lists, edges, n);
     if (list != NULL) return list->copy;
@@ -105,7 +106,7 @@ int hpc_plan_copy(const hpc_plan *plan, const char *op, hpc_plan **copy) {
     return HPC_OK;
 }
 
-/* FNV-1a by words of 64 bits; the shift lets high bits reach low ones, which a product alone does not. */
+/* FNV-1a by words of 64 bits. The shift lets high bits change low ones, which the product alone does not. */
 static const uint64_t fnv_start = 14695981039346656037u;
 
 static uint64_t mix(uint64_t digest, uint64_t word) {

@@ -4,15 +4,15 @@
 
 #include "plan/plan.h"
 
-/* A planner is one const struct in its own file, which planner.c lists. Its arguments are a public struct
- * (hpcomm/plan.h) that begins with its size. A planner keeps nothing and asks no other rank: equal arguments give equal
- * plans on all ranks. */
+/* A planner is one const struct in its own file; planner.c lists them. Its arguments are a public struct
+ * (hpcomm/plan.h) that begins with its size. A planner keeps no state and asks no other rank: equal arguments give
+ * equal plans on all ranks. */
 typedef struct hpc_planner {
     const char *name;
-    size_t size;              /* of the arguments */
+    size_t size;              /* of the struct of arguments, in bytes */
     void (*init)(void *args); /* writes the size and the defaults */
-    /* Checks the arguments, then makes a plan that hpc_plan_free frees (see hpc_plan_block_make). Neither is NULL, and
-     * the size is right. A status that is not HPC_OK leaves *plan as it is. */
+    /* Checks the arguments, then makes a plan, which the caller frees by hpc_plan_free (see hpc_plan_block_make).
+     * Neither pointer is NULL, and the size was checked. If it fails, it does not change *plan. */
     int (*plan)(const void *args, hpc_plan **plan);
 } hpc_planner;
 
@@ -22,7 +22,7 @@ extern const hpc_planner hpc_planner_hosts;
 extern const hpc_planner hpc_planner_tree;
 extern const hpc_planner hpc_planner_peer_to_peer;
 
-/* All planners, NULL behind the last. */
+/* Returns all planners, with NULL after the last. */
 const hpc_planner *const *hpc_planners(void);
 
 #endif

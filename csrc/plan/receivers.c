@@ -1,10 +1,10 @@
-/* Plans by which receivers apply the rule (Parameter Flow, section 3.2). They are made from plans whose owners apply
- * it: the row that applied forwards its fold, relays forward it too, and each receiver has a row that applies it. A
- * receiver is a rank that is sent parameters; the ranks of a host have one, which writes the parameters into their
+/* Plans by which receivers apply the rule (Parameter Flow, section 3.2), made from plans whose owners apply it: the row
+ * that applied now forwards its fold, relays forward it too, and each receiver has a row that applies it. A receiver is
+ * a rank that is sent parameters; the ranks of a host share one receiver, which writes the parameters into their
  * memory.
  *
- * A worker waits for its own receiver alone, so it may be a step ahead of others. Its rule's arguments for that step
- * are at all receivers, in the slot of its push, so the plan has two slots at least. */
+ * A worker waits only for its own receiver, so it may be a step ahead of others. The arguments of its rule for that
+ * step are at all receivers, in the slot of its push, so the plan must have at least two slots. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,22 +23,22 @@ int hpc_plan_check_apply_at(int apply_at) {
 struct receiving {
     const hpc_plan *old;
     int apply_at;
-    const int *hosts; /* by rank: a number of its host; NULL: each rank is one */
-    int *new_of;      /* by old row */
-    hpc_row *rows;    /* NULL: to count */
-    hpc_edge *edges;  /* old ones come first, all in their places */
+    const int *hosts; /* by rank: the number of its host; NULL: each rank is its own host */
+    int *new_of;      /* by old row: the number of its new row */
+    hpc_row *rows;    /* NULL: only counts */
+    hpc_edge *edges;  /* the old plan's edges come first, in their old places */
     const hpc_edge *old_edges;
     size_t n_rows, n_edges;
 };
 
-/* Whether an out-edge brings parameters to a rank on the host of the row's owner. */
+/* Returns whether an out-edge brings parameters to a rank on the host of the row's owner. */
 static int is_own(const struct receiving *m, const hpc_row *row, const hpc_edge *out) {
     if (out->row >= 0) return 0;
     return m->hosts == NULL ? out->rank == row->owner : m->hosts[out->rank] == m->hosts[row->owner];
 }
 
-/* The receivers to which a row sends on: rows, ranks of other hosts, and its owner for the ranks of that owner's host
- * (or for itself alone, to keep a master). */
+/* Numbers of receivers of a row: other rows, ranks of other hosts, and ranks of its owner's host. keeps: its owner
+ * needs a row only to keep a master. */
 struct ends {
     int rows, others, own, keeps;
 };
@@ -61,7 +61,7 @@ static hpc_edge *take_edges(struct receiving *m, int n) {
     return edges;
 }
 
-/* A row that applies what `from` (its new number) forwards over the edge in. codec: of the updates. */
+/* Adds a row that applies the forwards of the new row of `row`, over the edge in. codec: of the updates. */
 static void add_apply(struct receiving *m, const hpc_row *row, int codec, int owner, const hpc_edge *in,
                       const hpc_edge *out, int n_out) {
     const size_t r = m->n_rows++;
@@ -77,8 +77,8 @@ static void add_apply(struct receiving *m, const hpc_row *row, int codec, int ow
     m->rows[r].n_out = n_out;
 }
 
-/* Turns an old row that sends parameters into one that forwards, and adds the rows that this needs behind the chunk's
- * rows. If its owner is its only receiver, it applies by itself. */
+/* Turns an old row that sends parameters into one that forwards, and adds the rows that this needs after the chunk's
+ * rows. If its owner is its only receiver, the row applies by itself. */
 static void send_on(struct receiving *m, int old, int codec) {
     const hpc_row *row = &m->old->rows[old];
     const struct ends n = ends_of(m, row);
@@ -113,10 +113,10 @@ static void send_on(struct receiving *m, int old, int codec) {
     add_apply(m, row, codec, row->owner, in, now != NULL ? own - n.own : NULL, n.own);
 }
 
-/* The rows of a chunk, from first to end, which lie together; one of them applies. */
+/* Makes the new rows of a chunk from its old rows, first to end - 1; one of the old rows applies. */
 static void make_chunk(struct receiving *m, int first, int end) {
-    int codec = HPC_F32, pieces = 0; /* codec of forwards: the applying row's inputs', or that of the pieces that other
-                                        groups send */
+    /* The codec of forwards: the applying row's codec_in; or if other groups send pieces, their codec. */
+    int codec = HPC_F32, pieces = 0;
     for (int r = first; r < end; r++) {
         const hpc_row *row = &m->old->rows[r];
         if (row->action == HPC_APPLY && !pieces) codec = row->codec_in;

@@ -1,6 +1,6 @@
 /* The plan of a broadcast over a tree (Parameter Flow, section 3.4): the root's row takes the root's pushes, and every
  * rank with children relays each chunk to them as it comes. All other ranks only tell the root that they are ready, by
- * pushes of weight 0. So no chunk comes to a rank that still reads the last one. */
+ * pushes of weight 0. So no chunk comes to a rank that is still reading the last one. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -14,7 +14,8 @@ static void init(void *args) {
         .size = sizeof(hpc_tree), .cores = 1, .chunk = 128 << 10, .depth = 1, .wire = HPC_F32, .codec_out = HPC_F32};
 }
 
-/* Finds the root. The way up from every rank must end there; in a cycle it gets longer than the number of ranks. */
+/* Finds the root. The way up from every rank must end there; in a cycle it would get longer than the number of ranks.
+ */
 static int check_parents(const hpc_tree *t, int *root) {
     *root = -1;
     for (int r = 0; r < t->ranks; r++) {
@@ -53,10 +54,11 @@ static int check_tree(const hpc_tree *t, int *root) {
     return check_parents(t, root);
 }
 
-/* The ranks with children, the root first, and the place of each rank among them; -1: it has none. */
+/* The ranks with children, the root first; place, by rank, is the index of each rank among them, or -1 if it has no
+ * children. */
 struct inner {
     int *ranks, *place, n;
-    int *first, *children; /* children[first[r]] up to children[first[r + 1]] are rank r's, in order */
+    int *first, *children; /* children[first[r]] to children[first[r + 1] - 1] are rank r's, in order */
 };
 
 static void find_inner(const hpc_tree *t, int root, struct inner *in) {
@@ -77,7 +79,7 @@ static void find_inner(const hpc_tree *t, int root, struct inner *in) {
     }
 }
 
-/* The rows of one chunk; ready: the inputs of the root's. Returns the edges that are left. */
+/* Makes the rows of one chunk. ready: the inputs of the root's row. Returns where the unused edges begin. */
 static hpc_edge *make_chunk(const hpc_tree *t, const struct inner *in, const hpc_row *chunk, int core, int base,
                             const hpc_edge *ready, hpc_row *rows, hpc_edge *edge) {
     for (int i = 0; i < in->n; i++) {
@@ -127,7 +129,7 @@ static int plan_tree(const void *args, hpc_plan **plan) {
     hpc_plan_cut(t->keys, t->n_keys, &how, 1, chunks);
     status = hpc_plan_deal(chunks, n, 1, t->cores, 1, core);
     if (status != HPC_OK) goto err;
-    /* of a chunk: one edge to each child's row and one back, and one to each rank with children */
+    /* for each chunk: one edge to each child's row and one back, and one to each rank with children */
     const size_t edges = ranks + (size_t)n * (2 * (size_t)in.n + ranks);
     status = hpc_plan_block_make(t->keys, t->n_keys, n * in.n, edges, op_plan, &b);
     if (status != HPC_OK) goto err;

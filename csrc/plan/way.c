@@ -1,4 +1,4 @@
-/* Costs of a layer by each way: a pure function of its shape, the cluster and the machine's rates. */
+/* The cost of a layer by each way: a pure function of its shape, the cluster and the machine's rates. */
 #include <math.h>
 #include <stddef.h>
 
@@ -12,8 +12,8 @@ enum { ITEM = sizeof(float) };
 typedef struct terms {
     double n; /* elements of the layer */
     double workers, servers, hosts;
-    double near, near_servers; /* of the fullest host */
-    double pairs, vectors;     /* K; values of a worker's pairs, or of their sum where that has fewer */
+    double near, near_servers; /* workers and servers on the fullest host */
+    double pairs, vectors;     /* pairs: K; vectors: values of a worker's pairs, or of the layer if that has fewer */
     double slots;
     hpc_codec_rates codec;
     const hpc_rates *rates;
@@ -23,7 +23,7 @@ static double over(double amount, double rate) {
     return rate > 0 ? amount / rate : 0;
 }
 
-/* Seconds in which an array of so many elements is read and written once. */
+/* Returns the seconds in which an array of so many elements is read and written once. */
 static double pass(const terms *t, double elements) {
     return over(elements * ITEM, t->rates->memory);
 }
@@ -61,7 +61,8 @@ static void by_hosts(const terms *t, hpc_cost *cost) {
     cost->memory = (2 * t->n + part * (t->slots + t->hosts) + lead) * ITEM;
 }
 
-/* One rank of each of several hosts adds the products, and passes the layer to the others; on one host all ranks do. */
+/* On several hosts one rank of each adds the products, and passes the layer to the others; on one host all ranks add
+ * them. */
 static void by_factors(const terms *t, hpc_cost *cost) {
     const double adding = t->hosts > 1 ? t->hosts : t->workers, others = t->hosts > 1 ? t->near - 1 : 0;
     const double slots = others > 0 ? 1 + t->workers : 2 * t->workers;
@@ -156,7 +157,7 @@ int hpc_way_cost(int way, const hpc_layer *layer, const hpc_cluster *cluster, co
     return HPC_OK;
 }
 
-/* Algorithm 1. */
+/* Poseidon's Algorithm 1. */
 static int by_paper(const hpc_layer *layer, const hpc_cluster *cluster) {
     const double m = (double)layer->rows, n = (double)layer->columns, k = (double)layer->pairs;
     const double p1 = cluster->workers, p2 = cluster->servers;
