@@ -9,7 +9,8 @@
     loss.backward()
     optimizer.step()        # as before
 
-Gradients are exchanged while the backward pass runs, and parameters are updated while the next forward pass runs.
+Gradients are exchanged while the backward pass runs. With overlap=True parameters are updated while the next forward
+pass runs; by default step() waits for them.
 """
 
 try:

@@ -51,8 +51,8 @@ _CHOICES: dict[str, type | tuple[str, ...]] = {
 
 
 class OptimizerArguments(NamedTuple):
-    """The arguments of a DistributedOptimizer, in its order. Once they are checked, names of parameters are plain, and
-    options are as an exchange takes them."""
+    """The arguments of a DistributedOptimizer, in its order. After the checks, names of parameters have no prefixes of
+    wrappers (names.py), and options have the form that an exchange takes."""
 
     apply: str
     clip_norm: float | None
@@ -75,10 +75,10 @@ class Asked(NamedTuple):
     """The arguments of a DistributedOptimizer once they are resolved.
 
     Attributes:
-        rules: None where the optimizer steps on each rank.
-        loaded: by name of the key, the state that the wrapped optimizer had; None: it had none.
-        make: an exchange of a context, values by name, a rule and options.
-        on_graph: ranks' models differ.
+        rules: None if the optimizer steps on each rank.
+        loaded: by key name, the state that the wrapped optimizer had; None if it had none.
+        make: makes an exchange from a context, values by name, a rule and options.
+        on_graph: whether ranks' models differ.
         workers: the ranks that train.
     """
 
@@ -96,7 +96,7 @@ class Asked(NamedTuple):
 
 
 class _Checked(NamedTuple):
-    """The checked arguments of this rank. asked: the ways of layers, by the argument or the setting; "": none."""
+    """This rank's checked arguments. asked: the ways of layers that the argument or the setting asks for; "": none."""
 
     args: OptimizerArguments
     asked: str | Mapping[str, str]
@@ -109,7 +109,8 @@ class _Checked(NamedTuple):
 def asked_of(
     kind: type[Optimizer], optimizer: Optimizer, ctx: Context, model: nn.Module, args: OptimizerArguments
 ) -> Asked:
-    """The resolved arguments of an optimizer of this kind. Collective; the wrapped optimizer has rank 0's state then.
+    """Returns the resolved arguments of an optimizer of this kind. Collective; it gives the wrapped optimizer rank 0's
+    state.
 
     Raises:
         InvalidArgument, NotSupported, ConfigError: as DistributedOptimizer.
@@ -163,7 +164,7 @@ def _checked(
 
 
 def _resolved(optimizer: Optimizer, ctx: Context, model: nn.Module, found: _Checked, *, has_state: bool) -> Asked:
-    """By the param_groups that all ranks have now."""
+    """Resolves arguments with the param_groups that all ranks have now."""
     args, keys, counts, consistency = found.args, found.keys, found.counts, found.args.consistency
     servers, workers = found.topology.updates_of == "all", found.topology.roles(ctx.size)[0]
     names = [[key.name for key in keys if key.group == i] for i in range(len(optimizer.param_groups))]
@@ -189,7 +190,7 @@ def _resolved(optimizer: Optimizer, ctx: Context, model: nn.Module, found: _Chec
 
 
 def _allowed(found: _Checked, splits: bool, idle: Sequence[int]) -> str | Mapping[str, str]:
-    """The ways of layers that are asked for; "" where the setting asks and no layer may go as pairs of vectors."""
+    """Returns the asked ways of layers, or "" if only the setting asks and no layer may be sent as pairs of vectors."""
     if not found.asked or (splits and not idle):
         return found.asked
     way = found.args.way
@@ -207,12 +208,12 @@ def _allowed(found: _Checked, splits: bool, idle: Sequence[int]) -> str | Mappin
 
 
 def _maker(given: Any, consistency: Consistency, options: Mapping[str, Any], ways: Ways) -> Callable[..., Exchange]:
-    """The make of Asked. given: the topology; None: the one that parameter_hub takes by the options."""
+    """Returns the make of Asked. given: the topology; None: parameter_hub chooses it by the options."""
 
     def make(ctx: Context, values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
         topology, asked = ways.arranged(given, options)
         codec = asked["plan"].codec
-        if ROLL in values and codec is not None and not isinstance(codec, Mapping):  # it is no gradient
+        if ROLL in values and codec is not None and not isinstance(codec, Mapping):  # the roll call is no gradient
             more["codec"] = {name: codec for name in values if name != ROLL}
         ex = made(ctx, values, topology, consistency, rule, {**asked, **more})
         ways.made(ex)

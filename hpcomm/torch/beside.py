@@ -1,5 +1,5 @@
-"""The part of a model that a checkpoint has beside the exchange: buffers, parameters by name, and the extra state of
-modules (get_extra_state)."""
+"""The part of a model that a checkpoint stores beside the exchange: buffers, parameters that the exchange lacks, and
+the extra state of modules (get_extra_state)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ _WORDS = {BUFFERS: "buffer", STATES: "module with an extra state"}
 
 
 def tensors(model: nn.Module, mine: Iterable[Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Its buffers, and its parameters except mine, which are saved elsewhere."""
+    """Returns the model's buffers, and its parameters except mine, which are saved elsewhere."""
     known = {id(param) for param in mine}
     others = {name: param.data for name, param in parameters(model) if id(param) not in known}
     return {BUFFERS: saved_buffers(model), OTHERS: others}
 
 
 def states(model: nn.Module) -> dict[str, nn.Module]:
-    """Its modules that have an extra state (get_extra_state), by name."""
+    """Returns the model's modules that have an extra state (get_extra_state), by name."""
     plain = plain_name(model)
     return {
         plain(name): module
@@ -66,7 +66,8 @@ def _more(names: Sequence[str]) -> str:
 
 @torch.no_grad()
 def load(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None:
-    """Writes values that check has passed. A tensor that has them already is not written: it counts as unchanged."""
+    """Writes values that check has passed. A tensor that already has them is not written, so that it counts as
+    unchanged."""
     for kind, here in own.items():
         for name, tensor in here.items() if kind in found else ():
             value = found[kind][name]
@@ -77,7 +78,7 @@ def load(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None
 
 
 def of_older(model: nn.Module, found: dict[str, Any]) -> dict[str, Any]:
-    """The values of an older checkpoint, which has all buffers, by the names of a compiled model, in today's form."""
+    """Converts an older checkpoint, which has all buffers under the names of a compiled model, to today's form."""
     if OTHERS in found or BUFFERS not in found:
         return found
     plain = plain_name(model)
@@ -88,7 +89,7 @@ def of_older(model: nn.Module, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_groups(groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument for the state of an optimizer with other groups."""
+    """Raises InvalidArgument if the saved optimizer has other parameter groups."""
     have, theirs = ([len(group["params"]) for group in own] for own in (groups, saved["param_groups"]))
     if have != theirs:
         raise InvalidArgument(

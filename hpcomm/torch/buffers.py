@@ -1,4 +1,4 @@
-"""Buffers, such as BatchNorm's running means: each worker's own, the first worker's, or the mean of all."""
+"""Buffers, such as BatchNorm's running means: each worker keeps its own, or all take the first worker's or the mean."""
 
 from typing import Any
 
@@ -20,25 +20,26 @@ KINDS = ("local", "broadcast", "average")
 
 
 class Local:
-    """Each rank keeps its own buffers, after rank 0's at the start."""
+    """Buffers that each rank keeps for itself; all ranks start with rank 0's."""
 
     handle: Handle | None = None
     exchange: Exchange | None = None
 
     def step(self) -> None:
-        """Nothing is exchanged."""
+        """Does nothing: no buffer is exchanged."""
 
     def receive(self) -> None:
-        """There is nothing to wait for."""
+        """Does nothing: no exchange is pending."""
 
     def close(self, timeout: float | None = None) -> None:
-        """There is no exchange."""
+        """Does nothing: there is no exchange."""
 
 
 class Exchanged(Local):
-    """Floating-point buffers, exchanged in each step by a separate Exchange. Integer ones stay local: they count.
+    """Floating-point buffers, exchanged in each step by a separate Exchange. Integer buffers stay local, as they are
+    counters.
 
-    They are read from the model each time, as a module may put another tensor in a buffer's place.
+    Each step reads the buffers from the model again, as a module may replace a buffer's tensor.
     """
 
     key = "buffers"
@@ -54,7 +55,7 @@ class Exchanged(Local):
 
     def step(self) -> None:
         self.receive()
-        parts = self._parts(self._values)  # every rank looks at their size
+        parts = self._parts(self._values)  # also checks their size, on every rank
         if self._counts:
             for buffer, part in parts:
                 part[:] = as_float32(buffer, None).reshape(-1)
@@ -69,7 +70,7 @@ class Exchanged(Local):
             buffer.copy_(torch.from_numpy(part).view(buffer.shape))
 
     def _parts(self, values: NDArray[np.float32]) -> list[tuple[Tensor, NDArray[np.float32]]]:
-        """The buffers, and where each lies in the values."""
+        """Returns each buffer with its part of values."""
         found, at = [], 0
         for buffer in _real(self._model):
             n = buffer.numel()
@@ -86,7 +87,7 @@ class Exchanged(Local):
 
 
 def make_buffers(ctx: Context, model: nn.Module, kind: str, workers: Workers, options: dict[str, Any]) -> Local:
-    """Broadcasts rank 0's buffers, and makes their exchange. options: of the exchange, such as progress."""
+    """Broadcasts rank 0's buffers, and makes their exchange. options: for the Exchange, such as progress."""
     broadcast(ctx, model.buffers())
     if kind == "local" or not _real(model) or ctx.size == 1:
         return Local()
@@ -94,5 +95,5 @@ def make_buffers(ctx: Context, model: nn.Module, kind: str, workers: Workers, op
 
 
 def _real(model: nn.Module) -> list[Tensor]:
-    """The buffers that can be averaged, without their graphs."""
+    """Returns the floating-point buffers with elements, detached from their graphs."""
     return [buffer.detach() for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]

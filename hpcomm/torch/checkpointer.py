@@ -1,5 +1,5 @@
 """Checkpoints of a model: hpcomm.Checkpointer saves the owners' rows, and this file adds torch's part (buffers,
-param_groups, the state of an optimizer that steps on every rank)."""
+param_groups, and the state of an optimizer that steps on every rank)."""
 
 from os import PathLike
 from typing import Any
@@ -20,8 +20,7 @@ from .workers import CollectiveCall
 
 
 class ModelCheckpointer(checkpoint.Checkpointer):
-    """hpcomm.Checkpointer of a DistributedOptimizer or a DiLoCo: saves it and the model every so many steps. Collective
-    to make.
+    """An hpcomm.Checkpointer that saves a DistributedOptimizer or a DiLoCo with its model every so many steps.
 
         with hpcomm.torch.ModelCheckpointer(optimizer, "checkpoints", every=100) as saver:
             for step in range(first, last):
@@ -29,7 +28,8 @@ class ModelCheckpointer(checkpoint.Checkpointer):
                 optimizer.step()
                 saver.after(step + 1, {"epoch": epoch})
 
-    Arguments, methods and errors are as in hpcomm.Checkpointer. A step that is saved waits for its parameters.
+    Making one is collective. Arguments, methods and errors are as in hpcomm.Checkpointer. A save waits for the step's
+    parameters.
     """
 
     @named("ModelCheckpointer()", every=True)
@@ -46,19 +46,19 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         super().__init__(optimizer.exchange, directory, every, keep, timeout=timeout)
         self._optimizer, self._seen = optimizer, 0
         self._extra: checkpoint.checkpointer.Extra | None = None
-        self._late: CheckpointError | InvalidArgument | None = None  # of a file that this rank wrote with the others
+        self._late: CheckpointError | InvalidArgument | None = None  # of save_with_others
         self._number = optimizer._uneven.add(self)
 
     @named("ModelCheckpointer.after()", every=True)
     def after(self, step: int, extra: checkpoint.checkpointer.Extra | None = None) -> bool:
-        """hpcomm.Checkpointer.after, which also saves torch's part, and extra, the trainer's.
+        """Calls hpcomm.Checkpointer.after, and also saves torch's part and extra, the trainer's own values.
 
-        After a join block ranks agree on the step of the job, which is saved and restored: each rank may give the
-        number of steps that it has made itself, or all give the same number. The call is collective then. In a join
-        block a rank that has run out of batches saves with the others, with the extra that it gave last.
+        After a join block the call is collective: ranks agree on the step of the job, which is saved and restored. Each
+        rank may give how many steps it has made itself, or all may give the same number. In a join block a rank that
+        has run out of batches saves when the others do, with the extra that it gave last.
 
         Raises:
-            NotSupported: a DiLoCo in a join block, where ranks stand at different steps: call it behind the block.
+            NotSupported: a DiLoCo in a join block, where ranks are at different steps: call it after the block.
         """
         if self._optimizer.exchange.context is not self._ctx:
             raise InvalidArgument("after: the job has recovered: close this checkpointer, and make another one")
@@ -75,7 +75,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         self._tell_late()
 
     def serve(self, timeout: float | None = None) -> None:
-        """optimizer.serve, which saves too."""
+        """Calls optimizer.serve, which takes part in saves too."""
         self._optimizer.serve(timeout)
 
     def save_served(self) -> None:
@@ -91,7 +91,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
             raise late
 
     def _job_step(self, step: int) -> int:
-        """The step of the job at which this rank has made so many steps itself. Collective."""
+        """Returns the job's step at which this rank has made so many steps itself. Collective."""
         whole("step", step, 1, files.MOST_STEPS)
         told = (self._number, step, self._optimizer._uneven.followed, self._last)
         block = self._optimizer._join
@@ -119,7 +119,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
             return
         try:
             self._save_model(step)
-        except (CheckpointError, InvalidArgument) as wrong:  # this rank's next call tells it
+        except (CheckpointError, InvalidArgument) as wrong:  # raised in this rank's next call
             self._late = wrong
 
     def miss(self, step: int) -> None:
@@ -136,15 +136,14 @@ def restore(
     *,
     timeout: float | None = None,
 ) -> Restored | None:
-    """Restores a model and its optimizer bit for bit from a checkpoint of ModelCheckpointer. Collective. Arguments,
-    result and errors are as in hpcomm.restore.
+    """Restores a model and its optimizer bit for bit from a checkpoint of ModelCheckpointer. Collective.
 
-    Names of parameters and buffers are compared without the prefixes of torch.compile (_orig_mod) and of
-    DataParallel (module).
+    Arguments, result and errors are as in hpcomm.restore. Names of parameters and buffers are compared without the
+    prefixes of torch.compile (_orig_mod) and of DataParallel (module).
 
     Raises:
-        InvalidArgument: the checkpoint is of another model or optimizer: a name that only one of them has, another
-            shape, other parameter groups; on every rank, and nothing has changed then.
+        InvalidArgument: the checkpoint is of another model or optimizer: a name that only one of the two has, another
+            shape, or other parameter groups. Every rank raises it, before anything has changed.
     """
     optimizer.wait()
     parts: list[dict[str, Any]] = []
@@ -152,7 +151,7 @@ def restore(
     serves = optimizer._workers.serves
 
     def check(extra: dict[str, Any]) -> None:
-        if serves:  # it has nothing of torch
+        if serves:  # a rank that only serves has no torch part
             return
         parts.extend(saved.unpacked(extra))
         optimizer._check_torch_side(parts[0])
@@ -164,5 +163,5 @@ def restore(
         return Restored(found.step, {})
     side, extra = parts
     optimizer._load_torch_side(side)
-    optimizer._uneven.followed = 0  # all trainers count from this step
+    optimizer._uneven.followed = 0  # all ranks count their steps from this one
     return Restored(found.step, extra)

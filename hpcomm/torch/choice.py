@@ -1,4 +1,4 @@
-"""The choice of a way for each layer, by its cost here (Poseidon, section 3.2)."""
+"""The choice of a way for each layer by its cost on this job's machines (Poseidon, section 3.2)."""
 
 import math
 import struct
@@ -15,20 +15,20 @@ from ..model import Cluster, CodecRates, Layer, Rates, WayChoice, best_way
 
 LOSSY: tuple[WireFormat, ...] = (BFLOAT16, TopK(0.01), OneBit())
 WAYS = ("ps", "factors", "1bit")  # values of WayChoice.name
-_MEMORY = 0.5  # of a host's available memory, which its ranks may take for factors
+_MEMORY = 0.5  # share of a host's available memory that its ranks may use for factors
 _BYTES = struct.Struct("<q")
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Ways and codecs that were decided, with the numbers that decided them.
+    """The chosen ways and codecs, with the numbers that led to them.
 
     Attributes:
-        ways: by name of the key, its way and its lossy codec, or None.
-        choices: by name of the key, the cost of each way.
-        rates: of the machine; None: they were not asked for.
+        ways: by key name: the way, and its lossy codec or None.
+        choices: by key name: the cost of each way.
+        rates: of the machine; None if they were not measured.
         codecs: the rates of the lossy codecs that were compared.
-        free: bytes that the choice left for factors on each rank.
+        free: bytes of each rank's memory that the choice left for more factors.
     """
 
     ways: Mapping[str, tuple[str, WireFormat | None]] = field(default_factory=dict)
@@ -39,11 +39,11 @@ class Decision:
 
 
 def decide(ctx: Context, layers: Sequence[Layer], cluster: Cluster, by: str, codecs: Sequence[WireFormat]) -> Decision:
-    """The way of each layer; all ranks take rank 0's. Collective.
+    """Returns the way of each layer; all ranks take rank 0's decision. Collective.
 
     Args:
         by: as best_way takes it.
-        codecs: lossy ones, which are compared where ranks send to other hosts: memory that ranks map is not sent.
+        codecs: lossy codecs. They are compared only if ranks send to other hosts, as memory that ranks map is not sent.
     """
     rates, costs = None, {}
     if by == "measured":
@@ -70,7 +70,8 @@ def decide(ctx: Context, layers: Sequence[Layer], cluster: Cluster, by: str, cod
 
 
 def check_lossy(lossy: Any, word: str, codec: Any) -> tuple[WireFormat, ...]:
-    """The lossy codecs that may be chosen. word: of way=. codec: of all keys, as codec= says.
+    """Returns the lossy codecs that may be chosen. word: the value of way=, "" for a mapping. codec: the value of
+    codec=.
 
     Raises:
         InvalidArgument: lossy is neither a bool nor codecs, or another argument sets the codecs of keys.

@@ -1,5 +1,5 @@
-"""A key whose parameter never lies in the exchange: one of 16 bits, of which the exchange has a float32 master, and one
-on a device, whose gradients and parameters cross to the host's memory and back."""
+"""A key whose parameter never lies in the exchange: either it has 16 bits, and the exchange keeps a float32 master; or
+it lies on a device, and gradients and parameters are copied to and from the host's memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,10 +19,10 @@ from .tensors import as_tensor
 
 
 class CopiedKey(ParamKey):
-    """A parameter that each step copies, and its gradient as well.
+    """A key that copies its parameter and its gradient in each step.
 
     Attributes:
-        coming: the parameter's last copy; None once it is known to have ended.
+        coming: the parameter's last copy; None once the copy is known to have ended.
     """
 
     __slots__ = ("_exchange", "_fetched", "_stage", "_uncounted", "_wires", "coming", "device")
@@ -37,7 +37,7 @@ class CopiedKey(ParamKey):
         self._stage: Tensor | None = None
         self._wires: dict[int, Tensor] = {}
         self.coming: Copy | None = None
-        self._uncounted: Copy | None = None  # whose seconds are not in the counts yet
+        self._uncounted: Copy | None = None  # a copy whose seconds are not in the counts yet
         self._fetched: Tensor | None = None  # the memory into which the parameter of this step is being copied
 
     @property
@@ -55,7 +55,8 @@ class CopiedKey(ParamKey):
         self._exchange, self._wires = exchange, {}
 
     def _may_have_written(self) -> bool:
-        """Not by p.data: to compare all values in each step would take too long."""
+        """Returns False for a write by p.data, which leaves the version: to compare all values in each step would take
+        too long."""
         return self.stamp != self.param._version
 
     def _take(self, data: Tensor) -> None:
@@ -78,7 +79,7 @@ class CopiedKey(ParamKey):
         return self.home.device if self.home is not None else self.param.device
 
     def wire(self) -> Tensor:
-        """The slot that the next push sends, when it is free."""
+        """Returns the slot that the next push sends, once it is free."""
         array = self._exchange.gradient(self.name)
         found = self._wires.get(id(array))  # the exchange keeps the arrays of its slots
         if found is None:
@@ -86,7 +87,7 @@ class CopiedKey(ParamKey):
         return found
 
     def _staged(self) -> Tensor:
-        """Memory of the host for values that cross in 16 bits, and are converted there."""
+        """Returns host memory for values that cross the bus in 16 bits and are converted in the host's memory."""
         if self._stage is None:
             self._stage = self.device.host_like(self.param.detach())
         return self._stage
@@ -94,7 +95,7 @@ class CopiedKey(ParamKey):
     # ---- the parameter -----------------------------------------------------------------------------------------------
 
     def fetch(self) -> bool:
-        """Begins to copy the parameter if it has come; whether it has."""
+        """Begins to copy the parameter if it has come; returns whether it has."""
         if self.handle is None:
             return True
         if self._fetched is None and self.handle.test() and self.home is not None:
@@ -113,7 +114,7 @@ class CopiedKey(ParamKey):
     def _begin_copy(self, home: Tensor) -> None:
         source = self.master
         if self.device.apart and self.has_master:
-            self._rest()  # which may still read the stage
+            self._rest()  # the last copy may still read the stage
             source = self._staged().copy_(self.master)
         self._come(home, source)
         self._fetched = home
@@ -140,8 +141,8 @@ class CopiedKey(ParamKey):
         return super().push_nothing(start)
 
     def _rest(self) -> None:
-        """Waits until master and stage may be written. push need not wait: the gradient is computed behind this copy,
-        and its own copy begins behind that."""
+        """Waits until master and stage may be written. push need not wait: on the device the gradient is computed after
+        this copy, and its own copy begins after that."""
         if self.coming is not None:
             until_reached(self.mode.context, self.name, self.coming)
             self.coming = None
@@ -191,10 +192,10 @@ def _converted(wire: Tensor, stage: Tensor, begin: Callable[[], Any]) -> Any:
 
 
 def make_key(name: str, param: Tensor, group: int, counts: Counts, sparse: str, device: TensorDevice) -> ParamKey:
-    """The key of a parameter.
+    """Returns the key of a parameter.
 
     Raises:
-        InvalidArgument: the parameter is of another dtype.
+        InvalidArgument: the parameter's dtype is not float32, bfloat16 or float16.
     """
     if param.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise InvalidArgument(f"parameter {name!r} is {param.dtype}: must be float32, bfloat16 or float16")

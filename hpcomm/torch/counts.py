@@ -1,10 +1,10 @@
-"""Counts of an optimizer while it runs."""
+"""The running counts of an optimizer."""
 
 from ..stats import OptimizerStats
 
 
 class Counts:
-    """OptimizerStats, being counted."""
+    """The fields of OptimizerStats while they are counted."""
 
     __slots__ = tuple(OptimizerStats.__dataclass_fields__)
 

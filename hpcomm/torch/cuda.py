@@ -1,5 +1,5 @@
-"""Tensors of a CUDA device (or of ROCm, which torch calls by the same names): copies go on two private streams, one
-for each direction, over memory that is registered with the driver."""
+"""Tensors on a CUDA device (or on ROCm, which torch calls by the same names). Copies use two private streams, one for
+each direction, and host memory that is registered with the driver."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,7 +21,7 @@ class _Streamed:
 
     def __init__(self, begin: torch.cuda.Event, end: torch.cuda.Event, source: Tensor, compute: Any) -> None:
         self._begin, self._end, self._source, self._compute = begin, end, source, compute
-        self._asked: torch.cuda.Event | None = None  # the place at which the computation waits for the copy
+        self._asked: torch.cuda.Event | None = None  # event at which the computation starts to wait for the copy
 
     def reached(self) -> bool:
         return bool(self._end.query())
@@ -54,7 +54,7 @@ class Cuda:
         self._out, self._in = torch.cuda.Stream(where), torch.cuda.Stream(where)
 
     def register(self, arrays: Iterable[NDArray[Any]]) -> Callable[[], None]:
-        own, cudart = list(arrays), torch.cuda.cudart()  # which must be mapped as long as they are registered
+        own, cudart = list(arrays), torch.cuda.cudart()  # arrays must stay mapped while they are registered
         done: list[int] = []
         for start, nbytes in ranges(own):
             status = int(cudart.cudaHostRegister(start, nbytes, 0))
@@ -80,7 +80,7 @@ class Cuda:
         return release
 
     def _forget_error(self) -> None:
-        """The driver would tell the error of a call once more, to the next kernel."""
+        """Clears the error of the last call, which the driver would otherwise report to the next kernel."""
         with suppress(RuntimeError):
             torch.zeros(1, device=self._where)
 

@@ -1,5 +1,5 @@
-"""Where a model's tensors lie, and how their bytes get into the memory of an exchange and back: a member for each kind
-of device. All keys of a DistributedOptimizer have one device."""
+"""Devices: how the bytes of a model's tensors get into the memory of an exchange and back, one class for each kind of
+device. All keys of a DistributedOptimizer lie on one device."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -13,46 +13,46 @@ from ..errors import InvalidArgument
 
 
 class Copy(Protocol):
-    """A copy that has begun. Its source stays alive until it has ended."""
+    """A copy that has begun. It keeps its source alive until it has ended."""
 
     def reached(self) -> bool:
-        """Whether it has ended."""
+        """Returns whether the copy has ended."""
 
     def follow(self) -> None:
-        """Work that the device is given from here on runs after the copy. This call need not wait for it."""
+        """Makes work that the device is given from now on run after the copy. Does not wait for it."""
 
     def told(self) -> tuple[float, float] | None:
-        """The seconds that it took, and for which the device's work stood still for it; None: not known yet."""
+        """Returns how many seconds the copy took, and how long the device's work stood still for it; None if not known
+        yet."""
 
 
 class TensorDevice(Protocol):
-    """How bytes get from tensors of a device into the host's memory, and back.
+    """Copies bytes between a device's tensors and the host's memory.
 
-    copy_out and copy_in begin behind the device's present work, and return at once. Copies of one direction end in the
-    order in which they began. They return None where the copy is made already.
+    copy_out and copy_in begin after the device's present work, and return at once. Copies of one direction end in the
+    order in which they began. If the copy has already been made, they return None.
 
     Attributes:
-        apart: its memory is not the host's, so an exchange cannot write it.
+        apart: whether the device's memory is not the host's, so that an exchange cannot write it.
     """
 
     apart: bool
 
     def register(self, arrays: Iterable[NDArray[Any]]) -> Callable[[], None]:
-        """Makes memory of the host known to the device, for copies that need no other place between. The call that it
-        returns takes that back."""
+        """Registers host memory with the device, for direct copies. The returned function unregisters it."""
 
     def host_like(self, tensor: Tensor) -> Tensor:
-        """Memory of the host with the shape, strides and dtype of a tensor, for copies."""
+        """Returns host memory for copies, with the shape, strides and dtype of a tensor."""
 
     def copy_out(self, target: Tensor, source: Tensor) -> Copy | None:
-        """Into the host's memory."""
+        """Copies from the device into the host's memory."""
 
     def copy_in(self, target: Tensor, source: Tensor) -> Copy | None:
-        """From the host's memory."""
+        """Copies from the host's memory to the device."""
 
 
 class Together:
-    """Copies of one direction that have begun one behind the other: the last one ends last. All are kept until then, as
+    """Copies of one direction that began one after the other, so the last one ends last. All are kept until then, as
     each keeps its source alive."""
 
     __slots__ = ("_copies",)
@@ -73,7 +73,7 @@ class Together:
 
 
 class Cpu:
-    """The host's own memory."""
+    """The host's memory as the device of the tensors."""
 
     apart = False
 
@@ -90,11 +90,11 @@ class Cpu:
 
 
 def _nothing() -> None:
-    """There is nothing to take back."""
+    """Does nothing: no memory is registered."""
 
 
 def _cuda(where: torch.device) -> TensorDevice:
-    made: TensorDevice = import_module(".cuda", __package__).Cuda(where)  # which jobs on CPUs do without
+    made: TensorDevice = import_module(".cuda", __package__).Cuda(where)  # jobs on CPUs do without torch.cuda
     return made
 
 
@@ -103,7 +103,7 @@ KINDS: dict[str, Callable[[torch.device], TensorDevice]] = {"cpu": lambda _: Cpu
 
 
 def device_of(params: Mapping[str, Tensor]) -> TensorDevice:
-    """The device on which parameters lie, by name: each of one of KINDS.
+    """Returns the device on which all parameters lie. params: by name, each on a device of a type in KINDS.
 
     Raises:
         InvalidArgument: they lie on several devices.

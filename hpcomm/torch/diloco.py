@@ -1,4 +1,5 @@
-"""DiLoCo: a torch optimizer that steps on each rank alone, and exchanges the ranks' progress once in H steps."""
+"""DiLoCo: a torch optimizer that steps on each rank alone; once in H steps ranks exchange how far parameters have
+moved."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,14 +45,16 @@ if TYPE_CHECKING:
     from .start import Options
 
 _OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo
-_LOCAL = "local_steps"  # of a state_dict: all but the inner optimizer's state
-_SINCE = "since"  # in it: LocalSteps.since
+_LOCAL = "local_steps"  # key in a state_dict: all but the inner optimizer's state
+_SINCE = "since"  # key in that entry: LocalSteps.since
 
 
 class DiLoCo(Wrapper):
-    """A torch optimizer for ranks that are joined by slow links: each rank trains its copy of the model by itself, and
-    once in H steps ranks exchange how far their parameters have moved (DiLoCo, arXiv 2311.08105, algorithm 1; with
-    fragments, delay and mix Streaming DiLoCo, arXiv 2501.18512, algorithm 2). Collective.
+    """A torch optimizer for ranks that are connected by slow links. Collective.
+
+    Each rank trains its own copy of the model, and once in H steps the ranks exchange how far their parameters have
+    moved (DiLoCo, arXiv 2311.08105, algorithm 1; with fragments, delay and mix: Streaming DiLoCo, arXiv 2501.18512,
+    algorithm 2).
 
         inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
         optimizer = hpcomm.torch.DiLoCo(inner, ctx, model, every=50, fragments=4, delay=5)
@@ -61,45 +64,45 @@ class DiLoCo(Wrapper):
             optimizer.zero_grad()
         optimizer.sync()        # all ranks have the same weights now
 
-    The update of a rank is *parameters at the last exchange minus parameters now*. The owners of parameters take the
-    mean of all ranks' updates as the gradient of the outer rule. Every rank starts from rank 0's parameters and
-    buffers; buffers then stay a rank's own, as does the state of the inner optimizer. Schedulers, clipping,
-    accumulation and torch.compile are the inner optimizer's, and need nothing. A step that a GradScaler skips on one
-    rank counts.
+    A rank's update is *parameters at the last exchange minus parameters now*. The owners take the mean of all ranks'
+    updates as the gradient of the outer rule. Every rank starts from rank 0's parameters and buffers; later each rank
+    keeps its own buffers and its own state of the inner optimizer. Schedulers, clipping, accumulation and torch.compile
+    work as with the inner optimizer alone. A step that a GradScaler skips on one rank counts as a step.
 
-    Load weights into the model before it is wrapped: weights loaded later count as this rank's own update.
+    Load weights into the model before you wrap it: weights loaded later count as this rank's own update.
 
     Args:
         inner: an optimizer of torch, which trains on each rank alone; or a DistributedOptimizer over a context of this
             host's ranks, which then train together: see docs/local_steps.md.
         ctx: the ranks.
-        model: whose parameters these are: float32, or bfloat16 or float16, of which the exchange keeps float32.
-        outer: the outer optimizer: a rule of hpcomm. SGD(lr=1) is local SGD, where ranks take the mean of their models;
-            with codec=TopK(...) it is SparseLoCo (arXiv 2508.15706).
-        every: H, the steps of a rank from one exchange of a fragment to the next, 1 or more.
-        fragments: the parts of the model that are exchanged by themselves, spread evenly over H steps: a number of
-            groups of layers side by side, with about as many elements each; hpcomm.local.Strided(number), layers by
-            turns; or a list of fragments, each a module, a name of a parameter, or a list of these. Each parameter is
-            in one.
-        delay: tau, the steps from the begin of an exchange until its parameters are taken, 0 to H - 1; training goes on
-            meanwhile. The default of progress is "thread" then.
-        mix: the part of the new parameters that a rank takes, above 0 and at most 1: 1 - alpha of the paper. Below 1
-            for codecs without a residual only.
+        model: the module that has these parameters: float32, or bfloat16 or float16, for which the exchange keeps
+            float32.
+        outer: the outer optimizer: a rule of hpcomm. With SGD(lr=1), local SGD, ranks take the mean of their models;
+            with codec=TopK(...) as well it is SparseLoCo (arXiv 2508.15706).
+        every: H, a rank's steps from one exchange of a fragment to the next, 1 or more.
+        fragments: the parts of the model that are exchanged separately, spread evenly over H steps. Give a number: as
+            many groups of neighbouring layers, with about as many elements each; hpcomm.local.Strided(number), which
+            deals layers to fragments in turn; or a list of fragments, each a module, a name of a parameter, or a list
+            of these. Each parameter must be in exactly one fragment.
+        delay: tau, how many steps after an exchange has begun its parameters are taken, 0 to H - 1; training continues
+            meanwhile. With a delay, the default of progress is "thread".
+        mix: how much of the new parameters a rank takes, above 0 and at most 1 (1 - alpha in the paper); the rest are
+            its own parameters. Below 1 codecs that keep a residual are refused.
         codec: of updates, as Exchange takes it; a mapping has the names of the model's parameters. With
-            apply_at="receivers" updates come back as small as they go.
-        topology: None: as hpcomm.parameter_hub chooses; or a ParameterServer, a Hierarchy or a PeerToPeer.
-        consistency: BSP; SSP(s): a rank may be s exchanges of a fragment ahead of the slowest one; or a quorum, where
-            exchanges go on without late ranks, which take the newest parameters and go on.
-        options: as of DistributedOptimizer; apply_at and other fields of a ParameterServer by topology.
+            apply_at="receivers" updates are also encoded on their way back.
+        topology: None (hpcomm.parameter_hub chooses), a ParameterServer, a Hierarchy or a PeerToPeer.
+        consistency: BSP; SSP(s): a rank may be s exchanges of a fragment ahead of the slowest one; or a quorum:
+            exchanges proceed without late ranks, which then take the newest parameters and continue.
+        options: as in DistributedOptimizer. Give apply_at and other fields of a ParameterServer by topology.
 
     Attributes:
         context: the ranks.
-        exchange: the shared parameters by name; call wait() before it is read.
+        exchange: the exchange, with the shared parameters by name; call wait() before you read it.
 
     Raises:
-        InvalidArgument: an argument that cannot be, here or on another rank: a graph, every below 1, a delay of every
-            or more, fragments that leave a parameter out or have it twice, a mix outside (0, 1]; a parameter that is
-            not the model's, or parameters on several devices.
+        InvalidArgument: this or another rank gave an invalid argument: a graph, every below 1, a delay of every or
+            more, fragments that leave out or repeat a parameter, a mix outside (0, 1]; or a parameter is not one of the
+            model's, or lies on another device than the first.
         ConfigError: ranks disagree.
     """
 
@@ -148,13 +151,13 @@ class DiLoCo(Wrapper):
         agree(ctx, Offer("local", model_digest(given), has_state=False, packed=b""))
         asked = exchange_options(options, codec)
         asked["engine"] = replace(asked["engine"], groups=found)
-        if delay and not {"progress", "engine"} & options.keys():  # no wait works for it while the trainer computes
+        if delay and not {"progress", "engine"} & options.keys():  # no trainer waits meanwhile and does its work
             asked["engine"] = replace(asked["engine"], progress="thread")
         values = {key.name: key.value() for key in keys}
         exchange = made(ctx, values, topology, consistency, outer, asked)
         try:
             check_exchange(exchange, schedule, found)
-        except InvalidArgument:  # by arguments that all ranks share
+        except InvalidArgument:  # all ranks share these arguments, so all raise
             exchange.close()
             raise
         own = ModelValues(keys, inner)
@@ -184,12 +187,12 @@ class DiLoCo(Wrapper):
 
     @property
     def context(self) -> Context:
-        """The ranks; after recover the survivors."""
+        """The ranks; after recover, the remaining ranks."""
         return self._local.context
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of updates: another one after recover."""
+        """The exchange of updates; recover replaces it."""
         return self._local.exchange
 
     @property
@@ -201,14 +204,15 @@ class DiLoCo(Wrapper):
 
     @named("optimizer.step()", every=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """A step of the inner optimizer. Then it takes exchanges that were begun `delay` steps before, and begins
-        exchanges that are due. It waits for other ranks only if an exchange that it takes has not come yet.
+        """Steps the inner optimizer, takes the exchanges begun `delay` steps before, and begins all that are due.
+
+        Returns the loss of closure, or None. Waits for other ranks only if an exchange that it takes has not come yet.
 
         Raises:
-            PeerFailed: a rank died: call recover, and go on with the next step.
-            Timeout: as by Exchange.push_pull. The step counts, and nothing is lost: train on.
+            PeerFailed: a rank died: call recover, and continue with the next step.
+            Timeout: as in Exchange.push_pull. The step counts, and nothing is lost: continue training.
         """
-        if self._owes_mates:  # they wait for this rank
+        if self._owes_mates:  # the other ranks of the host wait for this one
             self.wait()
         self._own_steps += 1
         with self._own_step():
@@ -221,9 +225,9 @@ class DiLoCo(Wrapper):
         return loss
 
     def _tell_mates(self, mates: RollCall, call: Callable[[], None]) -> None:
-        """Local steps of ranks that train together: where one of them finds that ranks died, all raise PeerFailed after
-        the same step, so that none waits in the next one for others that recover. A Timeout or Ctrl-C may cut this
-        short; wait completes it."""
+        """Makes the local step of ranks that train together: if one finds that ranks died, all raise PeerFailed after
+        the same step; otherwise some would wait in the next step for others that recover. After a Timeout or Ctrl-C,
+        wait completes it."""
         failed: PeerFailed | None = None
         try:
             call()
@@ -241,7 +245,7 @@ class DiLoCo(Wrapper):
         inner, found = self._wrapped, self.__dict__.get("found_inf")
         if found is None:
             return inner.step() if closure is None else inner.step(closure)
-        scale = self.__dict__.get("grad_scale")  # a GradScaler calls, by which a step that it skips counts as well
+        scale = self.__dict__.get("grad_scale")  # a GradScaler calls; a step that it skips counts too
         if getattr(inner, "_step_supports_amp_scaling", False):
             inner.grad_scale, inner.found_inf = scale, found  # type: ignore[attr-defined]
             try:
@@ -256,48 +260,52 @@ class DiLoCo(Wrapper):
         return inner.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """zero_grad of the inner optimizer."""
+        """Calls zero_grad of the inner optimizer."""
         self._wrapped.zero_grad(set_to_none)
 
     @named("optimizer.sync()", every=True)
     def sync(self) -> None:
-        """Exchanges all fragments now and takes them in full: afterwards all ranks have the same weights. For the end
-        of the training, or before an evaluation. Collective: every rank calls it after the same steps. After a Timeout
-        or Ctrl-C call it again."""
+        """Exchanges all fragments now and takes them in full, so that all ranks have the same weights.
+
+        Collective: every rank calls it after the same number of steps, at the end of the training or before an
+        evaluation. After a Timeout or Ctrl-C call it again.
+        """
         if self._owes_mates:
             self.wait()
         self._local.sync()
 
     @named("optimizer.wait()", every=False)
     def wait(self) -> None:
-        """Waits until the exchanges that have begun have come; they are taken at their steps. A step that a Timeout or
-        Ctrl-C has cut short is completed."""
+        """Waits until all begun exchanges have come; step takes them when they are due. Also completes a step that a
+        Timeout or Ctrl-C has interrupted."""
         if self._owes_mates and self._mates is not None:
             self._tell_mates(self._mates, self._local.wait)
         else:
             self._local.wait()
 
     def stats(self) -> LocalStats:
-        """Counts of steps, and of each fragment's bytes and seconds, on this rank."""
+        """Returns this rank's count of steps, and each fragment's bytes and seconds."""
         return self._local.stats()
 
     @named("optimizer.recover()", every=True)
     def recover(self, timeout: float | None = None) -> Recovered:
-        """After PeerFailed: goes on with the ranks that are left, without a checkpoint. Collective over them.
+        """Continues with the remaining ranks after PeerFailed, without a checkpoint. Collective over these ranks.
 
             try:
                 optimizer.step()
             except hpcomm.PeerFailed:
                 optimizer.recover()
 
-        Lost are the steps of the dead rank since its last exchange, its codec's residual, and where owners apply the
-        outer rule the momentum of the parameters that it owned; a warning says so. This rank's own steps stay; under
-        SSP and with a quorum, codecs that keep a residual may lose values that were on their way. The step or the sync
-        that raised is completed: go on with the next step, which is number clock + 1. An inner DistributedOptimizer
-        recovers too, and ranks of a host go on from the same step. Close a ModelCheckpointer, and make another one.
+        The following are lost, and a warning says so: the dead rank's steps since its last exchange; its codec's
+        residual; and, if owners apply the outer rule, the momentum of the parameters that it owned. This rank's own
+        steps stay. Under SSP and with a quorum, codecs that keep a residual may lose values that were being sent.
+        recover completes the step or sync that raised: continue with the next step, number clock + 1. An inner
+        DistributedOptimizer recovers too, and ranks of a host continue from the same step. Close a ModelCheckpointer,
+        and make another one.
 
         Returns:
-            as hpcomm.recover; its clock is this rank's number of steps. context and exchange are new objects now.
+            the result of hpcomm.recover; its clock is this rank's number of steps. context and exchange are new objects
+            afterwards.
         """
         if isinstance(self._wrapped, DistributedOptimizer):
             self._wrapped.recover(survivors=True, timeout=timeout)
@@ -310,7 +318,8 @@ class DiLoCo(Wrapper):
 
     @named("optimizer.close()", every=True)
     def close(self) -> None:
-        """Ends the exchange; the model keeps this rank's parameters. Again is no error. The inner optimizer stays."""
+        """Ends the exchange. The model keeps this rank's parameters, and the inner optimizer stays. A second call does
+        nothing."""
         self._close(self.exchange)
 
     def _let_go(self) -> None:
@@ -337,9 +346,12 @@ class DiLoCo(Wrapper):
 
     @named("optimizer.state_dict()", every=False)
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state: the inner optimizer's as torch writes it, and under "local_steps" the steps and this
-        rank's part of the exchange. It waits for pending exchanges. Every rank saves its own, with its
-        model.state_dict(), as ranks' weights differ. ModelCheckpointer saves all that."""
+        """Returns this rank's state: the inner optimizer's in torch's format, and under "local_steps" the number of
+        steps and this rank's part of the exchange. Waits for pending exchanges.
+
+        Ranks' weights differ, so every rank must save its own state, with its model.state_dict(). ModelCheckpointer
+        saves all of this.
+        """
         self.wait()
         file = io.BytesIO()
         np.savez(file, **self.exchange.state_dict())
@@ -352,11 +364,13 @@ class DiLoCo(Wrapper):
 
     @named("optimizer.load_state_dict()", every=True)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from this rank's state_dict, with the same bits, also between the begin and the take of an exchange.
-        Load the model's weights as well. Collective, over as many ranks as there were.
+        """Continues from this rank's state_dict, with the same bits, even if it was saved while an exchange was
+        pending.
+
+        Load the model's weights as well. Collective, over as many ranks as saved.
 
         Raises:
-            InvalidArgument: it is of an inner optimizer alone, or of other local steps, here or on another rank;
+            InvalidArgument: on this or another rank the state is an inner optimizer's alone, or has other local steps;
                 nothing has changed then.
         """
         state = dict(state_dict)
@@ -384,11 +398,12 @@ class DiLoCo(Wrapper):
         self.param_groups = self._wrapped.param_groups
 
     def _settle(self) -> None:
-        """Before anything is saved. A DistributedOptimizer inside does the same in state_dict."""
+        """Waits before anything is saved. If inner is a DistributedOptimizer, its state_dict also takes written
+        values."""
         self.wait()
 
     def _torch_side(self) -> dict[str, Any]:
-        """State that a checkpoint of the exchange lacks."""
+        """Returns the state that a checkpoint of the exchange lacks."""
         return {
             "optimizer": self._wrapped.state_dict(),
             **self._tensors(),
@@ -423,7 +438,7 @@ class DiLoCo(Wrapper):
     @property
     @named("GradScaler.step()", every=True)
     def _step_supports_amp_scaling(self) -> bool:
-        """GradScaler.step asks it: step is called, and counts, where the scaler skips one."""
+        """GradScaler.step reads this; as it is True, the scaler calls step, which counts, even when it finds Inf."""
         if self._ready:
             getattr(self._wrapped, "_step_supports_amp_scaling", False)  # a DistributedOptimizer makes ranks agree here
         return True
@@ -433,7 +448,7 @@ class DiLoCo(Wrapper):
 
 
 def _dropped(local: LocalSteps, *held: Any) -> None:
-    """The optimizer was dropped, perhaps without close: gives its exchange back."""
+    """Gives the exchange back when the optimizer was dropped, perhaps without close."""
     _unhook(*held)
     local.exchange.context._drop(local.exchange)
 
@@ -461,7 +476,7 @@ def _check_all_train(workers: Sequence[int], ctx: Context) -> None:
 
 
 def _names_of(fragments: Any, keys: list[ParamKey], plain: Callable[[str], str]) -> Any:
-    """The argument with names in place of modules."""
+    """Returns the argument with names in place of modules."""
     if isinstance(fragments, int | Strided | str | bytes) or not isinstance(fragments, Iterable):
         return fragments
     names = {id(key.param): key.name for key in keys}

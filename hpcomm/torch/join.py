@@ -1,4 +1,4 @@
-"""Uneven inputs: a rank that has run out of batches takes part in the others' steps, with nothing."""
+"""Uneven inputs: a rank that has run out of batches takes part in the others' steps, with a zero gradient."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,20 +21,19 @@ def join(optimizer: DistributedOptimizer | DiLoCo) -> Iterator[None]:
                 ...
                 optimizer.step()
 
-    A rank that has left the loop takes part in the others' steps until all have left theirs. Its part of the mean
-    gradient is zero, and the mean still divides by all ranks. Parameters, state and the numbers of param_groups, such
-    as learning rates, stay the same on all ranks; a scheduler that counts its own steps does not know of the steps that
-    its rank did not make. In the block a step costs one small allgather more. synchronize and GradScaler are refused:
-    the scaler of a rank that has run out would keep an old scale. A ModelCheckpointer works in the block: a rank
+    A rank that has left the loop takes part in the others' steps until all have left theirs. Its gradient counts as
+    zero, and the mean still divides by the number of all ranks. Parameters, state and the numbers of param_groups, such
+    as learning rates, stay the same on all ranks; but a scheduler that counts its own steps misses steps that its rank
+    did not make. In the block each step makes one small allgather more. synchronize and GradScaler are refused: the
+    scaler of a rank that has run out of batches would keep an old scale. A ModelCheckpointer works in the block: a rank
     that has run out saves with the others, with the extra values that it gave last.
 
-    With a DiLoCo optimizer, such a rank takes part in the exchanges of the others, with its steps up to then and no
-    more. Ranks meet when an exchange begins, and wait for the slowest one there. A ModelCheckpointer saves behind the
-    block.
+    With a DiLoCo, such a rank takes part in the others' exchanges with the progress of the steps that it has made. When
+    an exchange begins, ranks wait for the slowest one. Save with a ModelCheckpointer after the block.
 
     Raises:
-        InvalidArgument: optimizer is not of hpcomm.torch, or is in a join block already.
-        NotSupported: a rank calls step by a GradScaler, with a DistributedOptimizer; every rank raises it. Or the
+        InvalidArgument: optimizer is not one of hpcomm.torch, or is in a join block already.
+        NotSupported: with a DistributedOptimizer, a GradScaler calls step on any rank; every rank raises it. Or the
             inner optimizer of a DiLoCo is a DistributedOptimizer.
     """
     if isinstance(optimizer, DiLoCo):

@@ -1,7 +1,8 @@
-"""A key: a parameter of the model and its places in the exchange.
+"""A key: a parameter of the model, and the places of its values in the exchange.
 
-A gradient goes to its slot, which owners read; a parameter comes back into the memory that owners write. For float32
-both are the tensors that torch works with, and nothing is copied but a gradient that autograd has put elsewhere.
+Each gradient goes into a slot, memory of the exchange that the parameter's owners read. New parameters come into memory
+that owners write. For float32 these are the tensors with which torch works, so only a gradient that autograd has put
+elsewhere is copied.
 """
 
 import math
@@ -29,15 +30,15 @@ _STRIDED = torch.strided
 _HOST = torch.device("cpu")
 _is_compiling = torch.compiler.is_compiling
 _BACKWARD = named_call("loss.backward()", every=False)
-_SCALED = 1e-5  # by which a mean may differ from a multiple of its old value
+_SCALED = 1e-5  # relative difference up to which a mean counts as a multiple of its old value
 
 Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
 
 
 def _ratio(before: Tensor, now: Tensor) -> float:
-    """The factor between two gradients; NaN where no factor makes one of the other."""
+    """Returns the factor between two gradients; NaN if now is not a multiple of before."""
     if not bool(torch.isfinite(before).all()):
-        return 1.0  # which a scaler has seen as well, and skips the step
+        return 1.0  # a scaler has seen that too, and skips the step
     square = float((before.double() ** 2).sum())
     factor = float((before.double() * now.double()).sum()) / square if square else 1.0
     rounded = max(_SCALED, torch.finfo(now.dtype).eps) * abs(factor) * float(before.abs().max())
@@ -45,7 +46,7 @@ def _ratio(before: Tensor, now: Tensor) -> float:
 
 
 class Sender(Protocol):
-    """The state that the hook of a parameter needs: mode.py."""
+    """The state of mode.py that a parameter's hook uses."""
 
     quiet: bool
     unguarded: bool
@@ -63,7 +64,7 @@ class Sender(Protocol):
 
 
 class LayerUse(Protocol):
-    """Facts about the layer of a parameter: syncer.py."""
+    """Facts about a parameter's layer, see syncer.py."""
 
     calls: int
     plain: bool
@@ -71,7 +72,8 @@ class LayerUse(Protocol):
 
 @_disable_dynamo
 def _apart(key: "ParamKey", param: Tensor) -> None:
-    """The hook of a parameter, outside a compiled backward pass, which may read the weight behind the hook."""
+    """Hook of a parameter, outside a compiled backward pass, which may read the weight after the hook: forgets the
+    layer's calls, so that Backward does not send the key early."""
     if key.syncer is not None:
         key.syncer.calls = 0
     key.arrived(param)
@@ -83,22 +85,22 @@ class ParamKey:
     Attributes:
         name, param: of the model.
         group: the number of its parameter group.
-        handle: for which its next reader must wait; None: it need not wait.
-        sent: whether its gradient of this step is on its way.
+        handle: the exchange for which the next reader of the parameter must wait; None: no wait is needed.
+        sent: whether the gradient of this step has been sent.
         passes: backward passes since the last step.
         factor: by which the trainer has scaled the mean that synchronize gave.
         fold: the exchange of its gradient.
-        syncer: of its layer; several layers may wait for it, and this is the last of them.
+        syncer: the Syncer of its layer; if several layers wait for the key, the last of them.
         shared: whether several modules use it.
-        apart: whether its owner keeps other values than the parameter's, so that none may be written here.
-        stamp: the version of the parameter when nothing here had been written that the exchange has not.
+        apart: whether its owner keeps other values than the parameter's, so that writes to the parameter would be lost.
+        stamp: the parameter's version when the exchange last had all that was written here.
         master: the memory that owners write, in the shape of the parameter.
-        home: the parameter's own memory, where that is not master; else None.
-        slot: the memory of its gradient, where p.grad can lie there; else None.
-        lent: p.grad over that memory; None where slot is.
-        mean: p.grad over master, where the mean of all ranks lies there.
-        sum: the tensor in which autograd has added several gradients up, until zero_grad. Were each freed as it is
-            sent, malloc would give them back to the system, and the next backward pass fault them in again.
+        home: the parameter's own memory, if that is not master; otherwise None.
+        slot: the memory of its gradient, if p.grad can lie there; otherwise None.
+        lent: p.grad as a tensor over slot; None if slot is None.
+        mean: p.grad as a tensor over master, if the mean of all ranks lies there.
+        sum: the tensor in which autograd has summed several gradients, kept until zero_grad. If each were freed when it
+            is sent, malloc would return its memory to the system, and the next backward pass would fault it in again.
     """
 
     __slots__ = (
@@ -132,12 +134,12 @@ class ParamKey:
 
     mode: Sender
     master: Tensor
-    most = 0  # pairs of vectors of a step, where it goes as these
-    refused = ""  # why it cannot
-    skips = False  # autograd computes no gradient of it
+    most = 0  # the most pairs of vectors in a step, if it is sent as pairs
+    refused = ""  # why it cannot be sent as pairs
+    skips = False  # whether autograd computes no gradient for it
     device: TensorDevice = Cpu()
-    has_master = False  # the exchange's values have more bits than the parameter's
-    copies = False  # the parameter never lies in the exchange
+    has_master = False  # whether the exchange's values have more bits than the parameter's
+    copies = False  # whether the parameter never lies in the exchange
 
     def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> None:
         self.name, self.param, self.group, self.counts, self.sparse = name, param, group, counts, sparse
@@ -147,7 +149,7 @@ class ParamKey:
         self.sent = self.shared = self.apart = False
         self.passes = self.version = self.address = self.stamp = 0
         self.factor = 1.0
-        self.held: Tensor | None = None  # p.grad as it was when it was sent, and its version
+        self.held: Tensor | None = None  # p.grad when it was sent; version is its version then
         self.home: Tensor | None = None
         self.slot: Tensor | None = None
         self.lent = self.mean = None  # type: Lent | None
@@ -158,18 +160,19 @@ class ParamKey:
     # ---- its places --------------------------------------------------------------------------------------------------
 
     def value(self) -> NDArray[np.float32]:
-        """The parameter as the exchange has it."""
+        """Returns the parameter as a float32 array in the order of the exchange."""
         return as_float32(self.param, self.order)
 
     def lies_in(self, exchange: Exchange, *, stays: bool) -> None:
-        """The parameter lies in the exchange from here on; stays: in its own memory, and is copied there."""
+        """Puts the parameter into the exchange's memory. stays: it keeps its own memory instead, and each step copies
+        it."""
         self.home = None
         self.master = as_tensor(exchange.params[self.name], self.order)
         self.home = None
         if stays:
             self._stays_at_home()
             return
-        self.param.data = as_tensor(exchange.params[self.name], self.order)  # which share_memory may move
+        self.param.data = as_tensor(exchange.params[self.name], self.order)  # share_memory may move param.data later
         self.address, self.stamp = self.param.data_ptr(), self.param._version
 
     def _stays_at_home(self) -> None:
@@ -178,7 +181,7 @@ class ParamKey:
         self.address, self.stamp = self.home.data_ptr(), self.param._version
 
     def takes_slot(self, exchange: Exchange) -> None:
-        """Its gradients go to the exchange from here on. If the key has a single float32 slot, p.grad lies in it."""
+        """Makes later gradients go to the exchange. If the key has a single float32 slot, p.grad lies in it."""
         slot = exchange.gradient(self.name)
         its = exchange._state.facts[self.name]
         single = its.one_slot and not its.reads_on
@@ -188,12 +191,12 @@ class ParamKey:
         self.mean = None
 
     def memory(self, exchange: Exchange) -> list[NDArray[Any]]:
-        """The arrays of an exchange that copies from and to a device read and write."""
+        """Returns the arrays of an exchange that copies to and from a device read and write."""
         return [exchange.params[self.name]]
 
     def find_home(self, *, take: bool = True) -> None:
-        """Looks whether torch has put the parameter elsewhere, as model.to and p.data = ... do. take: with the values
-        that it has there; else they are older than the exchange's."""
+        """Notices if torch has moved the parameter, as model.to and p.data = ... do. take: gives the exchange the
+        values that the parameter has there; otherwise these are older than the exchange's."""
         if take and self.apart and self.home is None and self.stamp != self.param._version:
             raise self.lost_write()
         address = self.param.data_ptr()
@@ -208,14 +211,14 @@ class ParamKey:
         self.stamp = self.param._version
 
     def give(self) -> None:
-        """Its update begins: takes values that the trainer has written, on all ranks alike. From here on owners
-        write."""
+        """Begins an update: takes values that the trainer has written, on all ranks alike. From now on owners write the
+        parameter."""
         self.find_home()
         written(self.param)
         self.stamp = self.param._version
 
     def _may_have_written(self) -> bool:
-        """Whether the trainer may have written the parameter where it lies, p.data too."""
+        """Returns whether the trainer may have written the parameter in its own memory, by p.data too."""
         return True
 
     def _take(self, data: Tensor) -> None:
@@ -250,7 +253,7 @@ class ParamKey:
             self.handle = None
             if self.param._version != self.stamp:
                 raise self.torn_write()
-            if self.param.data_ptr() != self.address:  # it was put elsewhere meanwhile
+            if self.param.data_ptr() != self.address:  # torch has moved it meanwhile
                 self.find_home(take=False)
             if self.home is not None:
                 self.move()
@@ -262,26 +265,26 @@ class ParamKey:
         self.counts.params_copied += 1
 
     def tally(self) -> None:
-        """Counts the seconds of a copy that has ended."""
+        """Adds the seconds of a copy that has ended to the counts."""
 
     def fetch(self) -> bool:
-        """Begins to copy a parameter that has come to where it is needed; whether it has come."""
+        """Begins to copy a parameter that has come to its device; returns whether it has come."""
         return self.handle is None
 
     # ---- send --------------------------------------------------------------------------------------------------------
 
     def is_there(self) -> bool:
-        """Whether this rank has a gradient."""
+        """Returns whether this rank has a gradient."""
         return self.param.grad is not None
 
     def arrived(self, param: Tensor) -> None:
-        """The hook of the parameter: a backward pass has its whole gradient."""
-        if _is_compiling():  # compiled autograd traces the hook, and calls this one
+        """Hook of the parameter: a backward pass has computed its whole gradient."""
+        if _is_compiling():  # compiled autograd traces the hook; _apart stays outside
             _apart(self, param)
             return
         mode = self.mode
         if self.sent or self.handle is not None:
-            mode.starts.drain()  # all ranks refuse behind the same pushes
+            mode.starts.drain()  # so all ranks refuse after the same pushes
             raise self.twice() if self.sent else self.unwaited()
         if mode.quiet:
             mode.passed(self)
@@ -298,13 +301,13 @@ class ParamKey:
         except PeerFailed as failed:
             raise mode.explained(failed, mode.made()) from failed
         except InvalidArgument:
-            mode.starts.drain()  # all ranks refuse behind the same pushes
+            mode.starts.drain()  # so all ranks refuse after the same pushes
             raise
         finally:
             enter(before)
 
     def push(self, start: Start) -> Handle:
-        """Starts the exchange of p.grad by this call, and leaves p.grad in its slot, if it has one."""
+        """Starts the exchange of p.grad by start, and leaves p.grad in the key's slot, if it has one."""
         grad, slot, lent = self.param.grad, self.slot, self.lent
         if lent is not None and grad is not None and grad is lent.tensor and grad.data_ptr() == lent.address:
             if self.mode.unguarded and grad._version - self.version > 1:
@@ -320,7 +323,7 @@ class ParamKey:
             if slot is None:
                 handle = start(self.name, self._array(plain))
             else:
-                slot.copy_(plain)  # it is free: the exchange before has been waited for
+                slot.copy_(plain)  # the slot is free: the last exchange has been waited for
                 handle = start(self.name)
                 if not grad.requires_grad and lent is not None:
                     self.sum = grad if grad._version else None
@@ -331,25 +334,26 @@ class ParamKey:
         return handle
 
     def push_nothing(self, start: Start) -> Handle:
-        """This rank's part of the update is zero. p.grad stays as it is."""
+        """Pushes zero as this rank's part of the update. p.grad stays as it is."""
         grad = self.param.grad
         self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
         return start(self.name, nothing=True)
 
     def leave_kept(self, grad: Tensor | None = None, plain: Tensor | None = None) -> None:
-        """Slot and master are written next. A trainer may have kept p.grad of an earlier backward pass, as one with
-        several losses does, or an array over it: that keeps its values. grad, plain: local names of the caller."""
+        """Prepares slot and master to be written. If the trainer has kept p.grad of an earlier backward pass (as with
+        several losses), or an array over it, that keeps its values. grad, plain: local variables of the caller that may
+        refer to it."""
         for lent in (self.lent, self.mean):
             if lent is not None and lent.tensor is not None:
-                local = 2 * ((grad is lent.tensor) + (plain is lent.tensor))  # here and there
+                local = 2 * ((grad is lent.tensor) + (plain is lent.tensor))  # in the caller and here
                 lent.leave(self._names_of(lent.tensor) + local, p_grad=self.param.grad is lent.tensor)
 
     def _names_of(self, tensor: Tensor) -> int:
-        """References to a tensor that this key has."""
+        """Returns how many references to a tensor this key holds."""
         return (self.held is tensor) + (self.sum is tensor)
 
     def _array(self, grad: Tensor) -> NDArray[Any]:
-        """A gradient as C reads it: its own memory, if it lies as the parameter does."""
+        """Returns a gradient as C reads it: its own memory, if its strides are the parameter's; otherwise a copy."""
         order = self.order
         array: NDArray[Any] = (grad if order is None else grad.permute(order)).numpy()
         if not array.flags.c_contiguous:
@@ -359,7 +363,7 @@ class ParamKey:
         return array
 
     def dense(self, grad: Tensor) -> Tensor:
-        """A gradient that is sparse, or belongs to a graph, as a plain tensor."""
+        """Returns a gradient that is sparse, or belongs to a graph, as a plain tensor."""
         grad = grad.detach()
         if grad.layout is torch.strided:
             return grad
@@ -373,7 +377,8 @@ class ParamKey:
         return grad.to_dense()
 
     def averaged(self, mean: NDArray[np.float32], *, copy: bool = False) -> None:
-        """Makes the mean of all ranks p.grad: where it lies in the slot, p.grad lies there too, or is a copy."""
+        """Makes p.grad the mean of all ranks: over the slot if the mean lies there and copy is False, otherwise a
+        copy."""
         if self.lent is not None and mean.ctypes.data == self.slot_at and not copy:
             grad = self.param.grad = self.lent.get()
         else:
@@ -384,10 +389,11 @@ class ParamKey:
         self.held, self.version = grad, grad._version
 
     def scaled_by(self, mean: NDArray[np.float32], why: str) -> None:
-        """Takes the factor by which the trainer has scaled this mean. why: no other change can be taken.
+        """Finds the factor by which the trainer has scaled this mean. why: why no other change can be taken, for the
+        error.
 
         Raises:
-            InvalidArgument: it was changed otherwise.
+            InvalidArgument: the mean was changed otherwise.
         """
         grad = self.param.grad
         self.factor = 1.0 if grad is None else _ratio(as_tensor(mean, self.order), grad.detach().cpu())
@@ -396,14 +402,15 @@ class ParamKey:
         self.held, self.version = grad, grad._version
 
     def _own_grad(self) -> Tensor:
-        """p.grad as memory that may be written: another tensor where a trainer holds this one."""
+        """Returns p.grad as memory that may be written: a new tensor if the trainer holds the present one."""
         grad = self.param.grad
         if grad is None or grad.layout is not _STRIDED or is_held(grad, self._names_of(grad), p_grad=True):
             self.param.grad = grad = torch.empty_like(self.param)
         return grad
 
     def take_mean(self) -> None:
-        """The mean of all ranks lies in master, as where it is the exchange's parameter: makes it p.grad."""
+        """Makes p.grad the mean of all ranks that lies in master. Used if the exchange's parameters are mean
+        gradients."""
         if self.mean is None:
             self.mean = Lent(self.master, self.order)
         self.param.grad = self.mean.get()
@@ -411,7 +418,7 @@ class ParamKey:
     # ---- the trainer's changes ---------------------------------------------------------------------------------------
 
     def changed(self) -> bool:
-        """Whether p.grad has changed since it was sent."""
+        """Returns whether p.grad has changed since it was sent."""
         grad = self.param.grad
         if grad is not self.held:
             return True
@@ -421,17 +428,18 @@ class ParamKey:
         return moved or grad._version != self.version
 
     def sends_again(self, asked: bool) -> bool:
-        """Whether the mean that synchronize gave must be folded again. asked: it may have been written unseen."""
+        """Returns whether the mean that synchronize gave must be folded again. asked: the trainer may have written it
+        unnoticed."""
         return asked or self.changed()
 
     def done(self) -> None:
-        """After a step."""
+        """Resets the key after a step."""
         self.sent, self.passes, self.factor = False, 0, 1.0
         if self.lent is None or self.held is not self.lent.tensor:
             self.held = None
 
     def end(self) -> None:
-        """Its optimizer is gone: lets go of the exchange. p.grad stays."""
+        """Lets go of the exchange after the optimizer is gone. p.grad stays."""
         self.handle = self.fold = self.held = self.sum = self.lent = self.mean = self.slot = self.syncer = None
         del self.mode
 

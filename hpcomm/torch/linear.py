@@ -1,5 +1,6 @@
-"""The weight of a linear layer, whose gradient is a sum of products: of each row of the layer's inputs, and of the
-gradient of its outputs (SFB, section 2; Poseidon, section 3.2). Its key can go as those pairs of vectors."""
+"""The weight of a linear layer. Its gradient is a sum of outer products, each of a row of the gradient of the layer's
+outputs and a row of its inputs (SFB, section 2; Poseidon, section 3.2). The key can send these pairs of vectors instead
+of the matrix."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -27,13 +28,13 @@ _NOT_THEIR_SUM = "its gradient is not the sum of its layer's inputs and gradient
 
 
 class Call(NamedTuple):
-    """A call of the layer, of which a backward pass has come back: rows of inputs, and of gradients of outputs.
+    """A call of the layer whose backward pass has run: its rows of inputs, and of gradients of outputs.
 
     Attributes:
         inputs: (..., N).
         version: of inputs, when the layer read them.
-        outputs: the gradient, (..., M).
-        task: the backward pass.
+        outputs: the gradient of the outputs, (..., M).
+        task: the number of the backward pass.
     """
 
     inputs: Tensor
@@ -62,39 +63,39 @@ class Hook:
 
 
 class LinearKey(ParamKey):
-    """The key of a weight (M, N), which goes as a matrix until goes_as_pairs. It has no __slots__, so that it can stand
-    beside another class that has some.
+    """The key of a weight (M, N). It is sent as a matrix until goes_as_pairs is called. It has no __slots__, because a
+    subclass combines it with another class that has some.
 
     Attributes:
         module: the layer.
         rows: the most pairs that a step has had.
-        K: the most that a step may have; 0: not known yet.
-        most: K, where it goes as pairs; 0: it goes as a matrix.
-        refused: why its gradient of this step is not the sum of its pairs; "" if it is, or the check is not due.
-        used: with skip_weight_grad: autograd has given the weight a gradient, which is not the layer's.
+        K: the most pairs that a step may have; 0: not known yet.
+        most: K if it is sent as pairs; 0 if it is sent as a matrix.
+        refused: why its gradient of this step is not the sum of its pairs; "" if it is, or is not checked yet.
+        used: with skip_weight_grad: whether autograd has given the weight a gradient, which is not the layer's.
     """
 
     _exchange: Exchange
 
     def __init__(self, module: nn.Linear, *args: Any) -> None:
-        """args: for the class beside this one."""
+        """args: for the other base class."""
         super().__init__(*args)
         self.module = module
         self.rows = self.K = self.most = self._open = 0
         self.refused = ""
         self.skips = self.used = False
-        self._came: list[Call] = []  # of backward passes that run
-        self._kept: list[Call] = []  # of backward passes that have given the weight its gradient
+        self._came: list[Call] = []  # calls whose backward pass runs
+        self._kept: list[Call] = []  # calls whose backward pass has given the weight its gradient
         self._mean: NDArray[np.float32] | None = None
-        self._verdict: Tensor | None = None  # in the host's memory, and it has not been read
-        self._looked: Copy | None = None  # which brings it
+        self._verdict: Tensor | None = None  # result of _judge in the host's memory, not read yet
+        self._looked: Copy | None = None  # the copy that brings it
         self._place: Tensor | None = None
         self._hooks: list[RemovableHandle] = []
 
     # ---- the layer's calls -------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """From here on its pairs are taken."""
+        """Begins to collect the layer's pairs."""
         if not self._hooks:
             self._hooks.append(self.module.register_forward_hook(Hook(self._called), with_kwargs=True))
 
@@ -107,21 +108,22 @@ class LinearKey(ParamKey):
         self._open = 0
 
     def goes_as_pairs(self, most: int, *, skips: bool) -> None:
-        """From here on it sends its pairs, up to most. skips: and autograd does not compute its gradient."""
+        """Makes the key send pairs from now on, up to most in a step. skips: autograd does not compute the weight's
+        gradient."""
         self.most, self.skips = most, skips
         if skips:
             self._hooks.append(self.module.register_forward_pre_hook(Hook(self._hide)))
             self._hooks.append(self.module.register_forward_hook(Hook(self._show), always_call=True))
 
     def goes_as_matrix(self) -> None:
-        """From here on it sends its gradient."""
+        """Makes the key send its gradient from now on."""
         self.most, self.skips = 0, False
         for hook in self._hooks[1:]:
             hook.remove()
         del self._hooks[1:]
 
     def whole_gradient(self) -> None:
-        """p.grad becomes the gradient of this step, where autograd has not computed the layer's part."""
+        """Makes p.grad the whole gradient of this step, by adding the layer's part if autograd has not computed it."""
         if not self.skips or not self._kept:
             return
         grad = self.param.grad
@@ -131,7 +133,7 @@ class LinearKey(ParamKey):
         self.param.grad = whole
 
     def _hide(self, module: nn.Module, args: object) -> None:
-        """Before a forward pass: the layer reads a weight for which autograd computes nothing."""
+        """Forward pre-hook: gives the layer a detached weight, for which autograd computes no gradient."""
         if torch.is_grad_enabled() and not _is_compiling():
             self._check_alone(module)
             module._parameters["weight"] = self.param.detach()  # type: ignore[assignment]
@@ -141,7 +143,7 @@ class LinearKey(ParamKey):
         weight, hooks = self.param, getattr(self.param, "_post_accumulate_grad_hooks", None)
         if module._parameters.get("weight") is not weight:
             why = "is not a plain parameter of its layer any more, as after a parametrization or a prune mask"
-        elif weight._backward_hooks or len(hooks or ()) > 1:  # one is the optimizer's own
+        elif weight._backward_hooks or len(hooks or ()) > 1:  # one hook is the optimizer's own
             why = "has got a hook, and autograd computes no gradient for it"
         else:
             return
@@ -153,11 +155,11 @@ class LinearKey(ParamKey):
         module._parameters["weight"] = self.param  # type: ignore[assignment]
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Any:
-        """The forward hook."""
+        """Forward hook: puts _backward before the layer's backward pass."""
         if _is_compiling() or not torch.is_grad_enabled() or not self.param.requires_grad:
             return None
         given = result
-        if result.grad_fn is None:  # nothing but the weight asks for a gradient here
+        if result.grad_fn is None:  # only the weight requires a gradient
             if not self.skips:
                 return None
             given = result.requires_grad_().clone()
@@ -168,8 +170,8 @@ class LinearKey(ParamKey):
         return None if given is result else given
 
     def _backward(self, inputs: Tensor, version: int, grads: tuple[Tensor, ...]) -> None:
-        """Before the layer's backward pass."""
-        if _is_compiling():  # compiled autograd traces the hook: no pairs are seen, and the gradient goes as a matrix
+        """Hook that runs before the layer's backward pass, and keeps its pairs."""
+        if _is_compiling():  # compiled autograd traces the hook: no pairs are seen, so a matrix is sent
             if self.skips:
                 _refuse_compiled(self)
             return
@@ -177,7 +179,7 @@ class LinearKey(ParamKey):
         self._open -= 1
         if grads[0] is not None:
             self._came.append(Call(inputs, version, grads[0].detach(), torch._C._current_graph_task_id()))
-        if self.skips and self._open == 0:  # no gradient of the layer's own will come
+        if self.skips and self._open == 0:  # autograd will not call arrived for this layer
             self._keep_pairs()
             super().arrived(self.param)
 
@@ -190,8 +192,8 @@ class LinearKey(ParamKey):
         super().arrived(param)
 
     def _keep_pairs(self) -> None:
-        """The pairs of this backward pass belong to the gradient; pairs of other passes, such as a trainer's
-        torch.autograd.grad by the inputs, do not."""
+        """Keeps the pairs of this backward pass for the gradient, and drops pairs of other passes, such as a trainer's
+        torch.autograd.grad with respect to the inputs."""
         task = torch._C._current_graph_task_id()
         self._kept += [call for call in self._came if call.task == task]
         self._came.clear()
@@ -213,7 +215,7 @@ class LinearKey(ParamKey):
         return bool(self.skips and (self._kept or self._came)) or super().is_there()
 
     def push(self, start: Start) -> Handle:
-        if self.skips and self._came:  # step sends pairs that no hook has sent: a call had no backward pass
+        if self.skips and self._came:  # a call had no backward pass, so no hook has sent these pairs
             self._kept += self._came
             self._came.clear()
         rows = sum(call.rows for call in self._kept)
@@ -225,11 +227,11 @@ class LinearKey(ParamKey):
             return super().push(start if self._verdict is None else partial(self._begin_matrix, start))
         if self.skips:
             self._check_alone(self.module)
-        if not mode.agreed:  # else it has passed in this step
+        if not mode.agreed:  # agreed: this step's pairs have passed the check
             self._judge()
         grad = self.param.grad
         self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
-        if self.refused:  # all ranks are told, and nothing is folded
+        if self.refused:  # the vote tells all ranks
             return start(self.name, nothing=True)
         if rows > self.most:
             raise InvalidArgument(
@@ -276,7 +278,8 @@ class LinearKey(ParamKey):
             )
 
     def _judge(self) -> None:
-        """Finds out why its gradient is not the sum of its pairs, if it is not. The numbers may be known later."""
+        """Finds out why the gradient is not the sum of its pairs, if it is not. On a device the result may come later:
+        _decide."""
         self.refused = self._differs()
         grad = self.param.grad
         if self.refused or self.skips or grad is None:
@@ -287,7 +290,7 @@ class LinearKey(ParamKey):
         self._verdict = self._place
         self._looked = self.device.copy_out(self._place, found)
         if self._looked is None:
-            self._decide()  # else behind a later copy, when the exchange begins
+            self._decide()  # otherwise after a later copy, when the exchange begins
 
     def _decide(self) -> None:
         if self._verdict is not None and not self._verdict:
@@ -295,7 +298,7 @@ class LinearKey(ParamKey):
         self._verdict = self._looked = None
 
     def _differs(self) -> str:
-        """Why the gradient cannot be the sum of the pairs; "" if it may be."""
+        """Returns why the gradient cannot be the sum of the pairs; "" if it may be."""
         grad = self.param.grad
         if self.skips:
             if self.used:
@@ -311,7 +314,7 @@ class LinearKey(ParamKey):
         return "" if narrow is None else f"its layer computes in {narrow}, which rounds its gradient"
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Gradients of outputs (rows, M) and inputs (rows, N), call by call."""
+        """Yields gradients of outputs (rows, M) and inputs (rows, N), call by call."""
         for call in self._kept:
             outputs, inputs = (one.reshape(-1, one.shape[-1]).float() for one in (call.outputs, call.inputs))
             yield outputs, inputs
@@ -324,7 +327,7 @@ class LinearKey(ParamKey):
             self._mean = mean
 
     def sends_again(self, asked: bool) -> bool:
-        """Pairs stay folded: the trainer's change of their mean becomes a factor of it."""
+        """Returns False for pairs, which stay folded: the trainer's change of their mean must be a factor."""
         if not self.most:
             return super().sends_again(asked)
         if (asked or self.changed()) and self._mean is not None and self.param.grad is not None:
@@ -342,7 +345,7 @@ class LinearKey(ParamKey):
 
 
 def _rounded() -> str:
-    """Another cause of a differing gradient: products in TF32 or bfloat16."""
+    """Returns another cause of a differing gradient, for the error: products in TF32 or bfloat16."""
     with suppress(RuntimeError):  # settings of torch's older and newer calls are mixed
         precision = torch.get_float32_matmul_precision()
         if precision != "highest":
@@ -359,7 +362,7 @@ def _refuse_compiled(key: LinearKey) -> None:
 
 
 class CopiedLinearKey(LinearKey, CopiedKey):
-    """One on a device."""
+    """A LinearKey on a device."""
 
     def memory(self, exchange: Exchange) -> list[NDArray[Any]]:
         if not self.most:
@@ -371,7 +374,7 @@ class CopiedLinearKey(LinearKey, CopiedKey):
 def make_linear(
     module: nn.Linear, name: str, param: Tensor, group: int, counts: Counts, sparse: str, device: TensorDevice
 ) -> LinearKey:
-    """The key of a layer's weight, which is float32."""
+    """Returns the key of a linear layer's weight, which must be float32."""
     args = (module, name, param, group, counts, sparse)
     return CopiedLinearKey(*args, device) if device.apart else LinearKey(*args)
 
@@ -381,7 +384,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def layers_of(model: nn.Module) -> dict[int, nn.Linear]:
-    """The plain linear layers whose weight nothing else of the model uses, by id of the weight."""
+    """Returns the plain linear layers whose weight no other part of the model uses, by id of the weight."""
     uses: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, param in module._parameters.items():
@@ -395,7 +398,7 @@ def layers_of(model: nn.Module) -> dict[int, nn.Linear]:
 
 
 def why_not(module: nn.Linear) -> str:
-    """Why a layer's gradient cannot be told from its inputs and outputs; "" if it can."""
+    """Returns why a layer's gradient cannot be made of its inputs and outputs; "" if it can."""
     weight = module.weight
     if weight.dtype != torch.float32:
         return f"its weight is {weight.dtype}"

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: a torch optimizer that takes the gradients, or averages the parameters, of all ranks."""
+"""DistributedOptimizer: a torch optimizer that applies the mean of all ranks' gradients, or averages ranks' models."""
 
 import hashlib
 from collections import defaultdict
@@ -54,68 +54,71 @@ class DistributedOptimizer(Wrapper):
         optimizer = hpcomm.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), ctx, model)
 
     Each rank computes the gradients of its batch, and the optimizer applies their mean. With batches of equal size all
-    ranks reach the weights, up to rounding, of one process with all the data. Every rank starts from rank 0's
-    parameters, buffers and, where the optimizer has state already, its state and param_groups.
+    ranks reach the same weights, up to rounding, as one process training on all the data. Every rank starts from rank
+    0's parameters and buffers and, if the optimizer has state already, from rank 0's state and param_groups.
 
     SGD (without dampening and maximize), Adam and AdamW (without amsgrad and maximize) become rules of the exchange:
-    each parameter is updated once, by the rank that owns it. Other optimizers get mean gradients and step on every
-    rank, which a warning says. It has the param_groups of the wrapped optimizer, so schedulers work on either.
+    the rank that owns a parameter updates it, once for all ranks. Any other optimizer steps on every rank with the mean
+    gradients, and rank 0 logs a warning. The DistributedOptimizer has the param_groups of the wrapped optimizer, so
+    schedulers work on either.
 
-    After step() parameters are new, as in torch. With overlap=True they may be on their way: each layer waits for its
-    own before its forward pass; a model that is evaluated, and model.state_dict(), wait for all; call wait() before
-    parameters are read or written otherwise. Under apply="backward" they change before step(). p.grad lies in the
-    exchange: read it at any time; change it after synchronize() only.
+    By default parameters are new when step() returns, as in torch. With overlap=True step() returns earlier: each layer
+    waits for its own parameters before its forward pass; the first forward pass of a model in eval mode, and
+    model.state_dict(), wait for all. Call wait() before any other code reads or writes parameters. Under
+    apply="backward" parameters change before step(). p.grad lies in the exchange: you may read it at any time, but
+    change it only after synchronize().
 
     Args:
-        optimizer: of torch, with all parameters that will be trained; ones that are frozen may be thawed later.
+        optimizer: an optimizer of torch that has all parameters to train; frozen ones may be thawed later.
         ctx: the ranks.
-        model: whose parameters these are: float32, or bfloat16 or float16, of which the exchange keeps float32 masters;
-            on the CPU, or on one CUDA device (docs/torch.md). Give a model that is compiled after it was compiled.
-        apply: "step": gradients are exchanged while the backward pass runs, and applied by step(). "backward": they are
-            also applied as soon as they are there, where nothing in this backward pass reads the weight again; this is
-            fastest, and goes without synchronize, clip_norm and GradScaler. "after": nothing is sent before step(), as
-            by a plain parameter server (section 5); it is there to be compared with.
-        clip_norm: the norm of the mean gradient is at most this, as by torch.nn.utils.clip_grad_norm_; the same bits on
-            all ranks. Under SSP(s) and ASYNC, where each update is applied by itself, the norm of each rank's own
-            gradient; with a quorum the norm of the mean of the ranks in it.
-        backward_passes_per_step: gradients of so many backward passes are summed here before they are exchanged.
-        buffers: "local": each rank's own; "broadcast": rank 0's, "average": the mean, after each step. Buffers that are
-            no floating-point numbers stay local.
-        sparse: sparse gradients are exchanged "dense", which a warning says, or are refused: "refuse".
-        topology: None: as hpcomm.parameter_hub chooses by its options. Or a ParameterServer, or a Hierarchy. Or
-            a graph, as hpcomm.stochastic_reduce takes it: the optimizer steps on each rank, which then averages its
+        model: the module that has these parameters. They must be float32, or bfloat16 or float16, for which the
+            exchange keeps float32 masters; and lie on the CPU or on one CUDA device (docs/torch.md). Compile a model
+            before you give it.
+        apply: "step": gradients are exchanged while the backward pass runs, and step() applies them. "backward": each
+            gradient is also applied as soon as all ranks have it, if nothing in this backward pass reads the weight
+            again. This is fastest, but refuses synchronize, clip_norm and GradScaler. "after": nothing is sent before
+            step(), as with a plain parameter server (section 5); it serves as a baseline.
+        clip_norm: the largest norm of the mean gradient, as in torch.nn.utils.clip_grad_norm_; all ranks compute the
+            same bits. Under SSP(s) and ASYNC, which apply each rank's update by itself, it limits the norm of each
+            rank's own gradient; with a quorum, the norm of the mean over the ranks in the quorum.
+        backward_passes_per_step: how many backward passes are summed on this rank before their gradient is exchanged.
+        buffers: "local": each rank keeps its own; "broadcast": all take rank 0's after each step; "average": all take
+            the mean after each step. Buffers that are not floating-point stay local.
+        sparse: "dense": sparse gradients are made dense and exchanged, with a warning; "refuse": they raise an error.
+        topology: None (hpcomm.parameter_hub chooses by its options), a ParameterServer, a Hierarchy, or a graph, as
+            hpcomm.stochastic_reduce takes it. On a graph the optimizer steps on each rank, which then averages its
             model with its neighbours' models.
-        consistency: BSP; SSP(s), ASYNC or a quorum with servers; on a graph any that Exchange takes there.
+        consistency: with servers BSP, SSP(s), ASYNC or a quorum; on a graph any that Exchange takes there.
         codec: of gradients, as Exchange takes it; a mapping has the names of the model's parameters.
-        overlap: whether step() returns while parameters are on their way, which between hosts saves 2 to 7 % of a step;
-            None: as init(overlap=) or HPCOMM_OVERLAP says; else not.
-        way: how each linear layer is exchanged (Poseidon, section 3.2): "auto": as a matrix or as pairs of vectors,
-            by the smaller time at the rates measured here; "paper": by algorithm 1, which counts bytes; or a mapping
-            from names of parameters to "ps" (a matrix, through servers), "factors" (pairs, to all ranks), "adam" (pairs
-            to one server, the matrix back) or "1bit", where parameters not named are "ps"; or one of these four for
-            all linear layers. None: init(way=) or HPCOMM_WAY, else "ps". For apply="step" under BSP, with optimizers
-            that have a rule. Keys that topology= or codec= names keep that.
-        batch: K, the most rows that a linear layer has in a step on a rank: samples times positions times calls. None:
-            the first step goes as matrices, and then K is twice the most rows that a rank has had.
+        overlap: whether step() returns before the parameters have come. Between hosts this saves 2 to 9 % of a step (an
+            LSTM's step takes from 7 % less to 2 % more). None: init(overlap=) or HPCOMM_OVERLAP decides; default False.
+        way: the form in which each linear layer's update is sent (Poseidon, section 3.2). Forms are "ps" (a matrix,
+            through servers), "factors" (pairs of vectors, to all ranks), "adam" (pairs to one server, the matrix back)
+            and "1bit". Give one form for all linear layers; a mapping from names of parameters to forms, in which the
+            default is "ps"; "auto": hpcomm takes a matrix or pairs, by the smaller time at the rates measured on
+            this machine; or "paper": algorithm 1 chooses, which counts bytes. None: init(way=) or HPCOMM_WAY, otherwise
+            "ps". It needs apply="step" or "after", BSP, and an optimizer that becomes a rule. Keys named in topology=
+            or codec= keep the form given there.
+        batch: K, the most rows that a linear layer has in one step on one rank: samples times positions times calls.
+            None: the first step sends matrices, and then K is twice the most rows that any rank has had.
         revisit: after how many steps "auto" measures and decides again; None: never.
         lossy: whether "auto" also compares bfloat16, TopK(0.01) and OneBit() for each parameter of 4,096 elements or
-            more; or a list of the codecs that it compares, such as [Threshold(1e-3)]. Their residuals are dropped when
-            a way changes.
-        skip_weight_grad: autograd does not compute the gradients of weights that go as pairs: p.grad stays None unless
-            synchronize fills it. Calls of torch.autograd.grad through such a layer add to its gradient.
-        options: plan (PlanOptions), engine (EngineOptions), reduce, codec_out and progress, as Exchange has them;
-            placement and servers of a ParameterServer. With placement="NCC" or "NCS" ranks only serve (PHub, section
-            2.2): they make the same optimizer, and call serve in place of the training loop. Means are of the workers
+            more; or a list of the codecs to compare, such as [Threshold(1e-3)]. A change of way drops their residuals.
+        skip_weight_grad: autograd does not compute the gradients of weights that are sent as pairs: p.grad stays None
+            unless synchronize fills it. A call of torch.autograd.grad through such a layer then adds to its gradient.
+        options: plan (PlanOptions), engine (EngineOptions), reduce, codec_out and progress, as in Exchange; placement
+            and servers, as in ParameterServer. With placement="NCC" or "NCS" some ranks only serve (PHub, section 2.2):
+            they make the same optimizer, and call serve in place of the training loop. Means are then over the workers
             alone, exchange.plan.workers.
 
     Attributes:
         context: the ranks.
-        exchange: the parameters by name; call wait() before it is used. ModelCheckpointer saves it.
+        exchange: the exchange, with the parameters by name; call wait() before you use it. ModelCheckpointer saves it.
 
     Raises:
-        InvalidArgument: an argument that cannot be, here or on another rank; a parameter of another dtype, one that
-            is not the model's, or parameters on several devices.
-        ConfigError: ranks disagree, or the optimizer has state, and on rank 0 it has none.
+        InvalidArgument: this or another rank gave an invalid argument; or a parameter has another dtype, is not one of
+            the model's, or lies on another device than the first.
+        ConfigError: ranks disagree, or the optimizer has state on some rank but not on rank 0.
     """
 
     grad_scale: Tensor | None
@@ -164,7 +167,7 @@ class DistributedOptimizer(Wrapper):
         self._ready = True
 
     def _take_up(self, asked: Asked) -> None:
-        """Makes the exchange, and gives all ranks rank 0's other parameters and its buffers."""
+        """Makes the exchange, and gives all ranks rank 0's buffers and the parameters that are not in the exchange."""
         ctx, rules, optimizer = asked.context, asked.rules, asked.optimizer
         self.context, self._counts, self._rules, self._ways = ctx, asked.counts, rules, asked.ways
         self._overlap = asked.args.overlap
@@ -183,7 +186,7 @@ class DistributedOptimizer(Wrapper):
         mode.extra.append(self._buffers)
 
     def _tie(self, asked: Asked) -> None:
-        """Puts hooks on the model and the wrapped optimizer; the exchange has the state from here on."""
+        """Puts hooks on the model and the wrapped optimizer; from here on the exchange holds the state."""
         keys, mode = asked.keys, self._mode
         self._layers = Layers(self.context, self._model, keys)
         self._layers.begin(mode)
@@ -199,7 +202,7 @@ class DistributedOptimizer(Wrapper):
 
     @torch.no_grad()
     def _own_state(self, loaded: Mapping[str, state.Loaded] | None, rules: Rules) -> None:
-        """The owners keep the state from here on, beginning with the wrapped optimizer's."""
+        """Makes the owners keep the optimizer's state from here on; they start with the wrapped optimizer's state."""
         me = ref(self)
 
         def reset(keys: Sequence[ParamKey]) -> None:
@@ -216,8 +219,8 @@ class DistributedOptimizer(Wrapper):
         self._wrapped.state = self._owned  # type: ignore[assignment]
 
     def _watch(self) -> list[RemovableHandle]:
-        """The hooks for load_state_dict of the wrapped optimizer, which makes other param_groups and another state, and
-        for its state_dict."""
+        """Puts hooks on the wrapped optimizer. load_state_dict makes new param_groups: followed if it steps on each
+        rank. If the exchange has its rule, load_state_dict and state_dict are refused, as owners keep the state."""
 
         def refused(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             raise _not_here("load_state_dict")
@@ -263,7 +266,7 @@ class DistributedOptimizer(Wrapper):
         self._move()
 
     def _load(self, found: Mapping[str, state.Loaded], *, drops: bool) -> None:
-        """The owners take the parameters that the trainer has written since the last step, and this state."""
+        """Makes the owners take this state, and the parameters that the trainer has written since the last step."""
         mode = self._mode
         mode.take_written()
         mode.workers.send(
@@ -291,7 +294,7 @@ class DistributedOptimizer(Wrapper):
             self._steps_by = _step_of(wrapped)
 
     def _hook(self) -> None:
-        """Hooks for parameters that are trained and have none yet."""
+        """Puts hooks on parameters that are trained and have none yet."""
         if isinstance(self._mode, Neighbours):
             return
         for key in self._mode.keys:
@@ -306,20 +309,20 @@ class DistributedOptimizer(Wrapper):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Applies all ranks' gradients of the backward passes since the last step. Collective.
 
-        It returns when parameters and buffers are new; with overlap=True, when the updates have begun: see wait.
-        closure: makes the loss and its gradients; called once.
+        Returns closure's loss, or None, when parameters and buffers are new; with overlap=True it returns as soon as
+        the updates have begun, see wait. closure computes the loss and its gradients; it is called once.
 
         Raises:
             InvalidArgument: a gradient was changed after its exchange had begun.
-            NotSupported: a GradScaler calls it in a join block, on this rank or another.
-            PeerFailed, Timeout: as every call of the exchange. PeerFailed also if another rank has made fewer steps and
-                has ended: use join for unequal numbers of batches.
+            NotSupported: a GradScaler calls step in a join block, on this rank or another.
+            PeerFailed, Timeout: as in every call of the exchange. PeerFailed also if another rank has made fewer steps
+                and has ended: use join for unequal numbers of batches.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._mode.starts.drain()  # the refusals below come behind the same pushes on all ranks
+        self._mode.starts.drain()  # so all ranks refuse below after the same pushes
         self._check_wrapped()
         self._layers.settle()
         scaling = self._scaling()
@@ -332,13 +335,14 @@ class DistributedOptimizer(Wrapper):
         except PeerFailed as failed:
             raise self._mode.explained(failed, made) from failed
         except InvalidArgument:
-            self._mode.starts.drain()  # all ranks refuse behind the same pushes
+            self._mode.starts.drain()  # so all ranks refuse after the same pushes
             raise
         self._call_hooks(self._wrapped._optimizer_step_post_hooks)
         return loss
 
     def _call_hooks(self, hooks: Mapping[int, Callable[..., Any]]) -> None:
-        """Calls hooks of the wrapped optimizer, whose step is not called where the exchange has its rule."""
+        """Calls the step hooks of the wrapped optimizer if the exchange has its rule, as then its step is not
+        called."""
         users = [hook for number, hook in hooks.items() if number != self._guard.id]
         if users and self._rules is not None:
             self.wait()
@@ -348,7 +352,7 @@ class DistributedOptimizer(Wrapper):
     def _take(self, scaling: Scaling | None) -> None:
         with self.context.span("optimizer"), self._own_step():
             self._mode.step(scaling)
-            self._wrapped._opt_called = True  # type: ignore[attr-defined]  # schedulers of the wrapped one look
+            self._wrapped._opt_called = True  # type: ignore[attr-defined]  # schedulers check it
             self._buffers.step()
             if self._overlap:
                 self._layers.wait_late()
@@ -360,7 +364,7 @@ class DistributedOptimizer(Wrapper):
             self._hook()
 
     def _follow(self) -> None:
-        """A step of the others, when this rank has run out of batches."""
+        """Takes part in a step of the other ranks after this rank has run out of batches."""
         for key in self._mode.keys:
             key.param.grad = None
         self._layers.settle()
@@ -369,7 +373,8 @@ class DistributedOptimizer(Wrapper):
 
     @named("optimizer.zero_grad()", every=False)
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. Between backward and step it also takes the gradients back, on all ranks alike."""
+        """Clears gradients as torch does. Between backward and step it also withdraws the gradients that were sent;
+        then every rank must call it."""
         mode = self._mode
         if mode.begun or mode.touched:
             mode.forget()
@@ -381,7 +386,8 @@ class DistributedOptimizer(Wrapper):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in this with block add to p.grad and exchange nothing. The one that does comes after it."""
+        """Lets backward passes in this with block add to p.grad and send nothing. The first backward pass after the
+        block sends the sum."""
         before, self._mode.quiet = self._mode.quiet, True
         try:
             yield
@@ -391,11 +397,16 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.synchronize()", every=True)
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Waits for all gradients and makes p.grad the mean of all ranks: to be looked at, or changed on all ranks
-        alike (clip_grad_norm_, GradScaler.unscale_), before step. Collective. Under SSP(s) and ASYNC p.grad stays this
-        rank's own, which it may change as it likes; no other rank need make the call. With a quorum p.grad becomes the
-        mean of the ranks that were in time, which may be scaled and no more; a rank of another host (without hosts any
-        other rank) need not make the call. A rank that comes when that mean has been applied keeps its own gradient.
+        """Waits for all gradients and makes p.grad the mean of all ranks. Collective.
+
+        Before step, you may then read p.grad, or change it in the same way on all ranks (clip_grad_norm_,
+        GradScaler.unscale_).
+
+        - Under SSP(s) and ASYNC p.grad stays this rank's own gradient, which may be changed in any way. No other rank
+          need make the call.
+        - With a quorum p.grad becomes the mean of the ranks that were in time, and may only be scaled. No other rank
+          need make the call; with a quorum of hosts, no rank of another host. If the mean has already been applied,
+          p.grad stays this rank's own gradient.
 
         Raises:
             NotSupported: apply="backward", a graph, a join block.
@@ -408,22 +419,23 @@ class DistributedOptimizer(Wrapper):
 
     @named("optimizer.wait()", every=False)
     def wait(self) -> None:
-        """Waits until the parameters of the last step are there, and may be read."""
+        """Waits until the parameters of the last step have come and may be read."""
         self._mode.wait()
 
     @property
     def ways(self) -> Ways:
-        """The way of each layer: print it."""
+        """The way of each layer, and why it was chosen; print it."""
         return self._ways
 
     @named("optimizer.measure_ways()", every=True)
     @torch.no_grad()
     def measure_ways(self, rounds: int = 3) -> Ways:
-        """Exchanges each key by itself, and adds its time and bytes, the best of some rounds, to the table of ways.
-        Collective, between zero_grad() and a backward pass; parameters stay as they are.
+        """Exchanges each key by itself, and adds its best time of some rounds, and its bytes, to the table of ways.
+
+        Collective. Call it after zero_grad() and before a backward pass; parameters stay as they are.
 
         Raises:
-            NotSupported: another mode than apply="step" under BSP with servers.
+            NotSupported: the optimizer is not under apply="step" and BSP with servers, or some ranks only serve.
         """
         if not isinstance(self._mode, Split) or not self._mode.in_step:
             raise NotSupported('measure_ways: it needs apply="step", and BSP with servers')
@@ -435,7 +447,7 @@ class DistributedOptimizer(Wrapper):
         return self._ways
 
     def stats(self) -> OptimizerStats:
-        """This rank's counts of steps, copies, bytes and waits."""
+        """Returns this rank's counts of steps, copies, bytes and waits."""
         for key in self._mode.keys:
             key.tally()
         return self._counts.stats()
@@ -449,19 +461,20 @@ class DistributedOptimizer(Wrapper):
         *,
         survivors: bool = False,
     ) -> Recovered:
-        """After PeerFailed: goes on with the ranks that are left, as hpcomm.recover does. Collective over them.
+        """Continues with the remaining ranks after PeerFailed, as hpcomm.recover does. Collective over these ranks.
 
             except hpcomm.PeerFailed:
                 step = optimizer.recover("checkpoints").clock
 
         Args:
-            checkpoint: a directory of ModelCheckpointer, for parameters whose owner died.
-            survivors: parameters whose owner died come from the ranks that are left, and the optimizer's state of them
-                is zero: no checkpoint is needed.
+            checkpoint: a directory of ModelCheckpointer, from which parameters come whose owner died.
+            survivors: True: parameters whose owner died come from the remaining ranks, and their optimizer state
+                becomes zero; no checkpoint is needed.
             timeout: seconds for each part; None means the context's default.
 
         Returns:
-            as hpcomm.recover; its clock is the step to go on with. context and exchange are new objects now.
+            the result of hpcomm.recover; its clock is the step to continue with. context and exchange are new objects
+            afterwards.
 
         Raises:
             HpcommError: as hpcomm.recover.
@@ -486,38 +499,46 @@ class DistributedOptimizer(Wrapper):
 
     @named("optimizer.written()", every=True)
     def written(self) -> None:
-        """After the trainer has written parameters in place, between two steps: the same values on all ranks.
-        Collective where owners keep other values than these (16-bit parameters, codec_out, SSP): they take the
-        written ones."""
+        """Tells the exchange that the trainer has written parameters in place between two steps, the same values on all
+        ranks.
+
+        Collective if owners keep other values than these (16-bit parameters, codec_out, SSP): owners then take the
+        written values.
+        """
         if any(key.apart for key in self._mode.keys):
             self._loaded()
 
     @named("optimizer.allgather()", every=True)
     def allgather(self, data: bytes) -> list[bytes]:
-        """The bytes that every worker gives, in the order of ranks; the same number on each. Collective over the
-        workers, as while other ranks serve Context.allgather, which is for all ranks, would wait for them."""
+        """Returns the bytes that every worker gives, in the order of ranks; all must give the same number of bytes.
+
+        Collective over the workers. Context.allgather would also wait for ranks that only serve.
+        """
         return self._workers.allgather(data)
 
     @named("optimizer.serve()", every=True)
     @torch.no_grad()
     def serve(self, timeout: float | None = None) -> None:
-        """Serves until every worker has closed its optimizer: the training loop of a rank that only serves
-        (placement="NCC" or "NCS"; PHub, section 2.2). It takes part in the workers' state_dict, load_state_dict and
-        model.load_state_dict, and saves with their ModelCheckpointer. Make that, and restore, before this call. The
-        model of this rank keeps the values that it had.
+        """Serves until every worker has closed its optimizer: the training loop of a rank that only serves.
+
+        Such ranks exist with placement="NCC" or "NCS" (PHub, section 2.2). The call takes part in the workers'
+        state_dict, load_state_dict and model.load_state_dict, and in the saves of their ModelCheckpointer: make the
+        ModelCheckpointer, and call restore, before this call. This rank's model keeps its old values.
 
         timeout: seconds; None means no deadline.
 
         Raises:
-            InvalidArgument: this rank is a worker, which serves the others in its own calls.
-            PeerFailed: a rank died; optimizer.recover() on every rank that is left, and serve here again, goes on.
-            Timeout: workers were still there after timeout seconds.
+            InvalidArgument: this rank is a worker; workers serve others in their own calls.
+            PeerFailed: a rank died. To continue, every remaining rank calls optimizer.recover(), and this rank serve
+                again.
+            Timeout: some worker had not closed after timeout seconds.
         """
         self._mode.serve(self._uneven.savers, timeout)
 
     @named("optimizer.close()", every=True)
     def close(self) -> None:
-        """Waits for the last step, and takes the hooks off the model, which keeps its parameters. Again is no error."""
+        """Waits for the last step, and takes the hooks off the model, which keeps its parameters. A second call does
+        nothing."""
         self._close(self._workers, self._mode, self._buffers)
 
     def _let_go(self) -> None:
@@ -526,7 +547,7 @@ class DistributedOptimizer(Wrapper):
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of the parameters: another one after recover."""
+        """The exchange of the parameters; recover replaces it."""
         return self._mode.exchange
 
     @property
@@ -537,9 +558,11 @@ class DistributedOptimizer(Wrapper):
 
     @named("optimizer.state_dict()", every=True)
     def state_dict(self) -> dict[str, Any]:
-        """The state of the wrapped optimizer, as torch writes it: it can be loaded by the plain optimizer. Collective:
-        the state lies at its owners. 16-bit parameters have a "master" more. Codecs' residuals are not in it:
-        ModelCheckpointer saves them too."""
+        """Returns the state of the wrapped optimizer in torch's format, which the plain optimizer can load.
+
+        Collective, because the state lies at its owners. 16-bit parameters also have an entry "master". Codecs'
+        residuals are not included; ModelCheckpointer saves them too.
+        """
         self._check_between("state_dict()")
         self._settle()
         if self._rules is None:
@@ -549,7 +572,7 @@ class DistributedOptimizer(Wrapper):
         return self._with_state(state.export(self._mode.exchange, self._mode.keys, self._rules.forms))
 
     def _with_state(self, found: dict[Tensor, Any]) -> dict[str, Any]:
-        """state_dict of the wrapped optimizer, as if it had this state."""
+        """Returns state_dict of the wrapped optimizer, as if it had this state."""
         wrapped = self._wrapped
         if self._held is None:
             return wrapped.state_dict()
@@ -562,11 +585,12 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.load_state_dict()", every=True)
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of a plain optimizer, or of one of these. Codecs' residuals are dropped. Collective: the same
-        on every rank.
+        """Loads the state of a plain optimizer or of a DistributedOptimizer, and drops codecs' residuals.
+
+        Collective: give the same state on every rank.
 
         Raises:
-            InvalidArgument: it has other groups or other shapes.
+            InvalidArgument: the state has other groups or other shapes.
         """
         self._check_between("load_state_dict()")
         self._mode.wait()
@@ -589,8 +613,8 @@ class DistributedOptimizer(Wrapper):
 
     @torch.no_grad()
     def _settle(self) -> None:
-        """Before anything is saved: all parameters have come, and the exchange has the values that were written since,
-        by the trainer or by an exchange of local steps."""
+        """Before a save: waits for all parameters, and gives the exchange the values that the trainer has written
+        since."""
         self._mode.wait()
         self._mode.take_written()
 
@@ -601,7 +625,7 @@ class DistributedOptimizer(Wrapper):
     @named("model.load_state_dict()", every=True)
     @torch.no_grad()
     def _loaded(self) -> None:
-        """load_state_dict has written the model, or a module in it."""
+        """Hook: load_state_dict has written the model, or a module in it."""
         mode = self._mode
         if not mode.has_params:
             return
@@ -613,7 +637,7 @@ class DistributedOptimizer(Wrapper):
         self._move()
 
     def _torch_side(self) -> dict[str, Any]:
-        """State that a checkpoint of the exchange lacks."""
+        """Returns the state that a checkpoint of the exchange lacks."""
         modules = {name: module.get_extra_state() for name, module in beside.states(self._model).items()}
         return {"optimizer": self._with_state({}), **self._tensors(), beside.STATES: modules}
 
@@ -621,7 +645,7 @@ class DistributedOptimizer(Wrapper):
         return {**self._tensors(), beside.STATES: beside.states(self._model)}
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The model's, as far as the exchange has not their values."""
+        """Returns the model's tensors whose values are not in the exchange."""
         keys = self._mode.keys
         found = beside.tensors(self._model, [key.param for key in keys])
         if not self._mode.has_params:
@@ -659,9 +683,9 @@ class DistributedOptimizer(Wrapper):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """GradScaler.step asks it before it looks for Inf in p.grad, and then leaves the unscaling to step. In a join
-        block step refuses the scaler: a rank that has run out would not look."""
-        if self._ready and self._join is None and (self._mode.begun or self._mode.touched):  # others may ask as well
+        """GradScaler.step reads this before it looks for Inf in p.grad, and as it is True leaves unscaling to step. In
+        a join block step refuses the scaler: a rank that has run out of batches would not look."""
+        if self._ready and self._join is None and (self._mode.begun or self._mode.touched):  # others may read it too
             self._check_scaler()
         return True
 
@@ -686,7 +710,7 @@ class DistributedOptimizer(Wrapper):
 
 
 def _step_of(optimizer: Optimizer) -> tuple[Any, Any]:
-    """step() of the instance, if it has one, and of the class."""
+    """Returns step() of the instance, if it has its own, and of the class."""
     return optimizer.__dict__.get("step"), type(optimizer).step
 
 
@@ -698,6 +722,6 @@ def _not_here(call: str) -> InvalidArgument:
 
 
 def _note(ctx: Context, sentence: str) -> None:
-    """Said once, by rank 0."""
+    """Logs a warning on rank 0 only."""
     if ctx.rank == 0:
         logger.warning("%s", sentence)

@@ -1,4 +1,4 @@
-"""A rank that only serves: it owns parameters and the optimizer's state of them, and trains nothing (PHub, section 2.2:
+"""A rank that only serves: it owns parameters and their optimizer state, and trains nothing (PHub, section 2.2:
 placements NCC and NCS)."""
 
 import math
@@ -23,13 +23,13 @@ from .workers import CollectiveCall
 
 
 class Serving(Mode):
-    """The exchange of a rank that only serves. Its model gives names, shapes and dtypes, and where the rank is number 0
-    the first values; nothing of it lies in the exchange."""
+    """The mode of a rank that only serves. Its model gives names, shapes and dtypes, and on rank 0 the first values;
+    none of its tensors lies in the exchange."""
 
     def __init__(
         self, ctx: Context, keys: Sequence[ParamKey], counts: Counts, rules: Rules | None, exchange: Exchange
     ) -> None:
-        """rules: None where the optimizer steps on each worker."""
+        """rules: None if the optimizer steps on each worker."""
         super().__init__(ctx, keys, counts, 1, None)
         self._rules, self.has_params = rules, rules is not None
         self.bind(exchange)
@@ -48,7 +48,7 @@ class Serving(Mode):
             exchange.serve(max(0.0, end - monotonic()))
 
     def _take_part(self, call: CollectiveCall, size: int, savers: Mapping[int, Saver]) -> None:
-        """This rank's part of a collective call of the workers."""
+        """Does this rank's part of a collective call of the workers."""
         if call == CollectiveCall.MEET:
             self.context.allgather(bytes(size))
         elif call == CollectiveCall.GATHER:
@@ -59,7 +59,7 @@ class Serving(Mode):
             assert self._rules is not None
             found, drops = state.loaded_from(self.workers.receive(size), self.keys, self._rules.forms)
             state.load(self.exchange, found, drops=drops)
-        elif size in savers:  # else the first worker says that this rank does not copy
+        elif size in savers:  # otherwise the first worker reports that this rank does not save
             savers[size].save_served()
 
     def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
@@ -68,7 +68,7 @@ class Serving(Mode):
         return super().recovered(checkpoint, timeout, survivors=survivors)
 
     def take_written(self) -> None:
-        """The workers' values count."""
+        """Does nothing: only the workers' values count."""
 
     # ---- calls of a trainer ------------------------------------------------------------------------------------------
 

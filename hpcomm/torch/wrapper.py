@@ -1,4 +1,4 @@
-"""The common part of optimizers that wrap another one."""
+"""The common part of DistributedOptimizer and DiLoCo, which both wrap an optimizer."""
 
 import gc
 from abc import abstractmethod
@@ -26,10 +26,10 @@ _TORCH = f"{Path(torch.__file__).parent}{sep}"
 
 
 class Wrapper(Optimizer):
-    """An optimizer that has the param_groups of another one, and an exchange of its parameters."""
+    """An optimizer that has the param_groups of the wrapped optimizer, and an exchange of their parameters."""
 
-    _ready = False  # whether the exchange is made
-    _stepping = False  # whether a step of this one is going on, which may step the wrapped one
+    _ready = False  # whether the exchange has been made
+    _stepping = False  # whether this one's step runs, which may step the wrapped one
     _wrapped: Optimizer
     _guard: RemovableHandle
 
@@ -44,10 +44,11 @@ class Wrapper(Optimizer):
 
     @abstractmethod
     def _let_go(self) -> None:
-        """Takes the hooks off the model and the wrapped optimizer; the parameters are free. Again is no error."""
+        """Takes the hooks off the model and the wrapped optimizer, so that another optimizer may take the parameters. A
+        second call does nothing."""
 
     def _close(self, *exchanges: Any) -> None:
-        """Waits, lets go of the model even if the wait failed, and closes the exchanges."""
+        """Waits, then takes the hooks off, even if the wait failed, and closes the exchanges."""
         try:
             self.wait()
         except HpcommError:
@@ -62,7 +63,7 @@ class Wrapper(Optimizer):
 
     @property
     def _workers(self) -> Workers:
-        """The ranks that train: all, unless a subclass knows better."""
+        """The ranks that train: all ranks, unless a subclass overrides it."""
         ctx = self.exchange.context
         return Workers(ctx, tuple(range(ctx.size)))
 
@@ -76,14 +77,14 @@ class Wrapper(Optimizer):
     def state(self, value: Any) -> None:
         if "_wrapped" in self.__dict__:
             self._set_state(value)
-        else:  # torch's constructor
+        else:  # called by torch's constructor
             self.__dict__["state"] = value
 
     def _set_state(self, value: Any) -> None:
         self._wrapped.state = value
 
     def _guard_steps(self) -> None:
-        """From here on, until _guard is removed, a step of the wrapped optimizer by itself is refused."""
+        """Makes the wrapped optimizer refuse a step that this one did not call, until _guard is removed."""
         me = ref(self)
 
         def refused(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -98,7 +99,7 @@ class Wrapper(Optimizer):
 
     @contextmanager
     def _own_step(self) -> Iterator[None]:
-        """A step of this one."""
+        """Marks a step of this optimizer while the block runs."""
         self._stepping = True
         try:
             yield
@@ -106,7 +107,7 @@ class Wrapper(Optimizer):
             self._stepping = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once the exchange is made, which has its keys.
+        """Refuses new parameters, because the keys of the exchange are fixed once it is made.
 
         Raises:
             NotSupported: always; give all parameters at first, with requires_grad=False if they are trained later.
@@ -124,7 +125,8 @@ class Wrapper(Optimizer):
         return getattr(self._wrapped, name)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes a state alone, as trainers reset it by `optimizer.__setstate__({"state": defaultdict(dict)})`."""
+        """Takes a dict that has "state" alone, because trainers reset the state by `optimizer.__setstate__({"state":
+        defaultdict(dict)})`."""
         if state.keys() != {"state"}:
             raise NotSupported(f"__setstate__ has {sorted(state)}: must be the state alone: call load_state_dict()")
         self.state = state["state"]
@@ -134,7 +136,7 @@ class Wrapper(Optimizer):
 
 
 def steps_as_torch(optimizer: Optimizer) -> bool:
-    """Whether step() is torch's own. A scheduler or a compiler of torch may have put a function around it."""
+    """Returns whether step() is torch's own, perhaps inside a function of torch's schedulers or compiler."""
     step: Any = optimizer.step
     while True:
         if isinstance(step, MethodType):
@@ -153,11 +155,11 @@ def steps_as_torch(optimizer: Optimizer) -> bool:
 
 # ---- the optimizer of a parameter ------------------------------------------------------------------------------------
 
-_owners: dict[int, "list[ref[Wrapper]]"] = {}  # by id of a parameter, which its optimizer keeps alive
+_owners: dict[int, "list[ref[Wrapper]]"] = {}  # by id of the parameter, which its optimizer keeps alive
 
 
 def claim(optimizer: Wrapper, keys: Sequence[ParamKey]) -> "ref[Wrapper]":
-    """The parameters belong to this optimizer until release, which takes the returned reference."""
+    """Gives the parameters to this optimizer until release, which takes the returned reference."""
     me = ref(optimizer)
     for key in keys:
         _owners.setdefault(id(key.param), []).append(me)
@@ -165,7 +167,7 @@ def claim(optimizer: Wrapper, keys: Sequence[ParamKey]) -> "ref[Wrapper]":
 
 
 def release(owner: "ref[Wrapper]", keys: Sequence[ParamKey]) -> None:
-    """The parameters belong to it no more. Again is no error."""
+    """Takes the parameters from the optimizer that owner refers to. A second call does nothing."""
     for key in keys:
         left = [one for one in _owners.pop(id(key.param), ()) if one is not owner]
         if left:
@@ -173,14 +175,14 @@ def release(owner: "ref[Wrapper]", keys: Sequence[ParamKey]) -> None:
 
 
 def check_free(keys: Sequence[ParamKey], inner: Optimizer) -> None:
-    """Refuses parameters that an optimizer of hpcomm.torch exchanges already, other than the one that is wrapped. One
-    whose exchange or context is closed lets go of them.
+    """Refuses parameters that an optimizer of hpcomm.torch other than inner already exchanges. An optimizer whose
+    exchange or context is closed loses its claim.
 
     Raises:
         InvalidArgument: two exchanges would write the parameters, each without the other's updates.
     """
     if any(_other(key, inner) for key in keys):
-        gc.collect()  # one that was dropped may be part of a cycle
+        gc.collect()  # a dropped optimizer may be part of a reference cycle
     shared = [(key.name, first) for key in keys if (first := _other(key, inner)) is not None]
     if not shared:
         return
@@ -193,7 +195,7 @@ def check_free(keys: Sequence[ParamKey], inner: Optimizer) -> None:
 
 
 def _other(key: ParamKey, inner: Optimizer) -> Wrapper | None:
-    """The optimizer that exchanges a parameter, if it is not the inner one."""
+    """Returns the optimizer other than inner that exchanges a parameter, or None."""
     for owner in list(_owners.get(id(key.param), ())):
         found = owner()
         if found is None or found is inner:
@@ -205,8 +207,8 @@ def _other(key: ParamKey, inner: Optimizer) -> Wrapper | None:
 
 
 def check_kinds(optimizer: Any, model: Any, refused: type[Optimizer], what: str = "optimizer") -> None:
-    """Raises InvalidArgument where optimizer is not an optimizer of torch, or is of the class refused, or model is not
-    a module, or exchanges gradients itself."""
+    """Raises InvalidArgument if optimizer is not an optimizer of torch or is of the class refused, or if model is not a
+    module or exchanges gradients itself. The errors call the optimizer `what`."""
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, refused):
         raise InvalidArgument(f"{what} is a {type(optimizer).__name__}: must be an optimizer of torch")
     if not isinstance(model, nn.Module):
