@@ -1,4 +1,4 @@
-"""Optimizers that step in torch: over averaged gradients, or over models that are averaged with neighbours."""
+"""Modes of optimizers that step in torch: with averaged gradients, or on models that are averaged with neighbours."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -19,13 +19,13 @@ from .mode import ROLL, Differs, Mode, Roll, Scaling, lie_in, push_zeros, scale_
 from .rules import numbers
 from .tensors import as_float32, as_tensor, broadcast
 
-Versions = dict[str, tuple[Any, int]]  # by name the values of a parameter's state, and how often they were written
+Versions = dict[str, tuple[Any, int]]  # by name: a value of a parameter's state, and how often it was written
 
 
 def made_of_means(
     make: Callable[..., Exchange], ctx: Context, keys: Sequence[ParamKey], same: Sequence[Callable[[], bytes]]
 ) -> tuple[Exchange, Roll | None]:
-    """An exchange of gradients alone, and the roll call in it. same: as Roll takes it."""
+    """Returns an exchange of gradients alone, and its roll call. same: as Roll takes it."""
     values = {key.name: np.zeros_like(key.value()) for key in keys}
     roll = Roll(keys, same) if ctx.size > 1 else None
     if roll is not None:
@@ -34,10 +34,11 @@ def made_of_means(
 
 
 class Averaged(Mode):
-    """The parameters of the exchange are mean gradients, by the rule Average; every rank makes the same step."""
+    """The mode of an optimizer that steps on every rank with the mean gradients. The exchange's parameters are these
+    means, by the rule Average."""
 
     has_params = False
-    agreed_values = 2  # which the roll call compares
+    agreed_values = 2  # values that the roll call compares: numbers and writes
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Averaged(Mode):
     ) -> None:
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self._optimizer, self._make = optimizer, make
-        self._left: dict[Tensor, Versions]  # the optimizer's state, as the last step left it
+        self._left: dict[Tensor, Versions]  # the optimizer's state after the last step
         self.bind(self._made(ctx))
 
     def _made(self, ctx: Context) -> Exchange:
@@ -60,11 +61,12 @@ class Averaged(Mode):
         return made
 
     def _numbers(self) -> bytes:
-        """All numbers of param_groups, by which this rank steps."""
+        """Returns all numbers of param_groups with which this rank steps, as bytes."""
         return np.array(numbers(self._optimizer.param_groups)).tobytes()
 
     def _written(self) -> bytes:
-        """How the trainer has written the optimizer's state since the last step: by key, the writes of each tensor."""
+        """Returns how the trainer has written the optimizer's state since the last step: by key, the number of writes
+        of each tensor."""
         told: list[Any] = []
         left, self._left = self._left, self._versions() if self._left else {}
         for number, (before, now) in enumerate(zip(left.values(), self._left.values(), strict=True)):
@@ -88,7 +90,8 @@ class Averaged(Mode):
             key.takes_slot(exchange)
 
     def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
-        """Every rank has the whole model: survivors take the model of the rank that has made the most steps."""
+        """Continues with the remaining ranks. Every rank has the whole model: they take the model of the rank with the
+        most steps."""
         if self.workers.serving:
             raise self.workers.no_recovery()
         old = self.context
@@ -109,7 +112,7 @@ class Averaged(Mode):
         self.begun = True
 
     def take_written(self) -> None:
-        """The exchange has gradients alone."""
+        """Does nothing: the exchange has gradients alone."""
 
     def synchronize(self) -> None:
         if not self.synchronized:
@@ -173,7 +176,8 @@ class Averaged(Mode):
 
 
 class Neighbours(Mode):
-    """topology=a graph: each rank steps with its own gradients and averages its model with its neighbours'."""
+    """The mode of a graph: each rank steps with its own gradients, and averages its model with its neighbours'
+    models."""
 
     why_no_mean = "on a graph every rank steps by its own gradients"
 
@@ -195,14 +199,14 @@ class Neighbours(Mode):
         lie_in(self.keys, exchange)
 
     def send(self, key: ParamKey) -> None:
-        """Gradients stay here."""
+        """Does nothing: gradients are not exchanged."""
 
     def step(self, scaling: Scaling | None) -> None:
         self.wait()
         if scale_gradients(self.keys, scaling, self.clip_norm):
             self._optimizer.step()
             self.counts.steps += 1
-        else:  # of this rank alone
+        else:  # only this rank skips
             self.counts.skipped += 1
         start = self.exchange.push_pull_nb
         for key in self.order:
@@ -211,11 +215,11 @@ class Neighbours(Mode):
         self.pending = True
 
     def check_scaler(self) -> None:
-        """Each rank looks at its own gradients."""
+        """Does nothing: each rank looks at its own gradients."""
 
 
 def _versions(state: Any) -> Versions:
-    """The versions of a parameter's state; {} if it has none."""
+    """Returns the versions of the tensors in a parameter's state; {} if it has none."""
     if not isinstance(state, Mapping):
         return {} if state is None else {"": (state, 0)}
     return {name: (one, one._version if torch.is_tensor(one) else 0) for name, one in state.items()}

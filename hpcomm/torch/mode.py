@@ -1,4 +1,5 @@
-"""When gradients and parameters travel: the interface of the modes, a class each, and their common code."""
+"""Modes decide when gradients and parameters travel. This file has the interface of the modes, one class each, and
+their common code."""
 
 import hashlib
 import math
@@ -24,10 +25,10 @@ from .pending import PendingStarts
 from .tensors import lies_with_others, listed, overlapping
 from .workers import Workers
 
-ROLL = "(roll call)"  # the key by which ranks say for which keys they have a gradient
-_TINY = 1e-6  # of torch's clip_grad_norm_
-DIGITS = 16  # of a digest, as a roll call has it: of 8 bits each, which 16-bit codecs leave as they are
-_ROUNDED = 0.5  # by which the mean of equal digits may be off; of others it is by dozens
+ROLL = "(roll call)"  # the key by which ranks tell for which keys they have a gradient
+_TINY = 1e-6  # the constant in torch's clip_grad_norm_
+DIGITS = 16  # bytes of a digest in a roll call; 16-bit codecs keep an 8-bit number exactly
+_ROUNDED = 0.5  # limit of the rounding error in the mean of equal digits; other digits differ by dozens
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Scaling:
     """The state of a GradScaler before a step.
 
     Attributes:
-        scale: by which the gradients are too large; None: they have been unscaled.
-        found: 1 on return if the step was skipped.
+        scale: the factor by which the gradients are too large; None if they have been unscaled.
+        found: the step sets it to 1 if it was skipped.
     """
 
     scale: float | None
@@ -47,19 +48,20 @@ class Mode(ABC):
     """The exchange of a model, as the hooks, step and wait use it.
 
     Attributes:
-        exchange: of its keys.
+        exchange: of the keys.
         keys: in the order of the model.
-        quiet: hooks leave gradients where they are (no_sync).
-        passes: backward passes of a step.
-        pending: a parameter may be on its way.
-        unguarded: slots may still be read after a step, and nothing has waited since.
-        begun: a gradient of this step has been sent.
-        touched: a backward pass of this step has ended without sending.
-        agreed: all ranks have found the same layers whose gradients of this step are not the sums of their pairs.
-        roll: see Roll; None where a push can tell that its rank has no gradient.
-        in_step: all ranks make the same steps: each waits for the gradients of all (BSP).
-        has_params: the exchange has the parameters, and not gradients alone.
-        workers: that train with this exchange.
+        quiet: hooks send nothing (no_sync).
+        passes: backward passes in a step.
+        pending: whether a parameter may not have come yet.
+        unguarded: whether owners may still read slots after a step, and no wait has ended this.
+        begun: whether a gradient of this step has been sent.
+        touched: whether a backward pass of this step has ended without sending.
+        agreed: whether all ranks have agreed on the layers whose gradients of this step are not the sums of their
+            pairs.
+        roll: see Roll; None if a push can say that its rank has no gradient.
+        in_step: whether all ranks make the same steps, each with the gradients of all (BSP).
+        has_params: whether the exchange has the parameters, and not only gradients.
+        workers: the ranks that train with this exchange.
     """
 
     exchange: Exchange
@@ -73,8 +75,8 @@ class Mode(ABC):
     ) -> None:
         self.context, self.keys, self.counts = ctx, list(keys), counts
         self.device, self.starts, self._release = keys[0].device, PendingStarts(ctx, counts), _nothing
-        self.extra: list[Any] = []  # buffers, which have a handle and receive as a key does
-        self.order = self.keys  # in which the next forward pass needs them
+        self.extra: list[Any] = []  # buffers: they have a handle and receive(), as keys do
+        self.order = self.keys  # keys, in the order in which the next forward pass needs them
         self.passes, self.clip_norm = passes, clip_norm
         self.quiet = self.pending = self.unguarded = self.begun = self.touched = self.synchronized = False
         for key in self.keys:
@@ -82,44 +84,44 @@ class Mode(ABC):
 
     @abstractmethod
     def bind(self, exchange: Exchange) -> None:
-        """This is the exchange from here on: parameters and gradients lie in it."""
+        """Takes this exchange: parameters and gradients lie in it from now on."""
 
     def takes(self, exchange: Exchange) -> None:
-        """This is the exchange from here on: its memory is known to the device."""
+        """Takes this exchange, and registers its memory with the device."""
         self.release()
         self.exchange, self.starts = exchange, PendingStarts(exchange.context, self.counts)
         if self.device.apart:
             self._release = self.device.register([own for key in self.keys for own in key.memory(exchange)])
 
     def release(self) -> None:
-        """The device forgets the memory of the exchange, before that is unmapped. Again is no error."""
+        """Unregisters the exchange's memory from the device, before it is unmapped. A second call does nothing."""
         self._release()
         self._release = _nothing
 
     def exchanges(self) -> list[Exchange]:
-        """All that were made for this optimizer."""
+        """Returns all exchanges that were made for this optimizer."""
         return [self.exchange, *(one.exchange for one in self.extra if one.exchange is not None)]
 
     def close(self, timeout: float | None = None) -> None:
-        """The last step has ended."""
+        """Closes the exchange. The last step must have ended."""
         self.release()
         self.exchange.close(timeout)
 
     def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
-        """Goes on with the ranks that are left. Collective over them."""
+        """Continues with the remaining ranks. Collective over them."""
         found = recover(self.exchange, checkpoint=checkpoint, survivors=survivors, timeout=timeout)
         self.reset()
         self.bind(found.exchange)
         return found
 
     def serve(self, savers: Mapping[int, uneven.Saver], timeout: float | None) -> None:
-        """Serves the workers until they have closed. A worker is refused."""
+        """Serves the workers until they have closed. On a worker the exchange raises InvalidArgument."""
         self.exchange.serve(timeout)
 
     def reset(self) -> None:
-        """Drops all pending pushes and pulls: the exchange has lost ranks."""
+        """Drops all pending pushes and pulls, because the exchange has lost ranks."""
         self.pending = self.unguarded = self.begun = self.synchronized = False
-        self._in_place = -1  # the next step waits for its end
+        self._in_place = -1  # guard waits in the next step
         self.starts.drop()
         if self.roll is not None:
             self.roll.drop()
@@ -131,32 +133,33 @@ class Mode(ABC):
 
     @abstractmethod
     def send(self, key: ParamKey) -> None:
-        """The gradient of a key is complete."""
+        """Takes the complete gradient of a key."""
 
     def passed(self, key: ParamKey) -> None:
-        """A backward pass that exchanges nothing has ended for this key."""
+        """Notes that a backward pass that sends nothing has ended for this key."""
         self.touched = True
 
     def made(self) -> int:
-        """The steps that this rank has made; the last one may be on its way."""
+        """Returns how many steps this rank has made; the last one may not be complete."""
         return self.counts.steps + self.counts.skipped
 
     def explained(self, failed: PeerFailed, made: int) -> PeerFailed:
-        """The failure of the step after so many, in the words of steps where ranks have ended after fewer of them."""
+        """Returns the failure of the step after `made` steps. If ranks have ended after fewer steps, its text says
+        so."""
         return uneven.explained(self.context, failed, made) if self.in_step else failed
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def step(self, scaling: Scaling | None) -> None:
-        """The rest of a step, when the backward pass has ended."""
+        """Does the rest of a step, after the backward pass."""
 
     @abstractmethod
     def check_scaler(self) -> None:
-        """A GradScaler is about to look for Inf in p.grad: makes it find the same on all ranks."""
+        """Prepares p.grad for a GradScaler that is about to look for Inf, so that it finds the same on all ranks."""
 
     def synchronize(self) -> None:
-        """p.grad becomes the mean of all ranks."""
+        """Makes p.grad the mean of all ranks; raises NotSupported in modes without one."""
         raise NotSupported(f"synchronize: {self.why_no_mean}")
 
     why_no_mean = "there is no mean of all ranks"
@@ -181,18 +184,18 @@ class Mode(ABC):
                     break
 
     def take_written(self) -> None:
-        """The exchange takes the parameters that were written or moved since the last step, as the next one would."""
+        """Gives the exchange the parameters that were written or moved since the last step, as the next step would."""
         for key in self.keys:
             key.find_home()
 
     def find_homes(self) -> None:
-        """Looks where the parameters that lie in the exchange are."""
+        """Finds the present memory of the parameters that lie in the exchange."""
         for key in self.keys:
             if key.address:
                 key.find_home(take=False)
 
     def forget(self) -> None:
-        """The gradients of this step do not count: zero_grad came before step."""
+        """Withdraws the gradients of this step: zero_grad came before step."""
         self.begun = self.touched = self.synchronized = False
         for key in self.keys:
             key.done()
@@ -206,7 +209,8 @@ class Mode(ABC):
                 raise key.late_change()
 
     def guard(self) -> None:
-        """At the end of a step: a trainer that keeps p.grad (set_to_none=False) writes the slots next."""
+        """At the end of a step: waits if p.grad lies in the slots (set_to_none=False), because the trainer writes them
+        next."""
         if self.counts.in_place != self._in_place or not self.counts.steps:
             self.wait()
         self.unguarded = self.pending
@@ -216,8 +220,8 @@ class Mode(ABC):
 
 
 def lie_in(keys: Sequence[ParamKey], exchange: Exchange) -> None:
-    """The parameters lie in the exchange from here on. Ones that others see, by a tensor over the same memory or from
-    another process, stay there and are copied in each step, so that others see the updates."""
+    """Puts the parameters into the exchange's memory. A parameter that others see, by a tensor over the same memory or
+    from another process, keeps its memory and is copied in each step, so that they see the updates."""
     params = [key.param for key in keys]
     tied = overlapping(params)
     stay = [others and id(p) not in tied for p, others in zip(params, lies_with_others(params), strict=True)]
@@ -243,13 +247,15 @@ def lie_in(keys: Sequence[ParamKey], exchange: Exchange) -> None:
 
 
 class Differs(Exception):
-    """A value that must be the same on all ranks differs. Its argument: the number of the value."""
+    """Raised if a value that must be the same on all ranks differs. Its argument is the number of the value."""
 
 
 class Roll:
-    """Tells which ranks have each gradient, where a push cannot tell that its rank has none: an extra key, whose
-    parameters are the mean of ones and zeros. Behind these stand digests of values that must be the same on all ranks:
-    the mean of equal digests is each rank's own."""
+    """The roll call: tells which ranks have each gradient, if a push cannot say that its rank has none.
+
+    It is an extra key, whose parameters are the means of ones and zeros. After these come digests of values that must
+    be the same on all ranks: if they are, their mean equals each rank's own digest.
+    """
 
     def __init__(self, keys: Sequence[ParamKey], same: Sequence[Callable[[], bytes]] = ()) -> None:
         self._keys, self._same = keys, list(same)
@@ -257,10 +263,10 @@ class Roll:
         self.values = np.zeros(len(keys) + DIGITS * len(self._same), np.float32)
 
     def call(self, exchange: Exchange, missing: Sequence[ParamKey]) -> Sequence[ParamKey]:
-        """Tells which gradients this rank lacks, and returns the keys among them for which others have one.
+        """Tells which gradients this rank lacks, and returns the missing keys for which other ranks have a gradient.
 
         Raises:
-            Differs: a value that must be the same differs; on every rank.
+            Differs: a value that must be the same differs; raised on every rank.
         """
         self.wait()
         for i, key in enumerate(self._keys):
@@ -270,7 +276,7 @@ class Roll:
             at = n + i * DIGITS
             self.values[at : at + DIGITS] = np.frombuffer(hashlib.sha256(same()).digest(), np.uint8)[:DIGITS]
         own = self.values.copy()
-        if exchange._state.sums:  # the exchange adds up the parts of a mean
+        if exchange._state.sums:  # the exchange sums, so each rank divides
             self.values /= len(exchange.plan.workers)
         self._handle = exchange.push_pull_nb(ROLL, self.values)
         if not missing and not self._same:
@@ -294,11 +300,11 @@ class Roll:
 
 
 def _nothing() -> None:
-    """No memory is known to a device."""
+    """Does nothing: no memory is registered with a device."""
 
 
 def push_zeros(exchange: Exchange, key: ParamKey) -> Handle:
-    """This rank's part of a gradient that others have."""
+    """Pushes zeros as this rank's part of a gradient that other ranks have."""
     key.leave_kept()
     exchange.gradient(key.name).fill(0)
     key.sent, key.held = True, key.param.grad
@@ -309,8 +315,8 @@ def push_zeros(exchange: Exchange, key: ParamKey) -> Handle:
 
 
 def scale_of(squares: float, scaling: Scaling | None, clip_norm: float | None) -> float | None:
-    """The factor of a mean gradient, as torch's clip_grad_norm_ and GradScaler have it; None: the step is
-    skipped. squares: the sum of the squares of the mean gradient."""
+    """Returns the factor of a mean gradient, as in torch's clip_grad_norm_ and GradScaler; None if the step is skipped.
+    squares: the sum of the squares of the mean gradient."""
     scale = 1.0
     if scaling is not None:
         if not math.isfinite(squares):
@@ -320,12 +326,13 @@ def scale_of(squares: float, scaling: Scaling | None, clip_norm: float | None) -
             scale = 1.0 / scaling.scale
     if clip_norm is not None:
         clipped = clip_norm / (math.sqrt(squares) * scale + _TINY)
-        scale = scale if clipped >= 1.0 else scale * clipped  # a norm of NaN makes all NaN, as torch's does
+        scale = scale if clipped >= 1.0 else scale * clipped  # a norm of NaN makes all gradients NaN, as in torch
     return scale
 
 
 def scale_gradients(keys: Sequence[ParamKey], scaling: Scaling | None, clip_norm: float | None) -> bool:
-    """Unscales and clips p.grad in place, for optimizers that step locally; False: the step is skipped."""
+    """Unscales and clips p.grad in place, for optimizers that step on each rank. Returns False if the step is
+    skipped."""
     if scaling is None and clip_norm is None:
         return True
     grads = [key.param.grad for key in keys if key.param.grad is not None]

@@ -1,4 +1,4 @@
-"""The parameters of a model as local steps see them: a rank's own, which its optimizer trains."""
+"""The parameters of a model as hpcomm.local sees them: this rank's own values, which its optimizer trains."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from .tensors import as_tensor, flat
 
 
 class ModelValues:
-    """Parameters of a model by name: float32, bfloat16 or float16, with their elements in any order. take writes them
-    in place, and rounds 16-bit ones; the shared parameters are float32."""
+    """The parameters of a model by name: float32, bfloat16 or float16, with any strides. take writes them in place and
+    rounds 16-bit ones; the shared parameters are float32. The methods are those in hpcomm.local.values.Values."""
 
     def __init__(self, keys: Sequence[ParamKey], inner: Optimizer) -> None:
         self._keys = {key.name: key for key in keys}
@@ -28,7 +28,7 @@ class ModelValues:
         return {name: key.value() for name, key in self._keys.items()}
 
     def _own(self, name: str) -> Tensor:
-        """The parameter with its dimensions as the exchange has them."""
+        """Returns the parameter with its dimensions in the exchange's order."""
         key = self._keys[name]
         return flat(key.param.detach(), key.order)
 

@@ -1,4 +1,4 @@
-"""The mode of an optimizer on this rank, by its arguments and by the part of the rank in the job."""
+"""Chooses the mode of an optimizer on this rank, by its arguments and the rank's role."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,7 +16,7 @@ _Made = TypeVar("_Made")
 
 
 def training(asked: Asked) -> Mode:
-    """The mode of a worker."""
+    """Returns the mode of a worker."""
     args, first = asked.args, asked[:3]
     if asked.on_graph:
         return Neighbours(*first, args.clip_norm, asked.optimizer, asked.make)
@@ -41,8 +41,8 @@ def _split(asked: Asked) -> type[Split]:
 
 
 def _in_two_or_one(apply: str, two: Callable[[], _Made], one: Callable[[str], _Made]) -> _Made:
-    """The result of two, which makes an exchange whose updates take two calls; where two calls are ruled out, or
-    refused on all ranks, the result of one, which gets the reason."""
+    """Returns the result of two, which makes an exchange whose updates take two calls. If two calls are ruled out, or
+    all ranks refuse them, returns the result of one, which gets the reason."""
     why = 'apply="backward" applies each gradient as it is folded: give apply="step"'
     if apply != "backward":
         try:
@@ -53,7 +53,7 @@ def _in_two_or_one(apply: str, two: Callable[[], _Made], one: Callable[[str], _M
 
 
 def serving(asked: Asked) -> Mode:
-    """The mode of a rank that only serves: it has the exchange of the workers' mode."""
+    """Returns the mode of a rank that only serves; its exchange is that of the workers' mode."""
     ctx, keys, rules, make = asked.context, asked.keys, asked.rules, asked.make
     if rules is None:
         made, _ = made_of_means(make, ctx, keys, (bytes,) * Averaged.agreed_values)

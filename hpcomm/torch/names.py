@@ -1,5 +1,5 @@
-"""Names of parameters and buffers, without the prefixes of wrappers: torch.compile's _orig_mod, and DataParallel's or
-DistributedDataParallel's module. So a compiled model and a plain one have the same names."""
+"""Names of parameters and buffers without the prefixes of wrappers (_orig_mod of torch.compile; module of DataParallel
+and DistributedDataParallel), so that a compiled model and a plain one have the same names."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def plain_name(model: nn.Module) -> Callable[[str], str]:
-    """The function that gives a name of the model without such prefixes."""
+    """Returns a function that removes such prefixes from a name of the model."""
     wrapped = set()
     for name, module in model.named_modules(remove_duplicate=False):
         inner = _COMPILED if _COMPILED in module._modules else "module" if _is_parallel(module) else None
@@ -27,13 +27,13 @@ def plain_name(model: nn.Module) -> Callable[[str], str]:
 
 
 def _is_parallel(module: nn.Module) -> bool:
-    """Whether it is a wrapper for several devices or ranks, or looks like one."""
+    """Returns whether a module wraps another for several devices or ranks, or looks like such a wrapper."""
     alone = list(module._modules) == ["module"] and not module._parameters and not module._buffers
     return alone or isinstance(module, _PARALLEL)
 
 
 def plain_keys(model: nn.Module, given: Any) -> Any:
-    """A mapping from names of parameters, by plain names; other values as they are."""
+    """Returns a mapping from names of parameters with plain names as its keys; other values unchanged."""
     if not isinstance(given, Mapping):
         return given
     plain = plain_name(model)
@@ -41,7 +41,7 @@ def plain_keys(model: nn.Module, given: Any) -> Any:
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that torch saves, by their plain names. Others (persistent=False) belong to the program."""
+    """Returns the buffers that torch saves, by plain name. The others (persistent=False) belong to the program."""
     plain = plain_name(model)
     found = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -52,7 +52,7 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """model.named_parameters() by plain names."""
+    """Yields model.named_parameters() with plain names."""
     plain = plain_name(model)
     for name, param in model.named_parameters():
         yield plain(name), param

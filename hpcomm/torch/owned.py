@@ -1,5 +1,5 @@
-"""optimizer.state where the owners of an exchange keep the state: the parameters that have some, its names, and resets.
-Its tensors are read by state_dict() and written by load_state_dict()."""
+"""optimizer.state if the owners of an exchange keep the state. It shows which parameters have state, and under which
+names; it can be reset. state_dict() reads the tensors, and load_state_dict() writes them."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _ABSENT: Any = object()
 
 
 class Held:
-    """The parameters that have state, as far as a rank can tell: parameters that are or were trained, after a step."""
+    """The parameters that have state, as far as a rank can tell: after a step, all that are or were trained."""
 
     def __init__(
         self,
@@ -27,14 +27,14 @@ class Held:
         hooked: Container[int],
         reset: Callable[[Sequence[ParamKey]], None],
     ) -> None:
-        """hooked: has the ids of keys that are or were trained. reset: resets the state of keys, as in a new optimizer.
-        Collective."""
+        """hooked: the ids of keys that are or were trained. reset: resets the state of keys, as in a new optimizer;
+        collective."""
         self._keys: dict[Any, ParamKey] = {key.param: key for key in keys}
         self._forms, self._counts, self._hooked, self._reset = forms, counts, hooked, reset
-        self._since: dict[Any, int] = {}  # the steps that do not count, by parameter
+        self._since: dict[Any, int] = {}  # by parameter: the step of its last reset; -1: state was loaded
 
     def loaded(self, params: Container[object]) -> None:
-        """State was loaded: of these parameters."""
+        """Notes that state was loaded, for these parameters."""
         self._since = {param: -1 if param in params else self._counts.steps for param in self._keys}
 
     def params(self) -> list[Tensor]:
@@ -50,7 +50,7 @@ class Held:
         return param in self._keys
 
     def names(self, param: object) -> tuple[str, ...]:
-        """The names of the values in a parameter's state."""
+        """Returns the names of the values in a parameter's state; () if it has none."""
         if not self.has(param):
             return ()
         key = self._keys[param]
@@ -59,14 +59,15 @@ class Held:
         return (*(("step",) if form.counts else ()), *form.state, *master)
 
     def reset(self, params: Sequence[object] | None = None) -> None:
-        """params: None: all."""
+        """Resets the state of params; None: of all."""
         keys = list(self._keys.values()) if params is None else [self._keys[param] for param in params]
         self._reset(keys)
         self._since |= {key.param: self._counts.steps for key in keys}
 
 
 class Entry(MutableMapping[str, Any]):
-    """The state of a parameter, whose names a rank knows. popped: the names from before pop reset it."""
+    """The state of a parameter: a rank knows its names but not its values. popped: the names before pop reset the
+    state."""
 
     def __init__(self, state: "OwnedState", param: Tensor, popped: tuple[str, ...] | None = None) -> None:
         self._state, self._param, self._popped = state, param, popped
@@ -110,10 +111,10 @@ class Entry(MutableMapping[str, Any]):
 
 
 class OwnedState(MutableMapping[Any, Any]):
-    """An Entry for each parameter. A reset (clear(), `= {}` or del of one) is collective.
+    """An Entry for each parameter. A reset (clear(), `= {}` or del of an entry) is collective.
 
     Attributes:
-        held: None where the DistributedOptimizer is gone.
+        held: None if the DistributedOptimizer is gone.
     """
 
     def __init__(self, held: Held) -> None:
@@ -175,7 +176,7 @@ class OwnedState(MutableMapping[Any, Any]):
         raise elsewhere("copies the state")
 
     def replace(self, value: Any) -> None:
-        """optimizer.state = value."""
+        """Handles optimizer.state = value: an empty value resets the state."""
         if value is self:
             return
         if not isinstance(value, Mapping) or value:

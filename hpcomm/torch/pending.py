@@ -1,4 +1,5 @@
-"""Gradients on their way from a device into the host's memory: the exchange of each begins when its bytes are there."""
+"""Gradients that are being copied from a device to the host's memory: the exchange of each begins when its copy has
+ended."""
 
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +17,7 @@ Begin = Callable[[], Handle]
 
 
 class PendingStart:
-    """The exchange of a key that begins when a copy has ended. It can be waited for as a Handle."""
+    """The exchange of a key that begins when a copy has ended. It can be waited for like a Handle."""
 
     __slots__ = ("_begin", "_handle", "_way", "copy", "name")
 
@@ -37,19 +38,19 @@ class PendingStart:
     def begin(self) -> None:
         assert self._begin is not None
         self._handle = self._begin()
-        del self.copy  # which holds the gradient
+        del self.copy  # the copy holds the gradient
         self._begin = None
 
 
 class PendingStarts:
-    """Gradients whose copies are pending, in the order in which the copies began, and so end."""
+    """Gradients whose copies are pending, in the order in which the copies began, and therefore end."""
 
     def __init__(self, ctx: Context, counts: Counts) -> None:
         self._ctx, self._counts = ctx, counts
         self._sent: deque[PendingStart] = deque()
 
     def send(self, name: str, copy: Copy | None, begin: Begin) -> Any:
-        """The handle of an exchange that begins when the copy has ended; None: it has."""
+        """Returns the handle of an exchange that begins when the copy has ended. copy None: it begins now."""
         if copy is None:
             return begin()
         sent = PendingStart(self, name, copy, begin)
@@ -58,12 +59,12 @@ class PendingStarts:
         return sent
 
     def look(self) -> None:
-        """Begins the exchanges of all gradients that have come."""
+        """Begins the exchanges of all gradients whose copies have ended."""
         while self._sent and self._sent[0].copy.reached():
             self._begin()
 
     def next(self, timeout: float | None = None) -> None:
-        """Waits for the first one."""
+        """Waits for the first pending copy, and begins its exchange."""
         sent, start = self._sent[0], monotonic()
         until_reached(self._ctx, sent.name, sent.copy, timeout)
         self._counts.copy_wait += monotonic() - start
@@ -75,7 +76,7 @@ class PendingStarts:
             self.next()
 
     def drop(self) -> None:
-        """Drops all pending gradients. Their copies end first, as they still read and write."""
+        """Drops all pending gradients, after their copies have ended, as these still read and write memory."""
         while self._sent:
             until_reached(self._ctx, self._sent[0].name, self._sent[0].copy)
             self._sent.popleft()
@@ -83,17 +84,17 @@ class PendingStarts:
     def _begin(self) -> None:
         sent = self._sent[0]
         took = sent.copy.told()
-        sent.begin()  # where it raises, it is still the first
+        sent.begin()  # if it raises, this gradient is still the first
         self._sent.popleft()
         if took is not None:
             self._counts.seconds_out += took[0]
 
 
 def until_reached(ctx: Context, name: str, copy: Copy, timeout: float | None = None) -> None:
-    """Waits until a copy that has begun has ended.
+    """Waits until a copy has ended.
 
     Raises:
-        Timeout: the device does not get there.
+        Timeout: it has not ended in time.
     """
     limit, start = ctx.config.timeout if timeout is None else timeout, monotonic()
     while not copy.reached():

@@ -1,4 +1,4 @@
-"""torch's optimizers as rules of the exchange: which have one, with which arguments, by parameter group."""
+"""torch's optimizers as rules of the exchange: which rule an optimizer has, and its arguments by parameter group."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ Group = Mapping[str, Any]  # one of an optimizer's param_groups
 
 @dataclass(frozen=True)
 class Form:
-    """A rule of the exchange, and torch's names of its state.
+    """A rule of the exchange, with torch's names of its state.
 
     Attributes:
         rule: its class.
-        state: torch's names of the values that the owners keep, slot by slot.
+        state: torch's names of the values that the owners keep, one for each value of state of an element.
         counts: whether torch's state has the number of steps.
     """
 
@@ -31,7 +31,7 @@ class Form:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arguments, in the order in which read gives them."""
+        """The names of the arguments, in the order in which read returns them."""
         return names_of(self.rule)
 
 
@@ -44,7 +44,7 @@ _ADAM_W = Form(AdamW, _MOMENTS, True)
 
 
 def form_of(optimizer: torch.optim.Optimizer, group: Group) -> Form | None:
-    """The rule that takes the same steps as torch does with this group; None: no rule does."""
+    """Returns the rule that takes the same steps as torch with this group; None if no rule does."""
     kind = type(optimizer)
     if group.get("maximize") or group.get("differentiable"):
         return None
@@ -61,7 +61,7 @@ def form_of(optimizer: torch.optim.Optimizer, group: Group) -> Form | None:
 
 
 def read(form: Form, group: Group) -> tuple[float, ...]:
-    """The arguments of a group, by form.names."""
+    """Returns the arguments of a group, in the order of form.names."""
     known = dict(group)
     if "betas" in group:
         known["beta1"], known["beta2"] = group["betas"]
@@ -70,10 +70,10 @@ def read(form: Form, group: Group) -> tuple[float, ...]:
 
 
 class Rules:
-    """The rules of all groups, and the arguments that the exchange has of them.
+    """The rules of all groups, with the arguments that the exchange has.
 
     Raises:
-        InvalidArgument: an argument that the rule does not take.
+        InvalidArgument: the rule refuses an argument.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, forms: Sequence[Form], names: Sequence[Sequence[str]]) -> None:
@@ -83,7 +83,7 @@ class Rules:
         self._sent = [read(form, group) for form, group in zip(forms, optimizer.param_groups, strict=True)]
 
     def by_key(self) -> dict[str, AnyRule]:
-        """The rule of each key. Keys of a group share one."""
+        """Returns the rule of each key. Keys of a group share one rule."""
         found: dict[str, AnyRule] = {}
         for form, values, names in zip(self.forms, self._sent, self._names, strict=True):
             rule = form.rule(**dict(zip(form.names, values, strict=True)))
@@ -91,7 +91,7 @@ class Rules:
         return found
 
     def are_of(self, exchange: Exchange) -> None:
-        """The exchange is another one, whose arguments may be older."""
+        """Takes the arguments from another exchange, as they may be older."""
         rule = exchange.rule
         for i, (form, names) in enumerate(zip(self.forms, self._names, strict=True)):
             if names:
@@ -99,10 +99,10 @@ class Rules:
                 self._sent[i] = tuple(getattr(now, name) for name in form.names)
 
     def changed(self) -> list[int]:
-        """The groups whose arguments have changed since the exchange was told.
+        """Returns the groups whose arguments have changed since the exchange was told.
 
         Raises:
-            InvalidArgument: a group asks for another rule now.
+            InvalidArgument: a group now asks for another rule.
         """
         found = []
         for i, (group, form, sent) in enumerate(zip(self._optimizer.param_groups, self.forms, self._sent, strict=True)):
@@ -126,8 +126,8 @@ class Rules:
 
 
 def rules_of(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -> Rules | None:
-    """The rules of an optimizer whose groups have keys of these names; None: a group has no rule, or step() is not
-    torch's."""
+    """Returns the rules of an optimizer whose groups have keys with these names; None if a group has no rule, or if
+    step() is not torch's."""
     if not steps_as_torch(optimizer):
         return None
     forms = [form_of(optimizer, group) for group in optimizer.param_groups]
@@ -139,12 +139,13 @@ def rules_of(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -
 
 
 def numbers(groups: Iterable[Group]) -> list[float]:
-    """All numbers of all groups, in one list, with which a rank that has run out of data can step as the others."""
+    """Returns all numbers of all groups in one list, so that a rank that has run out of batches can step as the others
+    do."""
     return [float(value) for group in groups for _, values in _numeric(group) for value in values]
 
 
 def set_numbers(groups: Iterable[dict[str, Any]], values: Sequence[float]) -> None:
-    """Writes the result of numbers."""
+    """Writes a result of numbers back into the groups."""
     left = iter(values)
     for group in groups:
         for name, own in _numeric(group):
@@ -153,13 +154,14 @@ def set_numbers(groups: Iterable[dict[str, Any]], values: Sequence[float]) -> No
 
 
 def _like(old: Any, new: float) -> Any:
-    if isinstance(old, Tensor):  # a compiled step may read it where it is
+    if isinstance(old, Tensor):  # written in place, as a compiled step may read this tensor
         return old.fill_(new)
     return int(new) if isinstance(old, int) and new == int(new) else new
 
 
 def _numeric(group: Group) -> list[tuple[str, list[Any]]]:
-    """Also tensors of no dimension, which torch takes as rates."""
+    """Returns the entries of a group that are numbers, among them tensors of no dimension, which torch takes as
+    rates."""
     found = []
     for name, value in group.items():
         values = list(value) if isinstance(value, tuple | list) else [value]

@@ -1,5 +1,6 @@
 """State that lies in torch and not in the exchange, as bytes that are read without running code: param_groups, tensors
-of the model, the state of an optimizer that steps on every rank. An entry of a checkpoint's extra; sent at the start.
+of the model, the state of an optimizer that steps on every rank. Checkpoints keep it in an entry of extra; at the start
+rank 0 sends it.
 
 torch.load(weights_only=True) takes tensors and a few other types. All other values go through checkpoint.values, so
 that each comes back with its type, or is refused when it is saved.
@@ -19,11 +20,11 @@ from ..errors import InvalidArgument
 
 _TORCH, _OWN = "torch", "trainer"
 _SIDE = "the state of the optimizer and the model"
-_AS_THEY_ARE = (Tensor, nn.Parameter, torch.dtype, torch.device, torch.Size)  # which torch.load takes
+_AS_THEY_ARE = (Tensor, nn.Parameter, torch.dtype, torch.device, torch.Size)  # types that torch.load takes
 
 
 def dumped(named: Mapping[str, Any]) -> bytes:
-    """The bytes of values. named: by the names that errors use.
+    """Returns the bytes of values. named: by the names that errors use.
 
     Raises:
         InvalidArgument: one of them could not be read again; the sentence names it.
@@ -47,10 +48,10 @@ def dumped(named: Mapping[str, Any]) -> bytes:
 
 
 def loaded(data: bytes) -> dict[str, Any]:
-    """The values that dumped was given."""
+    """Returns the values that dumped was given."""
     found = torch.load(io.BytesIO(data), weights_only=True)
     if "values" not in found:
-        return {_SIDE: found}  # of an older checkpoint
+        return {_SIDE: found}  # an older checkpoint has the state alone
     stored = found["stored"]
 
     def get(place: Any) -> Any:
@@ -65,14 +66,14 @@ def loaded(data: bytes) -> dict[str, Any]:
 
 
 def packed(side: dict[str, Any], own: Any) -> dict[str, Any]:
-    """The extra of a checkpoint. side: torch's part, own: the trainer's."""
+    """Returns the extra of a checkpoint. side: torch's part; own: the trainer's."""
     if not isinstance(own, Mapping):
         raise InvalidArgument(f"extra is a {type(own).__name__}: must map names to arrays, numbers and texts")
     return {_TORCH: np.frombuffer(dumped({_SIDE: side, "extra": dict(own)}), np.uint8)}
 
 
 def unpacked(extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """torch's part and the trainer's."""
+    """Returns torch's part and the trainer's."""
     if _TORCH not in extra:
         raise InvalidArgument("the checkpoint has no model: hpcomm.Checkpointer saved it, and hpcomm.restore loads it")
     found = loaded(np.asarray(extra[_TORCH]).tobytes())

@@ -1,5 +1,5 @@
-"""apply="step": gradients are folded while the backward pass runs; step applies the rule, key by key, while the next
-forward pass runs (Poseidon, section 3.1: wait-free backpropagation)."""
+"""apply="step": gradients are folded while the backward pass runs. step applies the rule key by key; with overlap=True
+this continues in the next forward pass (Poseidon, section 3.1: wait-free backpropagation)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ from .vote import Vote
 
 
 def made_in_two(make: Callable[..., Exchange], ctx: Context, keys: Sequence[ParamKey], rules: Rules) -> Exchange:
-    """An exchange whose updates take two calls."""
+    """Returns an exchange whose updates take two calls."""
     return make(ctx, {key.name: key.value() for key in keys}, rules.by_key(), split=True)
 
 
 class Split(Mode):
-    """Two calls a key: fold in the hook, apply in step. Here BSP with servers."""
+    """The mode with two calls a key: fold in the hook, apply in step. This class is for BSP with servers."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Split(Mode):
         may_be_pairs: Sequence[ParamKey],
         refuse: Callable[[Sequence[ParamKey], "Split"], None],
     ) -> None:
-        """may_be_pairs: keys that may go as pairs of vectors. refuse: lets some go as matrices from here on, and
-        remakes the exchange."""
+        """may_be_pairs: keys that may be sent as pairs of vectors. refuse: called with keys that must be sent as
+        matrices from now on; it remakes the exchange."""
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self.rules, self._make, self._may_be_pairs, self._refuse = rules, make, may_be_pairs, refuse
         self._vote = Vote(ctx, may_be_pairs) if may_be_pairs else None
@@ -52,15 +52,17 @@ class Split(Mode):
         return made_in_two(self._make, self.context, self.keys, self.rules)
 
     def remake(self) -> None:
-        """Between two steps: replaces the exchange by one that make gives now, with the same parameters and state.
-        Codecs' residuals are dropped. If it raises, recover goes on from the exchange before, closed or not.
-        Collective."""
+        """Between two steps: replaces the exchange by a new one of make, with the same parameters and state.
+        Collective.
+
+        Codecs' residuals are dropped. If it raises, recover continues from the old exchange, even if that is closed.
+        """
         self.wait()
         owned = state.gather(self.exchange)
         self.exchange.close()
         made = self._made()
         state.load(made, {name: state.Loaded(*own) for name, own in owned.items()})
-        self.context.barrier()  # all have it, or none
+        self.context.barrier()  # all ranks have the new exchange, or none has
         self.bind(made)
 
     def bind(self, exchange: Exchange) -> None:
@@ -72,16 +74,18 @@ class Split(Mode):
             key.takes_slot(exchange)
         self._pairs = [key for key in self.keys if key.most]
         self._to_send = len(self._pairs)
-        self._late = self.device.apart or any(key.skips for key in self._pairs)  # step alone knows the refused keys
+        self._late = self.device.apart or any(
+            key.skips for key in self._pairs
+        )  # only step knows which keys are refused
 
     def send(self, key: ParamKey) -> None:
-        if not self.begun:  # no mean is used before all ranks are in step: small gradients travel together until then
+        if not self.begun:  # no mean is used before step(), so small gradients are sent together
             self.exchange.together()
         key.fold = key.push(self._fold)
         self.begun = True
         if key.most:
             self._to_send -= 1
-            if not self._to_send and not self._late:  # the verdict comes while the backward pass goes on
+            if not self._to_send and not self._late:  # so the verdict comes while the backward pass continues
                 self._cast()
 
     def step(self, scaling: Scaling | None) -> None:
@@ -112,13 +116,13 @@ class Split(Mode):
         self.counts.steps += scale is not None
 
     def _left(self, scaling: Scaling | None) -> Scaling | None:
-        """The scaling that the mean still needs."""
+        """Returns the scaling that the mean still needs."""
         if scaling is not None and scaling.scale is None and not self.synchronized:
             raise InvalidArgument("gradients were unscaled on this rank alone: call optimizer.synchronize() before")
         return scaling
 
     def _scaled(self, unit: float) -> None:
-        """Tells codecs the unit of this step's gradients, by which they scale residuals."""
+        """Tells codecs the unit of this step's gradients, so that they scale residuals."""
         if unit == self._unit:
             return
         for key in self.keys:
@@ -126,7 +130,7 @@ class Split(Mode):
         self._unit = unit
 
     def _finish(self, *, again: bool = False) -> None:
-        """Folds gradients that the hooks have not folded. again: also ones that synchronize has averaged."""
+        """Folds gradients that the hooks have not folded. again: also folds gradients that synchronize has averaged."""
         if self.synchronized:
             for key in self.keys:
                 if key.sends_again(again):
@@ -137,18 +141,19 @@ class Split(Mode):
         for key in self.keys:
             if key.sent:
                 continue
-            if key.handle is not None:  # its layer was not used
+            if key.handle is not None:  # its layer was not used, so nothing has waited
                 key.receive()
             if key.is_there() and self._counts():
                 key.fold = key.push(fold)
             else:
-                if key.param.grad is not None:  # it may lie in the slot: guard waits, as on the rank whose part counts
+                if key.param.grad is not None:  # p.grad may lie in the slot, so guard waits
                     self._in_place = -1
                 key.fold = key.push_nothing(fold)
         self.starts.drain()
 
     def _counts(self) -> bool:
-        """Whether this rank's gradients count: of a sum that all ranks have, one rank's do."""
+        """Returns whether this rank's gradients count. After synchronize all ranks have the mean: if the exchange sums,
+        only the first worker's counts."""
         return not self.synchronized or self.workers.is_first or not self.exchange._state.sums
 
     def _cast(self) -> None:
@@ -156,8 +161,8 @@ class Split(Mode):
             self._vote.cast()
 
     def _agree(self) -> None:
-        """Before any mean is used: layers that a rank refuses as pairs go as matrices from here on, on all ranks, and
-        the step folds all gradients once more. Codecs' residuals are dropped then."""
+        """Before any mean is used: makes layers that any rank refuses as pairs send matrices on all ranks. The step
+        then folds all gradients once more, and codecs' residuals are dropped."""
         self._cast()
         if self._vote is None or not self._vote.is_cast:
             return
@@ -175,7 +180,8 @@ class Split(Mode):
         self._finish()
 
     def _squares(self) -> float:
-        """The sum of squares of the mean gradient: the same bits on all ranks, as the keys have one order."""
+        """Returns the sum of squares of the mean gradient; the same bits on all ranks, as the order of the keys is the
+        same."""
         self._wait_folds()
         found = 0.0
         with self.exchange.together():
@@ -208,7 +214,7 @@ class Split(Mode):
         self.synchronized, self.unguarded = True, False
 
     def _free_slots(self) -> None:
-        """Means are written next."""
+        """Frees the slots, because means are written into them next."""
         for key in self.keys:
             key.leave_kept()
 
@@ -216,8 +222,8 @@ class Split(Mode):
         key.averaged(mean)
 
     def _had(self, zero: Sequence[tuple[ParamKey, Any]]) -> list[tuple[ParamKey, Any]]:
-        """The keys of zero, whose means are zero, for which any rank has a gradient: all ranks get the mean then,
-        so that a trainer changes it on all of them. Collective."""
+        """Returns the entries of zero (keys whose mean is zero) for which any rank has a gradient. All ranks then set
+        p.grad to the mean, so that a trainer changes it on all of them. Collective."""
         if not zero:
             return []
         every = self.workers.allgather(bytes(key.is_there() for key, _ in zero))
@@ -233,17 +239,17 @@ class Split(Mode):
             first = next((key for key in self.keys if key.param.grad is not None), self.keys[0])
             first.param.grad = torch.full_like(first.param, math.inf)
 
-    _looked = False  # a GradScaler looks at p.grad, and may write it
+    _looked = False  # whether a GradScaler looks at p.grad, and may write it
 
     def forget(self) -> None:
         if self.begun:
             self.starts.drain()
             for key in self.keys:
                 key.find_home()
-                if not key.sent:  # the others have folded it
+                if not key.sent:  # other ranks have folded this key
                     key.receive()
                     self._fold(key.name, nothing=True)
-            self._cast()  # others may have
+            self._cast()  # as other ranks may have
             for handle in [self.exchange.split.skip_nb(key.name) for key in self.keys]:
                 handle.wait()
         self._end()
@@ -268,17 +274,18 @@ class Split(Mode):
             self._vote.close(timeout)
 
     def _end(self) -> None:
-        """Forgets the gradients of a step, also of one that does not count."""
+        """Forgets the gradients of a step, also if they were withdrawn."""
         self._looked = self.agreed = False
         self._to_send = len(self._pairs)
-        if self._vote is not None and self._vote.is_cast:  # of a step that does not count
+        if self._vote is not None and self._vote.is_cast:  # the step was withdrawn
             self._vote.refused()
         super().forget()
 
 
 class SplitAlone(Split):
-    """Two calls a key under SSP(s) and ASYNC, where each update is applied by itself: a rank clips, scales and skips
-    its own gradient, before that is sent. Its step waits for no call of another rank, and none need make the same."""
+    """The mode with two calls a key under SSP(s) and ASYNC, which apply each rank's update by itself. A rank clips,
+    scales and skips its own gradient before it is sent. step waits for no call of another rank, and other ranks need
+    not make it."""
 
     def _counts(self) -> bool:
         return True
@@ -287,7 +294,7 @@ class SplitAlone(Split):
         return [(key, mean) for key, mean in zero if key.is_there()]
 
     def forget(self) -> None:
-        """The folds were not sent, and the next ones take their place."""
+        """Withdraws the gradients: they were not sent, and the next ones take their place."""
         self.starts.drain()
         for key in self.keys:
             key.find_home()
@@ -295,12 +302,12 @@ class SplitAlone(Split):
 
 
 class SplitQuorum(Split):
-    """Two calls a key under a quorum: ranks are at different steps, and a version of all keys is folded once. So a
-    trainer's change of a mean becomes a factor of it. Scales of a GradScaler differ between ranks: each rank unscales
-    its gradients before they are sent, and the first step shows whether the trainer has a scaler."""
+    """The mode with two calls a key under a quorum. Ranks are at different steps, and each version of all keys is
+    folded once, so a trainer's change of a mean must be a factor. GradScalers of different ranks have different scales:
+    a rank unscales its gradients before it sends them, and the first step shows whether the trainer has a scaler."""
 
     _has_scaler: bool | None = None  # None: not known yet
-    _overflows = False  # this rank's gradients are not finite, and do not count
+    _overflows = False  # this rank's gradients are not finite, so they do not count
 
     def bind(self, exchange: Exchange) -> None:
         super().bind(exchange)
@@ -311,7 +318,7 @@ class SplitQuorum(Split):
             self.passed(key)
             return
         if not self.begun:
-            self.wait()  # the last version of all keys
+            self.wait()  # for the last version of all keys
         super().send(key)
 
     def _left(self, scaling: Scaling | None) -> Scaling | None:
@@ -333,7 +340,7 @@ class SplitQuorum(Split):
         return Scaling(None, scaling.found)
 
     def check_scaler(self) -> None:
-        """It finds Inf in this rank's own gradients."""
+        """Does nothing: the scaler looks at this rank's own gradients."""
 
     def _counts(self) -> bool:
         return not self._overflows
@@ -352,7 +359,7 @@ class SplitQuorum(Split):
         self._finish() if self.synchronized else super().synchronize()
 
     def _free_slots(self) -> None:
-        """A mean that is over is not gathered, and gives way to this rank's own gradient, which may be in the slot."""
+        """Puts this rank's own gradient where a mean comes, as a mean that has been applied is no longer gathered."""
         super()._free_slots()
         for key in self.keys:
             grad, to = key.param.grad, self.exchange.split.gathered(key.name)
@@ -360,7 +367,7 @@ class SplitQuorum(Split):
                 to[...] = 0 if grad is None else as_float32(grad, key.order)
 
     def _averaged(self, key: ParamKey, mean: Any) -> None:
-        """An owner may apply the mean where it lies, so p.grad is a copy."""
+        """Makes p.grad a copy of the mean, because an owner may apply the mean in its place."""
         key.averaged(mean, copy=True)
         self._means.append((key, mean))
 
@@ -374,7 +381,7 @@ class SplitQuorum(Split):
 
 
 class After(Split):
-    """apply="after": nothing is sent before the backward pass has ended, as by a plain parameter server."""
+    """apply="after": nothing is sent before step(), as with a plain parameter server."""
 
     def send(self, key: ParamKey) -> None:
         self.passed(key)

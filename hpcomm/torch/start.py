@@ -1,5 +1,5 @@
-"""Before the exchange is made: its keys, whether a rank refuses its arguments, and the state that the wrapped optimizer
-has already."""
+"""The start of an optimizer, before its exchange is made: the keys, the refusals of arguments by any rank, and the
+state that the wrapped optimizer already has."""
 
 import hashlib
 import inspect
@@ -37,7 +37,8 @@ from .tensors import broadcast, check_dense, check_written
 
 
 class Options(TypedDict, total=False):
-    """The options of an optimizer that go to its exchange, and those of parameter_hub that say who serves."""
+    """The options of an optimizer that it passes to its exchange, and the options of parameter_hub that say who
+    serves."""
 
     plan: PlanOptions
     engine: EngineOptions
@@ -52,17 +53,18 @@ SERVER_OPTIONS = tuple(field.name for field in fields(ParameterServer))
 
 # the number of buffers=, the digest of the given tensors, whether the optimizer has state, its bytes, the error
 _OFFER = struct.Struct("<b8sbQ240s")
-_REFUSED = -1  # in place of the number
-_TOLD = 240  # bytes of a sentence
+_REFUSED = -1  # refused: in place of the number of buffers=
+_TOLD = 240  # bytes of an error's sentence
 _STATE = "the state of the optimizer"
 
 
 def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
-    """Refuses options that the class does not take, by our word for them where they are another library's.
+    """Refuses options that the class does not take. If an option is another library's, the error gives hpcomm's name
+    for it.
 
     Raises:
         TypeError: no option has that name.
-        InvalidArgument: hpcomm.torch decides this one.
+        InvalidArgument: hpcomm.torch decides this option itself.
     """
     known = {*Options.__optional_keys__, *(inspect.unwrap(call.__init__).__kwdefaults__ or ())}
     for name in options:
@@ -80,7 +82,7 @@ def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
 
 
 def exchange_options(options: Mapping[str, Any], codec: Codecs | None) -> dict[str, Any]:
-    """The options as an exchange takes them: those given one by one are in plan and engine."""
+    """Returns the options in the form that an exchange takes: options given one by one are put into plan and engine."""
     rest = {name: one for name, one in options.items() if name not in ("codec_out", "reduce", "progress")}
     given = {name: one for name, one in {**options, "codec": codec}.items() if one is not None}
     engine = engine_options(options.get("engine", EngineOptions()), given)
@@ -95,19 +97,19 @@ def made(
     rule: RuleOrRules,
     options: Mapping[str, Any],
 ) -> Exchange:
-    """The exchange of these values. topology None: the one that parameter_hub takes by the options."""
+    """Returns an Exchange of these values. topology None: parameter_hub chooses it by the options."""
     if topology is None:
         return parameter_hub(ctx, values, rule=rule, consistency=consistency, **options)
     return Exchange(ctx, values, topology, consistency, rule, **options)
 
 
 def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a ParameterServer among the options."""
+    """Returns the arguments of a ParameterServer among the options."""
     return {name: options[name] for name in SERVER_OPTIONS if options.get(name) is not None}
 
 
 def placed(topology: Any, options: Mapping[str, Any]) -> Topology:
-    """The topology that is given by itself or by options of parameter_hub."""
+    """Returns the topology that is given as such or by options of parameter_hub."""
     named = server_options(options)
     if named and topology is not None:
         raise InvalidArgument(f"topology and {next(iter(named))} are given: give the topology alone")
@@ -117,12 +119,12 @@ def placed(topology: Any, options: Mapping[str, Any]) -> Topology:
 def keys_of(
     optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str, layers: Mapping[int, nn.Linear]
 ) -> list[ParamKey]:
-    """A key for each parameter of the optimizer, in the order of the model. layers: by id of the weight, layers whose
-    gradients may go as pairs of vectors."""
+    """Returns a key for each parameter of the optimizer, in the order of the model. layers: by id of the weight, the
+    layers whose gradients may be sent as pairs of vectors."""
     groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     named = {name: param for name, param in parameters(model) if id(param) in groups}
     for name, param in named.items():
-        check_dense(f"parameter {name!r}", param)  # a lazy one has no numel
+        check_dense(f"parameter {name!r}", param)  # before numel(), which a lazy parameter lacks
     device, keys = device_of(named), []
     for name, param in named.items():
         group = groups.pop(id(param))
@@ -140,8 +142,8 @@ def keys_of(
 
 
 def given_of(model: nn.Module, keys: Sequence[ParamKey]) -> dict[str, Tensor]:
-    """The tensors that rank 0 gives to all at the start beside the keys, by the names that errors use: parameters that
-    are not the optimizer's, and buffers.
+    """Returns the tensors that rank 0 gives to all at the start beside the keys: buffers, and parameters that the
+    optimizer lacks. Their names are the ones that errors use.
 
     Raises:
         InvalidArgument: one of them cannot be given.
@@ -158,7 +160,7 @@ def given_of(model: nn.Module, keys: Sequence[ParamKey]) -> dict[str, Tensor]:
 
 
 def overlaps(ctx: Context, given: bool | None) -> bool:
-    """The argument overlap, else the setting."""
+    """Returns the argument overlap, or the setting if it is None."""
     if given is None:
         return ctx.config.overlap
     if not isinstance(given, bool):
@@ -167,7 +169,7 @@ def overlaps(ctx: Context, given: bool | None) -> bool:
 
 
 def check_no_max_norm(model: nn.Module, keys: Sequence[ParamKey]) -> None:
-    """Refuses embeddings that write their weight in a forward pass."""
+    """Refuses embeddings that change their weight in a forward pass."""
     mine = {id(key.param) for key in keys}
     for name, module in model.named_modules():
         looks_up = isinstance(module, nn.Embedding | nn.EmbeddingBag)
@@ -180,7 +182,7 @@ def check_no_max_norm(model: nn.Module, keys: Sequence[ParamKey]) -> None:
 
 
 def check_hooks(model: nn.Module) -> None:
-    """Refuses modules with parameters that take no hooks, as torch.jit.script makes them."""
+    """Refuses modules that have parameters but take no hooks, as torch.jit.script makes them."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
             try:
@@ -193,12 +195,12 @@ def check_hooks(model: nn.Module) -> None:
 
 
 class Offer(NamedTuple):
-    """The values that a rank starts with.
+    """The values that a rank brings to the start.
 
     Attributes:
         buffers: the argument.
         given: a digest of the names, shapes and dtypes that given_of finds.
-        has_state: the wrapped optimizer has state, as after load_state_dict.
+        has_state: whether the wrapped optimizer has state, as after load_state_dict.
         packed: on rank 0 its state_dict, if it has state.
     """
 
@@ -209,7 +211,7 @@ class Offer(NamedTuple):
 
 
 def model_digest(given: Mapping[str, Tensor]) -> bytes:
-    """A digest of the names, shapes and dtypes that given_of finds."""
+    """Returns a digest of the names, shapes and dtypes that given_of finds."""
     told = [(what, tuple(one.shape), str(one.dtype)) for what, one in given.items()]
     return hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
 
@@ -228,12 +230,12 @@ def tell_refusal(ctx: Context, wrong: Exception) -> None:
 
 
 def agree(ctx: Context, offer: Offer) -> int:
-    """The bytes of rank 0's packed state; 0: no rank has state. Collective.
+    """Returns the number of bytes of rank 0's packed state; 0 if no rank has state. Collective.
 
     Raises:
         InvalidArgument: another rank refuses its arguments.
         ConfigError: ranks give different buffers, or models with different tensors; or other ranks have state and rank
-            0 has none.
+            0 does not.
     """
     told = _OFFER.pack(KINDS.index(offer.buffers), offer.given, offer.has_state, len(offer.packed), b"")
     every = [_OFFER.unpack(part) for part in ctx.allgather(told)]
@@ -258,10 +260,10 @@ def agree(ctx: Context, offer: Offer) -> int:
 
 
 def take_state(ctx: Context, optimizer: Optimizer, packed: bytes, size: int) -> None:
-    """The state and the param_groups of the wrapped optimizer become rank 0's. Collective.
+    """Gives the wrapped optimizer rank 0's state and param_groups. Collective.
 
     Raises:
-        InvalidArgument: the optimizer of a rank does not take them.
+        InvalidArgument: the optimizer of some rank does not take them.
     """
     values = torch.frombuffer(bytearray(packed or size), dtype=torch.uint8)
     broadcast(ctx, [values])

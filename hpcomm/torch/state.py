@@ -1,4 +1,4 @@
-"""An optimizer's state as torch writes it, from the rows of an exchange's owners, and back."""
+"""Converts an optimizer's state between torch's format and the rows of an exchange's owners."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,11 +15,12 @@ from .rules import Form
 from .tensors import as_float32, as_tensor
 from .workers import joined
 
-MASTER = "master"  # the float32 values of a parameter of 16 bits, in its state
+MASTER = "master"  # in a 16-bit parameter's state: its float32 values
 
 
 class ShardRow(NamedTuple):
-    """A row of a shard: which elements of which key, and where its parameters and state lie in the shard's arrays."""
+    """A row of a shard, which is a result of Exchange.state_dict: which elements of which key it has, and views of its
+    parameters and state in the shard's arrays."""
 
     key: int
     offset: int
@@ -29,7 +30,7 @@ class ShardRow(NamedTuple):
 
 
 def rows(shard: Mapping[str, Any]) -> Iterator[ShardRow]:
-    """The rows of a result of Exchange.state_dict, as views."""
+    """Yields the rows of a shard, as views."""
     at = state_at = 0
     for key, offset, n in zip(*(shard[name].tolist() for name in ("row_key", "row_offset", "row_count")), strict=True):
         size = int(shard["slots"][key]) * n
@@ -40,7 +41,7 @@ def rows(shard: Mapping[str, Any]) -> Iterator[ShardRow]:
 
 
 class Owned(NamedTuple):
-    """All that the owners keep of a key: its steps, its parameters and its state, each (count,) in the order of
+    """All values that the owners keep of a key: its steps, its parameters and its state, each (count,) in the order of
     memory."""
 
     steps: int
@@ -49,13 +50,15 @@ class Owned(NamedTuple):
 
 
 def gather(exchange: Exchange) -> dict[str, Owned]:
-    """The state that owners keep of each key, by its name, on every rank. Collective; it takes a window of that size
-    for a moment. Keys that each rank has a copy of are not sent."""
+    """Returns the state that owners keep of each key, by name, on every rank. Collective.
+
+    It needs a window of the state's size while it runs. Keys of which each rank has a copy are not sent.
+    """
     ctx, shard = exchange.context, exchange.state_dict()
     here = [its.copied for its in exchange._state.facts.values()]
     counts, slots = [int(n) for n in shard["counts"]], [int(n) for n in shard["slots"]]
     starts = np.cumsum([0, *(4 * n * (1 + s) for n, s in zip(counts, slots, strict=True))]).tolist()
-    end = -(-starts[-1] // 8) * 8  # here the steps begin
+    end = -(-starts[-1] // 8) * 8  # from here on lie the steps
     window = ctx.window(end + 8 * len(counts))
     steps = np.ascontiguousarray(shard["row_step"], np.uint64)
     for i, row in enumerate(rows(shard)):
@@ -81,7 +84,7 @@ def gather(exchange: Exchange) -> dict[str, Owned]:
 
 
 def export(exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form]) -> dict[Tensor, dict[str, Any]]:
-    """torch's state of each parameter that has had a step. Collective."""
+    """Returns torch's state of each parameter that has had a step. Collective."""
     found: dict[Tensor, dict[str, Any]] = {}
     owned = gather(exchange)
     for key in keys:
@@ -101,7 +104,7 @@ def export(exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form]) 
 
 
 class Loaded(NamedTuple):
-    """The state of a key to load, as Owned. params: None where torch's state has no master."""
+    """The state of a key to load, as in Owned. params: None if torch's state has no master."""
 
     steps: int
     params: NDArray[np.float32] | None
@@ -111,17 +114,17 @@ class Loaded(NamedTuple):
 def parse(
     keys: Sequence[ParamKey], forms: Sequence[Form], given: Mapping[Tensor, Mapping[str, Any]]
 ) -> dict[str, Loaded]:
-    """torch's state of each parameter in the form of load: of all keys, so that every rank refuses the same.
+    """Returns the state of all keys in the form of load. Every rank parses all keys, so that all ranks refuse the same.
 
     Raises:
-        InvalidArgument: a parameter's state has not the tensors of its optimizer, or they have another shape.
+        InvalidArgument: a parameter's state lacks tensors of its optimizer, or they have another shape.
     """
     return {key.name: _loaded(key, forms[key.group], given.get(key.param, {})) for key in keys}
 
 
 def load(exchange: Exchange, found: Mapping[str, Loaded], *, drops: bool = True) -> None:
-    """The reverse of gather. Collective: the same on every rank. drops: whether codecs' residuals are dropped, which
-    belong to the training that ends."""
+    """Gives the owners this state, as gather returns it. Collective: the same on every rank. drops: whether codecs'
+    residuals are dropped, which belong to the training that ends."""
     shard, keys = exchange.state_dict(), exchange.plan.keys
     for i, row in enumerate(rows(shard)):
         if keys[row.key].name not in found:
@@ -138,12 +141,12 @@ def load(exchange: Exchange, found: Mapping[str, Loaded], *, drops: bool = True)
 
 
 def values_of(keys: Sequence[ParamKey]) -> dict[str, NDArray[np.float32]]:
-    """The model's values by key, each (count,) in the order of memory."""
+    """Returns the model's values by key, each (count,) in the order of memory."""
     return {key.name: key.value().reshape(-1) for key in keys}
 
 
 def publish(exchange: Exchange, values: Mapping[str, NDArray[np.float32]]) -> None:
-    """Makes values_of the values of the owners. Collective: the same values on every rank."""
+    """Gives the owners the values that values_of returns. Collective: the same values on every rank."""
     shard, names = exchange.state_dict(), [key.name for key in exchange.plan.keys]
     for row in rows(shard):
         if names[row.key] in values:
@@ -152,7 +155,7 @@ def publish(exchange: Exchange, values: Mapping[str, NDArray[np.float32]]) -> No
 
 
 def bytes_of(found: Mapping[str, Loaded], names: Iterable[str], *, drops: bool) -> NDArray[np.uint8]:
-    """The arguments of load, for a rank that has the same keys. names: of all keys."""
+    """Returns the arguments of load as bytes, for a rank that has the same keys. names: of all keys."""
     head, parts = [int(drops)], []
     for name in names:
         own = found.get(name)
@@ -164,7 +167,7 @@ def bytes_of(found: Mapping[str, Loaded], names: Iterable[str], *, drops: bool) 
 def loaded_from(
     data: NDArray[np.uint8], keys: Sequence[ParamKey], forms: Sequence[Form]
 ) -> tuple[dict[str, Loaded], bool]:
-    """The reverse of bytes_of: the arguments found and drops of load."""
+    """Reads the arguments found and drops of load from the result of bytes_of."""
     at = 8 * (1 + 2 * len(keys))
     drops, *head = data[:at].view(np.int64).tolist()
     values, found = data[at:].view(np.float32), {}
@@ -179,18 +182,18 @@ def loaded_from(
 
 
 def values_from(data: NDArray[np.uint8], keys: Sequence[ParamKey]) -> dict[str, NDArray[np.float32]]:
-    """values_of, from its bytes."""
+    """Reads a result of values_of from its bytes."""
     ends = np.cumsum([key.param.numel() for key in keys])
     return {key.name: part for key, part in zip(keys, np.split(data.view(np.float32), ends[:-1]), strict=True)}
 
 
 def _count_dtype() -> torch.dtype:
-    """The dtype in which torch counts steps. A default of 16 bits would round them."""
+    """Returns the dtype in which torch counts steps. A 16-bit default would round them."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
 def _shaped(key: ParamKey, values: NDArray[np.float32]) -> Tensor:
-    """Values in the order of memory as a tensor of the parameter's shape."""
+    """Returns values in the order of memory as a tensor of the parameter's shape."""
     shape = key.param.shape if key.order is None else [key.param.shape[dim] for dim in key.order]
     return as_tensor(values.reshape(tuple(shape)), key.order).clone()
 
@@ -207,13 +210,13 @@ def _loaded(key: ParamKey, form: Form, state: Mapping[str, Any]) -> Loaded:
             arrays.append(_values(key, name, value))
     steps = int(state.get("step", 1)) if state else 0
     master = state.get(MASTER)
-    if master is None or master.dtype != torch.float32:  # a plain optimizer has rounded it: the parameter counts
+    if master is None or master.dtype != torch.float32:  # a plain optimizer has rounded it, so the parameter is used
         return Loaded(steps, None, arrays)
     return Loaded(steps, _values(key, MASTER, master), arrays)
 
 
 def _values(key: ParamKey, name: str, value: Tensor) -> NDArray[np.float32]:
-    """A tensor of a key's state in the order of memory."""
+    """Returns a tensor of a key's state in the order of memory."""
     if tuple(value.shape) != tuple(key.param.shape):
         raise InvalidArgument(
             f"load_state_dict: {name!r} of {key.name!r} has shape {tuple(value.shape)}: must be "

@@ -1,5 +1,5 @@
-"""Syncers: one for each layer, as in Poseidon (section 4.1). Hooks send the layer's gradients, a pre-hook receives its
-parameters, and 16-bit ones are moved between dtypes (key.py)."""
+"""Syncers, one for each layer, as in Poseidon (section 4.1). A forward pre-hook waits for the layer's parameters, and
+copies them if they lie outside the exchange (key.py). Hooks of the parameters send gradients."""
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
@@ -25,10 +25,10 @@ class Syncer:
 
     Attributes:
         name: of the module.
-        keys: for which the layer waits before its forward pass.
-        fired: its pre-hook has run, so it can wait.
+        keys: the keys for which the layer waits before its forward pass.
+        fired: whether its pre-hook has run, so that it can wait.
         calls: forward passes since its last gradient or step, as far as they are counted.
-        plain: a layer of torch.nn that reads its parameters where it is called, once.
+        plain: whether it is a layer of torch.nn that reads its parameters only when it is called, once.
     """
 
     __slots__ = ("calls", "fired", "keys", "layers", "mode", "name", "plain")
@@ -40,8 +40,8 @@ class Syncer:
         self.mode: Mode | None = None
 
     def receive(self, module: nn.Module, args: object) -> None:
-        """The pre-hook: waits for the layer's parameters; a model that is evaluated waits for all of them."""
-        if _is_compiling():  # and inlined: an outer module waits
+        """Pre-hook: waits for the layer's parameters; in eval mode, for all parameters of the model."""
+        if _is_compiling():  # the compiler inlines the hook: the outermost module waits
             return
         if not self.fired:
             self._fire()
@@ -65,7 +65,7 @@ class Syncer:
         except PeerFailed as failed:
             if self.mode is None:
                 raise
-            raise self.mode.explained(failed, self.mode.made() - 1) from failed  # the last step is on its way
+            raise self.mode.explained(failed, self.mode.made() - 1) from failed  # the last step is not complete
 
     @_core.named("model.state_dict()", every=False)
     def before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -74,7 +74,7 @@ class Syncer:
 
     @_core.named("model.load_state_dict()", every=True)
     def before_load(self, state_dict: object, prefix: str, *args: object) -> None:
-        """Before this module and its submodules are loaded."""
+        """Waits before this module and its submodules are loaded."""
         if self.layers is not None and self.mode is not None:
             if not prefix or not self.name or self.layers.loading is None:
                 self.layers.loading = self
@@ -90,12 +90,12 @@ class Syncer:
             self.layers.fired.append(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of a model (copy.deepcopy, pickle) gets a syncer without keys, which does not wait."""
+        """Gives a copy of the model (copy.deepcopy, pickle) a syncer without keys, which does not wait."""
         return type(self), ("", None, (), None)
 
 
 class TimedSyncer(Syncer):
-    """One that shows its waits, and the layer's forward and backward passes, in the timeline."""
+    """A Syncer that shows its waits, and the layer's forward and backward passes, in the timeline."""
 
     __slots__ = ("start",)
 
@@ -109,13 +109,13 @@ class TimedSyncer(Syncer):
             self._span("wait", start, self.start)
 
     def computed(self, module: nn.Module, args: object, result: object) -> None:
-        """The forward hook."""
+        """Forward hook."""
         if not _is_compiling() and self.layers is not None:
             self._span("forward", self.start)
             self.layers.mark = monotonic()
 
     def sent(self, param: torch.Tensor) -> None:
-        """The hook of a parameter, after the one that sends."""
+        """Hook of a parameter, after the hook that sends."""
         if self.layers is not None:
             self._span("backward", self.layers.mark)
             self.layers.mark = monotonic()
@@ -131,9 +131,9 @@ class Layers:
     def __init__(self, ctx: Context, model: nn.Module, keys: Sequence[ParamKey]) -> None:
         self.context, self.mark = ctx, monotonic()
         self.fired: list[Syncer] = []
-        self.loading: Syncer | None = None  # of the outermost module that load_state_dict is writing
+        self.loading: Syncer | None = None  # the syncer of the outermost module that load_state_dict is writing
         self.mode: Mode | None = None
-        self.late: list[Any] = []  # keys for which step waits, as no module can
+        self.late: list[Any] = []  # keys for which step waits, as no module can wait for them
         self._hooks: dict[str, list[RemovableHandle]] = {}
         self._syncers: dict[str, Syncer] = {}
         self._settled = False
@@ -159,14 +159,15 @@ class Layers:
             ]
 
     def begin(self, mode: Mode) -> None:
-        """The mode is there: the root waits for everything where it must."""
+        """Takes the mode for which layers wait."""
         self.mode = mode
         for syncer in self._syncers.values():
             syncer.mode = mode
 
     def settle(self) -> None:
-        """The first forward pass is over. A key whose layer was not called goes to the next module outside it that was,
-        such as the projection that nn.MultiheadAttention reads itself; with none, step waits for it."""
+        """After the first forward pass: gives keys whose layer was not called to the next enclosing module that was
+        called. An example is the projection that nn.MultiheadAttention reads itself. If no module was called, step
+        waits for these keys."""
         if self._settled:
             return
         self._settled = True
@@ -196,24 +197,24 @@ class Layers:
         return name in self._syncers and self._syncers[name].fired
 
     def hook(self, key: ParamKey) -> None:
-        """A key has its hook; in a timeline another one follows it."""
+        """Puts a hook for the timeline after the hook that sends the key."""
         syncer = key.syncer
         if isinstance(syncer, TimedSyncer):
             self._hooks[""].append(key.param.register_post_accumulate_grad_hook(syncer.sent))
 
     def replace(self, old: Any, new: Any) -> None:
-        """Waits for another one of mode.extra."""
+        """Waits for new, an entry of mode.extra, in place of old."""
         for keys in (self.late, self._syncers[""].keys):
             keys[:] = [new if key is old else key for key in keys]
 
     def wait_late(self) -> None:
-        """At the end of a step."""
+        """Waits for the late keys, at the end of a step."""
         for key in self.late:
             if key.handle is not None:
                 key.receive()
 
     def loaded(self) -> None:
-        """load_state_dict of a module has written parameters."""
+        """Reports that load_state_dict of a module has written parameters."""
         self.loading = None
         if self.on_load is not None:
             self.on_load()
@@ -229,7 +230,7 @@ class Layers:
         self._hooks.clear()
 
     def end(self) -> None:
-        """Nothing asks for it any more: lets go of the mode, and so of the exchange."""
+        """Lets go of the mode, and so of the exchange, when the optimizer is gone."""
         self.mode = None
         self.late.clear()
         for syncer in self._syncers.values():
@@ -238,7 +239,7 @@ class Layers:
 
 
 def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Calls a method as long as its object lives."""
+    """Returns a function that calls a method as long as its object lives."""
     found = WeakMethod(method)
 
     def call() -> None:
@@ -250,7 +251,7 @@ def weakly(method: Callable[[], None]) -> Callable[[], None]:
 
 
 def _above(name: str) -> Iterator[str]:
-    """The names of the modules outside a module, the next one first."""
+    """Yields the names of the modules that enclose a module, the innermost first."""
     while name:
         name = name.rpartition(".")[0]
         yield name

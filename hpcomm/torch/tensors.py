@@ -1,4 +1,4 @@
-"""Tensors and the arrays of an exchange: the same memory, seen from both sides."""
+"""Tensors and the arrays of an exchange, which are views of the same memory."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ Order = tuple[int, ...] | None
 
 
 def check_dense(what: str, tensor: Tensor) -> None:
-    """Refuses a tensor without values that can be exchanged."""
+    """Refuses a tensor whose values cannot be exchanged."""
     if is_lazy(tensor):
         raise InvalidArgument(f"{what} has no shape yet: call the model on one batch before it is wrapped")
     if tensor.device.type not in KINDS:
@@ -33,14 +33,14 @@ def check_dense(what: str, tensor: Tensor) -> None:
 
 
 def check_written(what: str, tensor: Tensor) -> None:
-    """Refuses a tensor that rank 0's values could not be written into."""
+    """Refuses a tensor into which rank 0's values could not be written."""
     check_dense(what, tensor)
     if any(stride == 0 and n > 1 for stride, n in zip(tensor.stride(), tensor.shape, strict=True)):
         raise InvalidArgument(f"{what} is expanded, and its elements share memory: register its clone()")
 
 
 def order_of(tensor: Tensor) -> Order:
-    """The order of a dense tensor, such as one in channels_last; None if it is contiguous or has gaps."""
+    """Returns the order of a dense tensor, such as one in channels_last; None if it is contiguous or has gaps."""
     if tensor.is_contiguous():
         return None
     order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
@@ -48,19 +48,19 @@ def order_of(tensor: Tensor) -> Order:
 
 
 def flat(tensor: Tensor, order: Order) -> Tensor:
-    """The tensor with its dimensions in the order of memory: C-contiguous if it lies like that."""
+    """Returns the tensor with its dimensions in this order; C-contiguous if that is its order in memory."""
     return tensor if order is None else tensor.permute(order)
 
 
 def as_float32(tensor: Tensor, order: Order) -> NDArray[np.float32]:
-    """The values as a float32 array in the order of memory; it may be the tensor's own memory."""
+    """Returns the values as a float32 array in the order of memory; it may be the tensor's own memory."""
     found: NDArray[np.float32] = flat(tensor.detach(), order).to("cpu", torch.float32).contiguous().numpy()
     return found
 
 
 def as_tensor(array: NDArray[Any], order: Order = None) -> Tensor:
-    """The memory of an array as a tensor whose elements lie in this order. uint16 and ml_dtypes' bfloat16 are the bits
-    of bfloat16."""
+    """Returns the memory of an array as a tensor whose elements lie in this order. Arrays of uint16 and of ml_dtypes'
+    bfloat16 become bfloat16 with the same bits."""
     narrow = array.dtype not in (np.float32, np.float16)
     found = torch.from_numpy(array.view(np.int16) if narrow else array)
     if narrow:
@@ -75,14 +75,14 @@ _uses_of_tensor = getattr(Tensor, "_use_count", lambda _: 1)
 
 
 def _holders_of(tensor: Tensor) -> tuple[int, int, int, int]:
-    """References to a tensor from Python and from C++, which are p.grad and DLPack; to its storage from tensors, and
-    from Python."""
+    """Returns four counts of references: to the tensor from Python; to the tensor from C++ (p.grad, DLPack); to its
+    storage from tensors; to its storage from Python."""
     storage = tensor.untyped_storage()
     return getrefcount(tensor), _uses_of_tensor(tensor), _uses(storage._cdata), getrefcount(storage)
 
 
 def _python_counts_cpp() -> int:
-    """References from Python that a tensor has for all of C++ together: 1 in newer versions of torch."""
+    """Returns how many references from Python a tensor has for all of C++ together: 1 in newer versions of torch."""
     tensor, param = torch.zeros(1), torch.zeros(1, requires_grad=True)
     before = getrefcount(tensor)
     param.grad = tensor
@@ -90,27 +90,27 @@ def _python_counts_cpp() -> int:
 
 
 _LONE = [torch.zeros(1)]
-_NAMES, _IN_CPP, _USES, _NAMES_OF_STORAGE = _holders_of(_LONE[0])  # of a tensor that one name holds
+_NAMES, _IN_CPP, _USES, _NAMES_OF_STORAGE = _holders_of(_LONE[0])  # the counts of a tensor that one name holds
 _FOR_CPP = _python_counts_cpp()
 
 
 def is_held(tensor: Tensor, names: int, *, p_grad: bool) -> bool:
-    """Whether others hold a tensor or its memory beside one name and so many more, and beside p.grad if it is that: by
-    the tensor, a view, an array or DLPack."""
+    """Returns whether others hold a tensor or its memory, by the tensor, a view, an array or DLPack. Not counted are
+    one name, `names` more, and p.grad if p_grad is True."""
     found, in_cpp, uses, of_storage = _holders_of(tensor)
     known = _NAMES + 1 + names + (_FOR_CPP if in_cpp > _IN_CPP or p_grad else 0)
     return found > known or in_cpp > _IN_CPP + p_grad or uses > _USES or of_storage > _NAMES_OF_STORAGE
 
 
 def lies_with_others(tensors: Sequence[Tensor]) -> list[bool]:
-    """Whether the memory of each tensor has other users than these tensors: a process, or another tensor."""
+    """Returns whether the memory of each tensor has users other than these tensors: a process, or another tensor."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     here = Counter(storage._cdata for storage in storages)
     return [storage.is_shared() or _uses(storage._cdata) > _USES + here[storage._cdata] - 1 for storage in storages]
 
 
 def overlapping(tensors: Sequence[Tensor]) -> set[int]:
-    """The ids of tensors of which another one has an element too."""
+    """Returns the ids of tensors that share an element with another one."""
     found, ends = set(), 0
     last: Tensor | None = None
     for tensor in sorted(tensors, key=Tensor.data_ptr):
@@ -124,21 +124,21 @@ def overlapping(tensors: Sequence[Tensor]) -> set[int]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """Returns the first three names as text, and how many more there are."""
     shown = ", ".join(repr(name) for name in names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
 class Lent:
-    """Memory of an exchange as a tensor that trainers get, such as p.grad. They may keep it, as any tensor of torch:
-    one that is held when the exchange writes the memory next keeps its values.
+    """Memory of an exchange as a tensor that trainers get, such as p.grad. A trainer may keep it, as any tensor of
+    torch: a kept tensor keeps its values when the exchange next writes the memory.
 
-    The tensor lies in a second mapping of the pages. Where it is held, a copy takes the place of these pages, under all
-    arrays and tensors over them, and the next tensor gets another mapping. A step costs a look at four counts.
+    The tensor lies in a second mapping of the pages. If it is kept, a copy replaces these pages under all arrays and
+    tensors over them, and the next tensor gets a new mapping. Each step only looks at four reference counts.
 
     Attributes:
-        tensor: that trainers have; None: it has not been asked for since the last one was left.
-        address: where its elements begin; 0: nowhere.
+        tensor: the tensor that trainers have; None if get has not been called since the last one was left.
+        address: the address of its elements; 0 if there are none.
     """
 
     __slots__ = ("_array", "_order", "_view", "address", "tensor")
@@ -150,20 +150,20 @@ class Lent:
         self.address = 0
 
     def get(self) -> Tensor:
-        """The tensor."""
+        """Returns the tensor, and makes it first if necessary."""
         found = self.tensor
-        if found is None or found.data_ptr() != self.address:  # p.grad.data = ... has put it elsewhere
+        if found is None or found.data_ptr() != self.address:  # p.grad.data = ... has moved it
             self._view = MemoryView(self._array)
             self.tensor = found = as_tensor(self._view.array, self._order)
             self.address = found.data_ptr()
         return found
 
     def leave(self, names: int, *, p_grad: bool) -> None:
-        """The exchange writes the memory next. names: references to the tensor, beside the one here, that the caller
-        knows of; p_grad: it is p.grad."""
+        """Parts from a kept tensor, because the exchange writes the memory next. names: how many references to the
+        tensor the caller knows of, beside the one here; p_grad: whether it is p.grad."""
         if self.tensor is None:
             return
-        moved = self.tensor.data_ptr() != self.address  # and who holds its old memory cannot be seen
+        moved = self.tensor.data_ptr() != self.address  # then references to its old memory cannot be counted
         if moved or is_held(self.tensor, names, p_grad=p_grad):
             self._view.part()
             self.tensor, self.address = None, 0
@@ -174,7 +174,7 @@ written = torch.autograd.graph.increment_version
 
 
 def broadcast(ctx: Context, tensors: Iterable[Tensor], root: int = 0) -> None:
-    """Gives every rank the values of one rank, in place. Collective: the same shapes and dtypes on every rank."""
+    """Gives every rank the values of rank root, in place. Collective: the same shapes and dtypes on every rank."""
     targets = [tensor.detach() for tensor in tensors if tensor.numel()]
     if ctx.size == 1 or not targets:
         return

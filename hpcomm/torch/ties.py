@@ -1,4 +1,4 @@
-"""How a DistributedOptimizer ends: it lets go of the model and of the optimizer that it wraps."""
+"""The end of a DistributedOptimizer: it lets go of the model and of the optimizer that it wraps."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from .wrapper import Wrapper, release
 
 
 class Ties(NamedTuple):
-    """The hooks that tie a model and the wrapped optimizer to a DistributedOptimizer, without a reference to it."""
+    """The hooks on a model and on the wrapped optimizer, without a reference to the DistributedOptimizer."""
 
     owner: "ref[Wrapper]"
     keys: Sequence[ParamKey]
@@ -39,7 +39,7 @@ class Ties(NamedTuple):
 
 
 def dropped(mode: Mode, ties: Ties) -> None:
-    """The optimizer was dropped, perhaps without close: gives its exchanges back."""
+    """Gives the exchanges back when the optimizer was dropped, perhaps without close."""
     ties.cut()
     mode.workers.close()
     mode.release()

@@ -1,4 +1,4 @@
-"""Ranks with unequal numbers of batches: their messages in a join block, and the error outside of one."""
+"""Ranks with unequal numbers of batches: their messages in a join block, and the error outside a block."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -12,30 +12,30 @@ from ..local.agree import ended_early
 from .rules import numbers, set_numbers
 from .workers import Workers
 
-_HEAD = 5  # numbers of a message, before the ones of param_groups
+_HEAD = 5  # numbers at the head of a message, before the numbers of param_groups
 _OUT, _RUNS, _SCALES, _SAVES = 0.0, 1.0, 2.0, 3.0
 """A rank has run out of batches, makes a step, makes one by a GradScaler, or is about to save."""
 
 
 class Saver(Protocol):
-    """The calls of a ModelCheckpointer by which a rank saves with the others."""
+    """The calls by which a ModelCheckpointer saves when the other ranks do."""
 
     def save_with_others(self, step: int) -> None:
-        """This rank has run out of batches, and the others save this step."""
+        """Saves this step with the others, on a rank that has run out of batches."""
 
     def miss(self, step: int) -> None:
-        """The others save this step, and this rank does not."""
+        """Notes that the others save this step and this rank does not."""
 
     def save_served(self) -> None:
-        """This rank only serves, and the workers save."""
+        """Saves with the workers, on a rank that only serves."""
 
 
 class Uneven:
     """The steps that a rank has made with the others, without a batch.
 
     Attributes:
-        joined: there has been a join block. All ranks enter it, and so know this.
-        followed: steps that this rank made for the others alone, since the start or the last restore.
+        joined: whether there has been a join block. It is the same on all ranks, as all enter a block.
+        followed: steps that this rank made only for the others, since the start or the last restore.
         savers: by number, which is the same on all ranks.
     """
 
@@ -45,18 +45,19 @@ class Uneven:
         self.savers: WeakValueDictionary[int, Saver] = WeakValueDictionary()
 
     def add(self, saver: Saver) -> int:
-        """The number of a new saver."""
+        """Returns the number of a new saver."""
         self._made += 1
         self.savers[self._made] = saver
         return self._made
 
 
 def job_step(told: Sequence[Sequence[float]]) -> int:
-    """The step of the job that ranks save. A trainer may count the steps of the job, or only its rank's.
+    """Returns the step of the job that ranks save. A trainer may count the steps of the job, or only its own rank's
+    steps.
 
     Args:
-        told: of each rank that saves, the number that its trainer gives, the steps that it has followed the others, and
-            the step that was saved before.
+        told: from each rank that saves: the number that its trainer gives, the steps that it has followed the others,
+            and the step saved before.
 
     Raises:
         InvalidArgument: ranks count in different ways.
@@ -67,7 +68,7 @@ def job_step(told: Sequence[Sequence[float]]) -> int:
         if len(steps) == 1 and min(steps) > last:
             return min(steps)
     if len(given) == 1:
-        return min(given)  # which after refuses
+        return min(given)  # after refuses this step
     each = ", ".join(str(int(own[0])) for own in told)
     raise InvalidArgument(
         f"ModelCheckpointer.after: ranks give steps {each} at the same step of the job: count on every rank its own "
@@ -76,28 +77,29 @@ def job_step(told: Sequence[Sequence[float]]) -> int:
 
 
 def explained(ctx: Context, failed: PeerFailed, made: int) -> PeerFailed:
-    """The same failure in the words of steps, if it says only that ranks have ended, or have closed their exchange. All
-    ranks have made the steps that this one has made, as each step waits for the gradients of all."""
+    """Returns the same failure in terms of steps, if it says only that ranks have ended or have closed their exchange.
+    Each step waits for the gradients of all, so all ranks have made as many steps as this one."""
     return ended_early(ctx, failed, f" ({made})", made + 1, "hpcomm.torch.join")
 
 
 class JoinBlock:
-    """The allgathers of a join block. Once a step ranks tell whether they still run, and their learning rates; they
-    meet once more where they save."""
+    """The allgathers of a join block. In each step ranks tell whether they still run, and their learning rates; they
+    meet once more if they save."""
 
     def __init__(
         self, workers: Workers, groups: list[dict[str, Any]], follow: Callable[[], None], uneven: Uneven
     ) -> None:
         """follow: makes a step of the others."""
         self._workers, self._groups, self._step, self._uneven = workers, groups, follow, uneven
-        self._ran = 0  # the number of a worker that made the last step
+        self._ran = 0  # the index of a worker that made the last step
 
     def runs(self, scaled: bool) -> None:
-        """This rank makes a step. scaled: a GradScaler calls it, which every rank refuses."""
+        """Tells the others that this rank makes a step. scaled: a GradScaler calls it, which every rank refuses."""
         self._meet(_SCALES if scaled else _RUNS)
 
     def follow(self) -> bool:
-        """This rank has run out: takes part in a step if another rank makes one."""
+        """Takes part in a step of another rank, after this rank has run out of batches. Returns False if no rank makes
+        one."""
         every = self._meet(_OUT)
         set_numbers(self._groups, every[self._ran][_HEAD:])
         if not any(own[0] for own in every):
@@ -106,7 +108,8 @@ class JoinBlock:
         return True
 
     def saves(self, *told: int) -> int:
-        """This rank saves; the step of the job. told: the number of the saver, and as job_step takes it."""
+        """Tells the others that this rank saves, and returns the step of the job. told: the number of the saver, then
+        the numbers that job_step takes."""
         every = self._meet(_SAVES, told)
         return job_step(_of_saver(every, told[0]))
 
@@ -128,7 +131,7 @@ class JoinBlock:
             self._save(int(saver), job_step(_of_saver(every, saver)), follows=does == _OUT)
 
     def _save(self, number: int, step: int, *, follows: bool) -> None:
-        """Others save. follows: this rank stands between two steps, and saves as well."""
+        """Handles a save of others. follows: this rank is between two steps, and saves as well."""
         saver = self._uneven.savers.get(number)
         if saver is not None and follows:
             saver.save_with_others(step)
@@ -137,7 +140,7 @@ class JoinBlock:
 
 
 class LocalBlock:
-    """The join block of a DiLoCo: ranks meet where they exchange, and are at different steps between."""
+    """The join block of a DiLoCo: ranks meet when they exchange, and are at different steps between exchanges."""
 
     def saves(self, *told: int) -> int:
         raise NotSupported(
@@ -147,5 +150,5 @@ class LocalBlock:
 
 
 def _of_saver(every: Sequence[Sequence[float]], saver: float) -> list[Sequence[float]]:
-    """The messages of the ranks that save by this one, as job_step takes them."""
+    """Returns the messages of the ranks that save with this saver, as job_step takes them."""
     return [own[2:_HEAD] for own in every if own[0] == _SAVES and own[1] == saver]

@@ -15,11 +15,12 @@ _NAME = "layers that are refused as pairs"
 
 
 class Vote:
-    """A separate exchange: once in a step each rank pushes a one for every layer that it refuses, and all ranks count
-    them. Its messages go beside the gradients: a rank has the verdict when the push of every other rank has come."""
+    """A separate exchange for the vote: in each step every rank pushes a one for each layer that it refuses, and all
+    ranks count them. The messages go beside the gradients: a rank has the result when all other ranks' pushes have
+    come."""
 
     def __init__(self, ctx: Context, keys: Sequence[ParamKey]) -> None:
-        """Collective."""
+        """Makes the exchange. Collective."""
         self._keys = list(keys)
         self._values = np.zeros(len(keys), np.float32)
         self._counted = self._values.copy()
@@ -37,7 +38,7 @@ class Vote:
         return self._handle is not None
 
     def refused(self) -> list[ParamKey]:
-        """The keys that a rank has refused, the same on all ranks."""
+        """Waits, and returns the keys that any rank has refused, the same on all ranks."""
         assert self._handle is not None
         counts = self._handle.wait()
         self._handle = None

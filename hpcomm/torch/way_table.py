@@ -1,4 +1,4 @@
-"""The predicted and the measured time and bytes of each key's way, as a table."""
+"""A table of each key's way, with predicted and measured time and bytes."""
 
 import math
 import struct
@@ -12,12 +12,12 @@ from ..model import Cost, Layer
 
 _SPENT = struct.Struct("<dq")
 _HEAD = ("key", "layer", "shape", "K", "way", "predicted ms", "bytes", "measured ms", "bytes", "why")
-_WORDS = 5  # columns of words, before columns of numbers
+_WORDS = 5  # columns of text, before columns of numbers
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A key's exchange by itself: seconds of the slowest rank, and bytes that all ranks sent to others."""
+    """The cost of a key's exchange by itself: seconds of the slowest rank, and bytes that all ranks sent to others."""
 
     seconds: float
     sent: int
@@ -26,8 +26,10 @@ class Measured:
 def measured(
     ctx: Context, exchange: Exchange, names: Sequence[str], pairs: Container[str], rounds: int
 ) -> dict[str, Measured]:
-    """Measures each key's exchange by itself: the best of some rounds. Collective, between two steps; gradients are
-    overwritten, parameters stay as they are. pairs: the keys that go as pairs of vectors."""
+    """Measures each key's exchange by itself, and keeps the best of some rounds. Collective, between two steps.
+
+    Gradients are overwritten; parameters stay as they are. pairs: the keys that are sent as pairs of vectors.
+    """
     found = {}
     for name in names:
         best, sent = math.inf, 0
@@ -44,7 +46,7 @@ def measured(
             exchange.split.gather(name)
             taken = monotonic() - start
             exchange.split.skip(name)
-            ctx.barrier()  # owners have sent all
+            ctx.barrier()  # owners have sent everything
             every = [_SPENT.unpack(one) for one in ctx.allgather(_SPENT.pack(taken, _sent(exchange) - before))]
             best, sent = min(best, max(seconds for seconds, _ in every)), sum(n for _, n in every)
         found[name] = Measured(best, sent)
@@ -52,7 +54,7 @@ def measured(
 
 
 def line(layer: Layer, way: str, cost: Cost, seen: Measured | None, why: str, *, has_rates: bool) -> tuple[str, ...]:
-    """A line of the table. has_rates: the cost has seconds."""
+    """Returns a line of the table. has_rates: whether the cost has seconds."""
     return (
         layer.name,
         layer.type,
@@ -68,7 +70,7 @@ def line(layer: Layer, way: str, cost: Cost, seen: Measured | None, why: str, *,
 
 
 def table(lines: Sequence[tuple[str, ...]]) -> str:
-    """These lines under their head."""
+    """Returns these lines under the head of the table."""
     every = [_HEAD, *lines]
     widths = [max(len(one[i]) for one in every) for i in range(len(_HEAD))]
     sides = ["<"] * _WORDS + [">"] * (len(_HEAD) - _WORDS - 1) + ["<"]

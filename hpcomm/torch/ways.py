@@ -1,5 +1,5 @@
-"""The way of each layer of a model, by its cost here: a matrix through servers, or pairs of vectors (Poseidon,
-section 3.2)."""
+"""The way of each layer of a model, chosen by its cost on this job's machines: a matrix through servers, or pairs of
+vectors (Poseidon, section 3.2)."""
 
 import hashlib
 import struct
@@ -28,10 +28,10 @@ from .start import SERVER_OPTIONS, server_options
 
 VALUES = ("ps", "factors", "adam", "1bit")
 WORDS = ("auto", "paper", *VALUES)
-_PAIRS = ("factors", "adam")  # send pairs
-_LEAST = 4096  # elements: smaller layers go as float32 matrices
+_PAIRS = ("factors", "adam")  # ways that send pairs of vectors
+_LEAST = 4096  # elements: smaller layers are sent as float32 matrices
 _ROWS = struct.Struct("<q")
-_SHUT = -1  # in place of K: the way of the layer is not looked for
+_SHUT = -1  # in place of K: the way of this layer is fixed
 
 
 class Owner(Protocol):
@@ -44,14 +44,14 @@ class Owner(Protocol):
 
 
 class Ways:
-    """The way of each key: "ps", "factors", "adam" or "1bit". print shows them.
+    """The way of each key: "ps", "factors", "adam" or "1bit". Print it to see a table.
 
-    Attributes:
-        of: by name of the key.
-        codecs: by name of the key, the lossy codecs that lossy= has let it choose.
-        choices: by name of the key, where cost decided.
-        measured: by name of the key, the results of DistributedOptimizer.measure_ways.
-        why: by name of the key, why a linear layer goes as a matrix where its cost did not decide it.
+    Attributes, all by key name:
+        of: the way.
+        codecs: the lossy codecs that were chosen because of lossy=.
+        choices: the costs, if they decided.
+        measured: the results of DistributedOptimizer.measure_ways.
+        why: why a linear layer is sent as a matrix, if its cost did not decide this.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Ways:
         codec_out: Any,
         lossy: bool | Sequence[WireFormat],
     ) -> None:
-        """slots: by name of the key, values of state that its rule keeps of an element. topology, codec, codec_out: as
-        the user gave them; keys that the first two name keep their topology or codec.
+        """slots: by key name: how many values of state the rule keeps for an element. topology, codec, codec_out: as
+        the user gave them. A key that topology or codec names keeps that topology or codec.
 
         Raises:
-            InvalidArgument: an argument that cannot be.
+            InvalidArgument: an invalid argument.
         """
         self._ctx, self._keys, self._slots, self._skips = ctx, list(keys), dict(slots), skips
         self._named = {key.name: key for key in keys}
@@ -92,7 +92,7 @@ class Ways:
         self._lossy = check_lossy(lossy, self._word, codec)
         self._asked = (self._word or sorted(self._given.items()), batch, revisit, skips, self._lossy)
         compiled = any(hasattr(module, "_orig_mod") for module in model.modules())
-        self._open: list[LinearKey] = []  # layers whose way is looked for
+        self._open: list[LinearKey] = []  # layers whose way is not fixed yet
         for key in keys if ctx.size > 1 else ():
             wanted = self._given.get(key.name, self._word)
             if key.name in named or wanted in ("", "ps"):
@@ -148,7 +148,7 @@ class Ways:
 
     @staticmethod
     def _refused(key: ParamKey, compiled: bool) -> str:
-        """Why a key cannot go as pairs; "" if it can."""
+        """Returns why a key cannot be sent as pairs; "" if it can."""
         if not isinstance(key, LinearKey):
             return "it is not the weight of a plain nn.Linear that nothing else uses"
         if compiled:
@@ -160,7 +160,7 @@ class Ways:
     # ---- the exchange ------------------------------------------------------------------------------------------------
 
     def arranged(self, topology: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The topology and the options of an exchange of these ways, made from the user's."""
+        """Returns the topology and the options of an exchange with these ways, made from the user's."""
         apart = {name: way for name, way in self.of.items() if way != "ps"}
         if not apart and not self.codecs:
             return topology, dict(options)
@@ -185,11 +185,11 @@ class Ways:
         return places, {**rest, "plan": replace(plan, codec=codecs, codec_out=parameters)}
 
     def begin(self) -> None:
-        """Before the first exchange is made: with batch= the ways are known, else the first step shows how many rows
-        layers have. Collective.
+        """Prepares the first exchange. With batch= the ways are decided now; otherwise the first step shows how many
+        rows layers have. Collective.
 
         Raises:
-            ConfigError: ranks ask for different ways, or have other layers that may go as pairs.
+            ConfigError: ranks ask for different ways, or have other layers that may be sent as pairs.
         """
         self._agree()
         for key in self._open:
@@ -210,12 +210,13 @@ class Ways:
             )
 
     def made(self, exchange: Exchange) -> None:
-        """An exchange has been made of them."""
+        """Gives an exchange that was made with these ways their costs, for its stats."""
         layers, found = {key.name: self._layer(key.name) for key in self._keys}, self._decision
         exchange._state.book = Book(layers, self._cluster(exchange), found.rates, found.choices, found.free)
 
     def after_step(self, mode: Owner) -> None:
-        """Between two steps. Collective."""
+        """Between two steps: decides the ways if this is due, and remakes the exchange if one has changed.
+        Collective."""
         if not self._open_or_lossy():
             return
         self._steps += 1
@@ -231,8 +232,8 @@ class Ways:
         self.made(mode.exchange)
 
     def refuse(self, keys: Sequence[ParamKey], mode: Owner) -> None:
-        """These go as matrices from this step on, as a rank has found that the gradient is not the sum of its pairs.
-        Collective."""
+        """Makes these keys send matrices from this step on, because a rank has found that the gradient is not the sum
+        of its pairs. Collective."""
         for key in keys:
             assert isinstance(key, LinearKey)
             self.of[key.name] = "ps"
@@ -247,18 +248,18 @@ class Ways:
         self._keep()
 
     def _open_or_lossy(self) -> bool:
-        """Whether there is something to decide. The same on all ranks."""
+        """Returns whether a way or a codec can still be decided. The same on all ranks."""
         return bool(self._open or self._by_codec())
 
     def _by_codec(self) -> list[ParamKey]:
-        """The keys that lossy codecs are compared for, and no pairs."""
+        """Returns the keys for which lossy codecs are compared, and no pairs."""
         if not self._lossy or self._ctx.size == 1 or (self._decided and self._revisit is None):
             return []
         open_ = {key.name for key in self._open} | self._fixed
         return [key for key in self._keys if key.param.numel() >= _LEAST and key.name not in open_]
 
     def _settle(self) -> bool:
-        """Decides, and tells the keys; whether a way has changed. Collective."""
+        """Decides the ways and tells the keys; returns whether a way has changed. Collective."""
         self._find_pairs()
         before = dict(self.of), dict(self.codecs)
         self._decide()
@@ -283,19 +284,19 @@ class Ways:
     # ---- when ranks are gone -----------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """The mode has an exchange of these ways from here on."""
+        """Notes the ways of the exchange that the mode has now."""
         self._kept = dict(self.of), dict(self.codecs)
 
     def lost(self) -> None:
-        """Goes back to the ways of the present exchange; a decision that was being made is dropped."""
+        """Returns to the ways of the present exchange, and drops a decision that is not complete."""
         ways, codecs = self._kept
         self.of, self.codecs = dict(ways), dict(codecs)
         for key in self._could:
             self._goes(key)
 
     def recovered(self, ctx: Context, exchange: Exchange) -> None:
-        """Goes on with the same ways among the ranks that are left. Some may have decided at the end of the step
-        that was cut short, and others not: then all decide after the next one. Collective."""
+        """Continues with the same ways on the remaining ranks. Collective. If only some ranks had decided at the end of
+        the interrupted step, all decide after the next one."""
         self._ctx = ctx
         told = [self._decided, self._steps, *(key.K if key in self._open else _SHUT for key in self._could)]
         every = [
@@ -319,8 +320,8 @@ class Ways:
     # ---- the choice --------------------------------------------------------------------------------------------------
 
     def _find_pairs(self) -> None:
-        """K of each layer: batch, or twice the most rows that a rank has had in a step. Layers whose gradient is no sum
-        of their pairs, or that were not used, go as matrices."""
+        """Sets K of each layer: batch, or twice the most rows that any rank has had in a step. Layers whose gradient is
+        not the sum of their pairs, or that were not used, are sent as matrices."""
         left = []
         told = b"".join(_ROWS.pack(-1 if key.refused else key.rows) for key in self._open)
         every = [[rows for (rows,) in _ROWS.iter_unpack(part)] for part in self._ctx.allgather(told)]
@@ -378,7 +379,7 @@ class Ways:
     # ---- the cost ----------------------------------------------------------------------------------------------------
 
     def predicted(self, name: str) -> Cost:
-        """The cost of a key by the model; its seconds are 0 where no rates were measured."""
+        """Returns the cost of a key by the model; its seconds are 0 if no rates were measured."""
         way, cluster, found = self.of[name], self._cluster(None), self._decision
         if way not in _PAIRS:
             way = "hosts" if cluster.hosts not in (1, cluster.workers) else "ps"

@@ -1,4 +1,5 @@
-"""The engine's rule in one pass: a push that applies. apply="backward", and exchanges that take no two calls."""
+"""Modes in which a push also applies the engine's rule, in one pass: apply="backward", and exchanges without two
+calls."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,7 +23,7 @@ them the second pass raises (ParamKey.arrived)."""
 def made_in_one(
     make: Callable[..., Exchange], ctx: Context, keys: Sequence[ParamKey], rules: Rules, consistency: Consistency
 ) -> tuple[Exchange, Roll | None]:
-    """An exchange whose updates take one call, and the roll call in it."""
+    """Returns an exchange whose updates take one call, and its roll call or None."""
     values, by_key = {key.name: key.value() for key in keys}, rules.by_key()
     roll = Roll(keys) if consistency == BSP and ctx.size > 1 else None
     if roll is not None:
@@ -31,7 +32,7 @@ def made_in_one(
 
 
 class OnePass(Mode):
-    """push_pull of each key in step."""
+    """The mode that calls push_pull for each key in step."""
 
     def __init__(
         self,
@@ -45,13 +46,13 @@ class OnePass(Mode):
         consistency: Consistency,
         why: str,
     ) -> None:
-        """why: gradients are applied as they are folded."""
+        """why: why gradients are applied as they are folded, for errors."""
         if clip_norm is not None:
             raise InvalidArgument(f"clip_norm needs the norm of all gradients before one is applied: {why}")
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self.why_no_mean = why
         self.rules = rules
-        self._every_key = consistency not in (BSP, ASYNC)  # others wait for the pushes of each key
+        self._every_key = consistency not in (BSP, ASYNC)  # other ranks wait for a push of each key in each step
         made, self.roll = made_in_one(make, ctx, keys, rules, consistency)
         self.bind(made)
 
@@ -64,7 +65,7 @@ class OnePass(Mode):
             key.takes_slot(exchange)
 
     def send(self, key: ParamKey) -> None:
-        """It goes in step."""
+        """Does nothing: step sends the gradient."""
 
     def step(self, scaling: Scaling | None) -> None:
         if scaling is not None:
@@ -99,17 +100,22 @@ class OnePass(Mode):
         self.rules.update(self.exchange)
 
     def check_scaler(self) -> None:
-        """step refuses it."""
+        """Does nothing: step refuses the scaler."""
 
 
 class Backward(OnePass):
-    """apply="backward": a key goes in the hook when nothing in this backward pass will read its weight again.
+    """apply="backward": the hook sends a key if nothing in this backward pass will read its weight again.
 
-    A push that applies gives the weight away: owners write it behind autograd's version counters. All nodes that have
-    saved a weight hand it a gradient, and so have run when its hook runs, unless the graph is kept, or the layer runs
-    again (activation checkpointing, a layer that is used twice). So a key goes early if its weight belongs to one layer
-    of torch.nn that has been called once since its last gradient, by the interpreter, and the graph is freed. Others go
-    in step. A weight that is sent counts as written: a node that has saved it all the same (detached, say) raises.
+    A push that applies gives the weight away: owners write it, and autograd's version counters do not notice. Every
+    node that has saved a weight gives it a gradient, so all these nodes have run when the weight's hook runs, unless
+    the graph is kept, or the layer runs again (activation checkpointing, a layer that is used twice). So the hook sends
+    a key if all of these hold; step sends all other keys:
+
+    - its weight belongs to one layer of torch.nn;
+    - the interpreter has called this layer once since its last gradient;
+    - the graph is freed.
+
+    A weight that is sent counts as written: if a node has saved it all the same (detached, say), that node raises.
     """
 
     def send(self, key: ParamKey) -> None:
@@ -146,7 +152,7 @@ class Backward(OnePass):
 
     def forget(self) -> None:
         if self.begun:
-            self.starts.drain()  # all ranks refuse behind the same pushes
+            self.starts.drain()  # so all ranks refuse after the same pushes
             raise InvalidArgument(
                 'zero_grad() came between backward and step, and apply="backward" has applied gradients already: give '
                 'apply="step"'

@@ -1,4 +1,4 @@
-"""The ranks that train, in a job where other ranks only serve (PHub, section 2.2: placements NCC and NCS)."""
+"""The ranks that train, in a job in which other ranks only serve (PHub, section 2.2: placements NCC and NCS)."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +15,7 @@ from ..errors import HpcommError, InvalidArgument, NotSupported
 class CollectiveCall(IntEnum):
     """A collective call of the workers in which ranks that only serve take part."""
 
-    END = 0  # the first worker closes: there are no more
+    END = 0  # the first worker closes: this is the last call
     MEET = 1  # an allgather; size: bytes of each rank
     GATHER = 2  # the owners' values go to all ranks
     LOAD = 3  # the owners take a state; size: its bytes
@@ -25,12 +25,13 @@ class CollectiveCall(IntEnum):
 
 class Workers:
     """The workers of a job as each of its ranks knows them. Before each collective call the first worker names it to
-    the ranks that only serve, which take part. Where no rank only serves nothing is sent. Collective to make.
+    the ranks that only serve, and these take part. If no rank only serves, nothing is sent. Collective to make.
 
     Attributes:
-        ranks: that train, in rising order.
-        serving: that only serve.
-        serves: whether this rank does.
+        ranks: the workers, in rising order.
+        serving: the ranks that only serve.
+        serves: whether this rank only serves.
+        is_first: whether this rank is the first worker.
     """
 
     def __init__(self, ctx: Context, ranks: tuple[int, ...]) -> None:
@@ -38,20 +39,20 @@ class Workers:
         self.serving = tuple(rank for rank in range(ctx.size) if rank not in ranks)
         self.serves = ctx.rank in self.serving
         self.is_first = ctx.rank == ranks[0]
-        self._told = 0  # calls, as far as this rank knows
+        self._told = 0  # how many calls this rank knows of
         self._ended = False
         if self.serving:
             self._window = ctx.window(2, np.int64, signals=1)
-            ctx._exchanges[id(self)] = self  # its close closes this one
+            ctx._exchanges[id(self)] = self  # closing the context closes this too
 
     def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:
-        """The bytes of each worker, in the order of ranks. Collective."""
+        """Returns the bytes of each worker, in the order of ranks. Collective."""
         self.tell(CollectiveCall.MEET, len(data))
         every = self._context.allgather(data, timeout)
         return [every[rank] for rank in self.ranks]
 
     def tell(self, call: CollectiveCall, size: int = 0) -> None:
-        """This rank makes a collective call. A rank that only serves waits until the workers make it.
+        """Announces a collective call of this rank. A rank that only serves waits until the workers make the call.
 
         Raises:
             InvalidArgument: this rank only serves, and the workers make another call.
@@ -62,7 +63,8 @@ class Workers:
             self._say(call, size)
 
     def send(self, call: CollectiveCall, values: Callable[[], NDArray[np.uint8]]) -> None:
-        """tell, with bytes of the first worker, as many on all workers, for the ranks that only serve."""
+        """Announces a call, and sends bytes of the first worker to the ranks that only serve. All workers must have as
+        many bytes."""
         if self.serves:
             self.receive(self._expect(call))
         elif self.serving:
@@ -75,16 +77,16 @@ class Workers:
             self._context.barrier()
 
     def receive(self, size: int) -> NDArray[np.uint8]:
-        """The bytes that come with a call."""
+        """Returns the bytes that come with a call."""
         window = self._context.window(size)
         self._context.barrier()
         return window.array
 
     def hear(self, timeout: float | None = None) -> tuple[CollectiveCall, int]:
-        """The next call of the workers, and its size. For ranks that only serve."""
+        """Waits for the next call of the workers; returns it and its size. For ranks that only serve."""
         if self._ended:
             return CollectiveCall.END, 0
-        # For any rank: while another worker computes, the first one waits for this rank in turn, which is no deadlock.
+        # Waits for any rank: a worker that waits for this rank, while another computes, is no deadlock.
         self._window.wait_signal(0, self._told + 1, timeout)
         self._told += 1
         call, size = self._window.array.tolist()
@@ -112,13 +114,13 @@ class Workers:
         )
 
     def close(self, timeout: float | None = None) -> None:
-        """Ranks that only serve learn that no call follows. Again is no error."""
+        """Tells the ranks that only serve that no call follows. A second call does nothing."""
         if self.is_first and self.serving and not self._ended:
             self._ended = True
-            with suppress(HpcommError):  # a rank that is gone needs no news
+            with suppress(HpcommError):  # a rank that is gone need not be told
                 self._say(CollectiveCall.END, 0)
 
 
 def joined(parts: list[NDArray[Any]]) -> NDArray[np.uint8]:
-    """The bytes of arrays, one behind the other."""
+    """Returns the bytes of arrays, one after the other."""
     return np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
