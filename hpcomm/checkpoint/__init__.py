@@ -1,6 +1,5 @@
-"""Checkpoints on disk: checkpointer saves while the training goes on, resume finds the newest, files reads and writes.
-
-The values in a checkpoint come from hpcomm.exchange.
+"""Checkpoints on disk. checkpointer.py saves while the training continues, resume.py finds the newest checkpoint, and
+files.py reads and writes its files. The values in a checkpoint come from hpcomm.exchange.
 """
 
 from .checkpointer import Checkpointer

@@ -1,28 +1,28 @@
-"""Checkpoints of a training as it goes on (ASAP, section 5: "fault tolerance by check-pointing the trained model
+"""Checkpoints of a training while it runs (ASAP, section 5: "fault tolerance by check-pointing the trained model
 periodically to the disk").
 
-After every k-th step a rank copies its part of the state, and a thread writes the copy to disk. The trainer pauses for
-the copy only; no rank waits for another's disk, and there is no barrier. The ranks' copies form one checkpoint:
+After every k-th step a rank copies its part of the state, and a thread writes the copy to disk. The trainer pauses only
+for the copy: no rank waits for another's disk, and there is no barrier. These copies, the *cut*, form one checkpoint:
 
-- *BSP hubs.* At the boundary after its step k a worker has pulled every key: each row has been applied k times. For
-  the next time a row needs this rank's own push of step k + 1, which comes after the copy. So all ranks copy step k,
-  whenever each of them does. Pushes of step k + 1 that others have made meanwhile are in no copy, and are made again
-  after a restart.
-- *Graphs under NOTIFY-ACK.* At its boundary k a rank has folded all updates of step k from its in-peers, and none of
-  step k + 1: it folds them in its own step k + 1. Updates in its queues at the cut are sent again after a restart, so
-  the queues of the cut are empty, and clocks are the steps of the rows. (Under SSP, BARRIER and ASYNC an update of step
-  k may come after its receiver's cut: it is lost with the job.)
-- *ASYNC hubs.* There is no common step: the cut is per owner, and each row of it between two updates. An owner's step k
-  is its worker's step k; updates of others that are in no row at the cut are lost.
-- *Hubs with a quorum* may apply rows without this rank's push: as under ASYNC the cut is per owner, and rows may be
-  some steps further than the checkpoint's number.
-- *Owners that only serve* have no steps. The first worker tells them that it is at the boundary, and goes on when they
-  have copied: under BSP their rows cannot change before. This is the one wait for another rank: it lasts until they
-  have written the previous copy and made this one.
+- *Servers under BSP.* When a worker ends step k it has pulled every key, so each row has been applied k times. A row
+  needs this rank's push of step k + 1 before it is applied again, and that push comes after the copy. So all ranks copy
+  step k, at whatever time each copies. Pushes of step k + 1 that others have made meanwhile are in no copy; a restart
+  makes them again.
+- *Graphs under NOTIFY-ACK.* When a rank ends step k it has folded all updates of step k from its in-peers, and none of
+  step k + 1, which it folds in its own step k + 1. Updates in its queues at the cut are sent again after a restart. So
+  the cut has no queues, and its clocks are the steps of the rows. (Under SSP, BARRIER and ASYNC an update of step k may
+  come after its receiver's copy: it is lost with the job.)
+- *Servers under ASYNC.* There is no common step. Each owner copies when its own worker has made step k, and each row
+  between two updates; others' updates that are in no row then are lost.
+- *Servers with a quorum* may apply rows without this rank's push. As under ASYNC each owner copies by itself, and rows
+  may be some steps further than the checkpoint's number.
+- *Owners that only serve* have no steps. The first worker tells them when it has ended a step, and continues when they
+  have copied: under BSP their rows cannot change before. Only here a rank waits for another one, until it has written
+  its previous copy and made this one.
 
-Files are named after step and rank, and a rank writes and removes its own only, so one directory may be shared by all
-ranks or be each host's own. A rank that has written tells all others so, by a signal in their memory. Older files go
-when every rank has told that it has written newer ones.
+File names contain step and rank, and a rank writes and removes only its own files, so one directory may be shared by
+all ranks, or each host may have its own. A rank that has written a file tells all others by a signal in their memory.
+Older files are removed when every rank has told that it has written newer ones.
 """
 
 import math
@@ -49,43 +49,45 @@ from .files import Label
 
 Extra = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
-_SLOTS = 4  # the last files of a rank, whose steps it tells the others
-_BITS = 12  # of a signal, for the steps that the exchange has made, less their upper bits
-_ANY = 2**_BITS - 1  # in place of them: they are not counted
+_SLOTS = 4  # how many of its last files each rank tells the others
+_BITS = 12  # bits of a signal for the steps that the exchange has made, modulo _ANY
+_ANY = 2**_BITS - 1  # in place of these steps: they are not counted
 _END = 2**63  # in place of a step: the first worker saves no more
 
 
 class Checkpointer:
-    """Saves an exchange every so many steps while the training goes on. Collective to make.
+    """Saves an exchange every so many steps while the training continues. Collective to make.
 
         with hpcomm.Checkpointer(ex, "checkpoints", every=100) as ckpt:
             for step in range(first, last):
                 ex.step(...)
                 ckpt.after(step + 1, {"epoch": step // 1000})
 
-    A checkpoint is complete when every rank has written its file; `latest` and `restore` find the newest such one.
-    It keeps one more copy of this rank's part of the state in memory.
+    A checkpoint is complete when every rank has written its file; `latest` and `restore` find the newest complete one.
+    The Checkpointer keeps one more copy of this rank's part of the state in memory. Use it in the exchange's thread
+    only.
 
     Args:
-        ex: the exchange. On a rank that only serves call Checkpointer.serve, not Exchange.serve.
-        directory: of this exchange alone; shared by all ranks, or each host's own; made if it is missing.
+        ex: the exchange. A rank that only serves must call Checkpointer.serve, not Exchange.serve.
+        directory: for this exchange alone; shared by all ranks, or each host's own. It is made if it is missing.
         every: steps from one checkpoint to the next.
-        keep: complete checkpoints to keep, including checkpoints of earlier runs in this directory. Older files are
-            removed after a newer checkpoint is complete, so there are a few more while other ranks still write.
+        keep: how many complete checkpoints to keep; checkpoints of earlier runs in this directory count too. Older
+            files are removed once a newer checkpoint is complete, so there are a few more while other ranks still
+            write.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
-    An error of the thread that writes (a full disk, say) is raised by the next call of this rank, after that call has
-    begun its own save. Then, and if `after` refuses a step that is due, the checkpoint of that step stays incomplete,
-    and the ones before it stay. The other ranks do not stop for it: they log a warning, at a later step that is due or
-    in close, when they have heard of it. A checkpointer belongs to the exchange's thread.
+    If the writing thread fails (a full disk, say), the next call of this rank raises the error, after it has begun its
+    own save. The checkpoint of the failed step then stays incomplete, as it does if `after` refuses a step that is due;
+    earlier checkpoints stay. Other ranks do not stop: they log a warning at a later step that is due, or in close, once
+    they have heard of it.
 
     Raises:
         CheckpointError: this rank cannot write into its directory.
         ConfigError: the ranks give different every or keep.
-        InvalidArgument: an argument that cannot be, or a push or pull is pending; another rank refuses, e.g. because
-            it cannot write.
-        NotSupported: a user's plan in which a row can be applied without its owner's push, so that no rank can tell at
-            which step it is.
+        InvalidArgument: an invalid argument; a push or pull is pending; or another rank refuses, e.g. because it cannot
+            write.
+        NotSupported: the user's plan lets a row be applied without its owner's push, so that no rank can tell at which
+            step the row is.
     """
 
     def __init__(
@@ -126,15 +128,15 @@ class Checkpointer:
         ]
         self._agree(wrong, told)
         self._window = self._ctx.window(8, signals=(3 + _SLOTS) * self._size, timeout=self._timeout)
-        self._lane = self._ctx.lane(self._timeout)  # of the thread that writes
+        self._lane = self._ctx.lane(self._timeout)  # the writing thread's
         self._writer = ThreadPoolExecutor(1, "hpcomm-checkpoint")
         self._writing: Future[None] | None = None
-        self._mine: list[int] = []  # written here, and not known to be complete
-        self._mixed: set[int] = set()  # of which other ranks have files of another step of the job
-        self._begun: set[int] = set()  # copied here
-        self._missed = [0] * self._size  # the last step of each rank that was said to be missing there
-        self._skips = ex._state.any.jumps  # steps, after this rank's update was late
-        self._ctx._exchanges[id(self)] = self  # its close closes this one, after the exchange
+        self._mine: list[int] = []  # steps written here that are not known to be complete
+        self._mixed: set[int] = set()  # numbers whose files are of different steps of the job
+        self._begun: set[int] = set()  # steps copied here
+        self._missed = [0] * self._size  # by rank: the last step whose missing file was logged
+        self._skips = ex._state.any.jumps  # whether step numbers may skip, after a late update
+        self._ctx._exchanges[id(self)] = self  # closing the context closes this, after the exchange
 
     def _agree(self, wrong: Exception | None, told: list[Any]) -> None:
         every = resume.gather(self._ctx, told, self._timeout)
@@ -154,22 +156,23 @@ class Checkpointer:
     # ---- the trainer's calls ----------------------------------------------------------------------------------------
 
     def after(self, step: int, extra: Extra | None = None) -> bool:
-        """Says that this rank has done so many steps, each after the one before; whether a checkpoint was begun.
+        """Tells that this rank has made so many steps, and saves if this is due. Returns whether it has begun a
+        checkpoint.
 
         Called by every worker after each step, while no push or pull is pending. It saves when step is a multiple of
         every, or has passed one: with a quorum ex.version() counts the steps, or ex.clock on a graph, and a worker
         whose update was late skips some.
 
         Args:
-            step: 1 after the first step, 101 after the first that follows a restart from step 100.
-            extra: other values to save, which restore gives back to this rank: by name arrays, numbers, texts, and
-                lists and dicts of these (a NumPy generator's state, say); or a function that gives them, called only
-                when it saves.
+            step: 1 after the first step, 101 after the first step that follows a restart from step 100.
+            extra: other values to save, which restore gives back to this rank: a mapping from names to arrays, numbers,
+                texts, and lists and dicts of these (a NumPy generator's state, say); or a function that returns it,
+                called only if this call saves.
 
         Raises:
-            CheckpointError: the last checkpoint could not be written; this one, if it is due, is begun.
-            InvalidArgument: a step that does not follow; or a push or pull is pending, or no file can hold an extra
-                value, and then this rank saves nothing of the step and tells the others.
+            CheckpointError: the last checkpoint could not be written. If this one is due, it has begun.
+            InvalidArgument: step does not follow; a push or pull is pending; or no file can hold an extra value. Then
+                this rank saves nothing of the step, and tells the others.
             Timeout, PeerFailed: a rank that only serves does not copy.
         """
         self._check_open("after")
@@ -203,7 +206,7 @@ class Checkpointer:
         return True
 
     def serve(self, timeout: float | None = None) -> None:
-        """Serves as Exchange.serve does, and saves whenever the first worker says that it is due.
+        """Serves as Exchange.serve does, and saves whenever the first worker says that a checkpoint is due.
 
         Args:
             timeout: seconds; None means no deadline.
@@ -226,12 +229,14 @@ class Checkpointer:
         self._ex.serve(max(0.0, end - time.monotonic()))
 
     def stats(self) -> CheckpointStats:
-        """Counts of this checkpointer on this rank so far."""
+        """Returns this rank's counts so far."""
         return CheckpointStats(self._saved, self._nbytes, self._pause, self._longest, self._waited, self._wrote)
 
     def close(self) -> None:
-        """Waits until this rank's last file is on disk; again is no error. It waits for no other rank. The first worker
-        tells ranks that only serve that no checkpoint follows. Context.close closes a checkpointer that is still open.
+        """Waits until this rank's last file is on disk, but for no other rank. A second call does nothing.
+
+        The first worker tells ranks that only serve that no checkpoint follows. Context.close closes a checkpointer
+        that is still open.
 
         Raises:
             CheckpointError: the last checkpoint could not be written.
@@ -266,9 +271,9 @@ class Checkpointer:
         return f"<hpcomm.Checkpointer rank {self._rank}, every {self.every} steps into {self._folder}>"
 
     def _follow(self, ex: Exchange) -> None:
-        """From here on another exchange of this context is saved, of the same keys and workers. Every rank calls it
+        """Saves ex from now on, another exchange of this context with the same keys and workers. Every rank calls it
         between the same steps."""
-        self._finish()  # the copy is being written
+        self._finish()  # the thread may still write the copy
         self._ex, self._shard = ex, ex.state_dict()
         _check_steps(ex.plan, self._workers, own_keys(self._shard))
         self._plan, self._skips = resume.digest(ex.plan), ex._state.any.jumps
@@ -276,8 +281,8 @@ class Checkpointer:
     # ---- the copy ---------------------------------------------------------------------------------------------------
 
     def _let_servers_copy(self, step: int) -> None:
-        """Tells the ranks that only serve to copy their rows at this step, and waits until they have. The first worker
-        does so, as their rows cannot change before its next push."""
+        """On the first worker: tells the ranks that only serve to copy their rows at this step, and waits until they
+        have. Their rows cannot change before its next push."""
         if self._rank != self._workers[0]:
             return
         for server in self._serving:
@@ -290,10 +295,10 @@ class Checkpointer:
                 raise Timeout(told, op="after", waiting_for=(server,), culprits=timeout.culprits) from None
 
     def _copy_served(self, timeout: float) -> bool:
-        """Saves on a rank that only serves, when the first worker says so; whether there is more to come."""
+        """Saves on a rank that only serves, when the first worker says so. Returns False if no checkpoint follows."""
         first = self._workers[0]
-        # A wait for anything works for the rows of this rank. It is for any rank: while another worker computes, the
-        # first one waits for this rank in turn, which is no deadlock.
+        # This rank's rows are worked on in any wait. It waits for any rank: if the first worker waits for this rank in
+        # turn, while another worker computes, that is no deadlock.
         step = self._window.wait_signal(2 * self._size + first, self._last + 1, timeout)
         if step == _END:
             return False
@@ -302,7 +307,7 @@ class Checkpointer:
         except BaseException:
             self._miss(step)
             raise
-        finally:  # the first worker goes on, copied or not
+        finally:  # the first worker continues, even if this rank has not copied
             self._last = step
             self._window.put_signal(first, None, signal=2 * self._size + self._rank, value=step)
         self._hear()
@@ -311,11 +316,11 @@ class Checkpointer:
         return True
 
     def _save(self, step: int, extra: Mapping[str, Any]) -> CheckpointError | None:
-        """Begins to save; why the last file could not be written, if so."""
+        """Begins to save. Returns the error if the last file could not be written, otherwise None."""
         start = time.perf_counter()
         lost = None
         try:
-            self._finish()  # there is one copy
+            self._finish()  # there is only one copy
         except CheckpointError as wrong:
             lost = wrong
         copying = time.perf_counter()
@@ -335,14 +340,14 @@ class Checkpointer:
         return self._ex.version() if self._ex.params and self._ex._state.all.in_step else None
 
     def _look(self) -> None:
-        """Raises the thread's error, if any."""
+        """Raises the thread's error, if it has failed."""
         if self._writing is not None and self._writing.done():
             self._finish()
 
     def _finish(self) -> None:
         if self._writing is None:
             return
-        wait([self._writing])  # Ctrl-C leaves it to the next call: the copy is being read
+        wait([self._writing])  # after Ctrl-C the next call waits: the thread reads the copy
         writing, self._writing = self._writing, None
         writing.result()
 
@@ -351,14 +356,14 @@ class Checkpointer:
         self._writer.submit(self._tell, self._size + self._rank, step)
 
     def _hear(self) -> None:
-        """Says which checkpoints that were begun here stay incomplete, because another rank has no file of them."""
+        """Warns of checkpoints that were begun here and stay incomplete, because another rank has no file of them."""
         for rank, before in enumerate(self._missed):
             signal = self._size + rank
             if rank == self._rank or not self._window.test_signal(signal, before + 1):
                 continue
             step = self._window.wait_signal(signal, before + 1, 0)
             if step not in self._begun:
-                continue  # not yet, or never: a step that was due nowhere
+                continue  # not begun here yet; or never, if the step was not due
             self._missed[rank] = step
             logger.warning(
                 "rank %d: the checkpoint of step %d stays incomplete: rank %d has no file of it, and was told why",
@@ -372,11 +377,12 @@ class Checkpointer:
             raise InvalidArgument(f"rank {self._rank}: {op}: the checkpointer is closed")
 
     # ---- the thread -------------------------------------------------------------------------------------------------
-    # Signals, of every rank at every rank: by number r the last step that rank r has written, by size + r the last that
-    # it has refused, passed over or failed to write, by 2 * size + r, between the first worker and ranks that only
-    # serve, the step that is to be copied and the step that has been; from 3 * size on, of each rank the last few that
-    # it has written, with the steps of the exchange. All but the third are told by this thread alone, so that they come
-    # in the order of the steps.
+    # Each rank has these signals of every rank r, by number:
+    #   r               the last step that r has written
+    #   size + r        the last step that r has refused, passed over or failed to write
+    #   2 * size + r    between the first worker and ranks that only serve: the step to copy, and the copied step
+    #   3 * size on     the last few steps that each rank has written, with the steps of the exchange
+    # Except for the third, only this thread sends them, so they come in the order of the steps.
 
     def _write(self, step: int, made: int, extra: Mapping[str, Any]) -> None:
         start = time.perf_counter()
@@ -398,19 +404,20 @@ class Checkpointer:
 
     def _tell(self, signal: int, step: int) -> None:
         for peer in range(self._size):
-            with suppress(HpcommError):  # one that is gone needs not know; one that is not keeps its old files longer
+            with suppress(HpcommError):  # a rank that is gone need not know; another only keeps its old files longer
                 self._window.put_signal(peer, None, signal=signal, value=step, lane=self._lane)
 
     def _is_complete(self, step: int) -> bool:
-        """Every rank has written it. A rank that has failed at a later step may have failed at this one too: its word
-        of failures is stored before that of the next file, and read after."""
+        """Returns whether every rank has written its file of this step. A rank that has failed at a later step may have
+        failed at this one too: it signals a failure before its next file, and the failure is read after the file
+        here."""
         window, size = self._window, self._size
         written = all(window.test_signal(r, step) and not window.test_signal(size + r, step) for r in range(size))
         return written and not self._is_mixed(step)
 
     def _is_mixed(self, step: int) -> bool:
-        """Whether files of this number, which all ranks have written, are known to be of different steps of the job.
-        A rank's last few files are looked at: others can be no further ahead, where all are at one step."""
+        """Returns whether the ranks' files of this number are known to be of different steps of the job. Looks at each
+        rank's last few files: if all ranks are at one step, none can be further ahead."""
         if step in self._mixed:
             return True
         made = {}
@@ -439,7 +446,7 @@ class Checkpointer:
         self._mine = [step for step in self._mine if step > newest]
         self._complete = [one for one in self._complete if one[0] not in done] + [(step, self._run) for step in done]
         kept = self._complete[-self.keep :]
-        older = {step for step, run in kept if run != self._run}  # may have files of ranks that are gone
+        older = {step for step, run in kept if run != self._run}  # earlier runs' steps may have files of more ranks
         steps = {step for step, _ in kept}
         files.remove(
             found.path
@@ -451,8 +458,9 @@ class Checkpointer:
 
 
 def _check_steps(plan: Plan, workers: tuple[int, ...], own: frozenset[str]) -> None:
-    """Refuses a plan by which a row can change while its owner, or the first worker if the owner only serves, stands
-    at the end of a step. own: keys with separate parameters on each rank, which change in that rank's steps."""
+    """Refuses a plan in which a row can change while a checkpoint is copied: it needs no push of its owner, or of the
+    first worker if the owner only serves. own: keys with separate parameters on each rank, which change only in its own
+    steps."""
     fed = feeders(plan.rows.lists())
     for row, (owner, key) in enumerate(
         zip(*(plan.rows.column(name).tolist() for name in ("owner", "key")), strict=True)

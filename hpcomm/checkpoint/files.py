@@ -1,12 +1,12 @@
-"""One rank's file of a checkpoint: written whole or not at all, and refused as torn if a single bit is wrong.
+"""One rank's file of a checkpoint. It is written whole or not at all, and one wrong bit makes a reader refuse it.
 
     "hpcomm checkpoint 1\\n"    magic
     8 bytes, little-endian     length of the header
-    header                     JSON: the label, all values that are no arrays, and where the arrays lie
+    header                     JSON: the label, all values that are not arrays, and the places of the arrays
     arrays                     as in memory, each from a multiple of 64 bytes on
     4 bytes, little-endian     CRC-32 of everything before
 
-No pickle: to read a file runs no code. Arrays go from memory to disk without a copy, and the GIL is free meanwhile.
+There is no pickle: reading a file runs no code. Arrays go from memory to disk without a copy and without the GIL.
 """
 
 import json
@@ -29,32 +29,33 @@ from . import values
 
 MOST_STEPS = 10**15
 UNCOUNTED = -1
-GIVEN = "given"  # the section of the trainer's values
+GIVEN = "given"  # the name of the section with the trainer's values
 _FORMAT = 1
 _MAGIC = b"hpcomm checkpoint %d\n" % _FORMAT
 _ANY_MAGIC = re.compile(rb"hpcomm checkpoint (\d+)\n")
 _LINE = 64
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.ckpt(\.part)?")
-_PART = ".part"  # ends the name of a file that is being written
+_PART = ".part"  # ends the name of a file until it is written
 
 Sections = Mapping[str, Mapping[str, Any]]
 _T = TypeVar("_T")
 
 
 class NewerFormat(CheckpointError):
-    """A file that a newer hpcomm wrote: whole perhaps, so a job must not start over beside it."""
+    """Raised for a file that a newer hpcomm wrote: the file may be whole, so a job must not start from zero beside
+    it."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """Whose file it is.
+    """The label of a file: which rank saved which step.
 
     Attributes:
         run: a word that the files of one Checkpointer share.
         plan: a digest of the owners of all rows.
-        complete: the newest step whose file every rank had written before; 0: no step.
-        made: the steps that the exchange had made on this rank, by which files of one number that were saved at
-            different steps are told apart; UNCOUNTED where ranks are not at one step, or this one only serves.
+        complete: the newest step whose files all ranks had written before; 0: none.
+        made: how many steps the exchange had made on this rank. It tells apart files with one step number that were
+            saved at different steps of the job. UNCOUNTED if ranks are not at one step, or this rank only serves.
     """
 
     step: int
@@ -71,7 +72,8 @@ class Label:
 
 
 class Found(NamedTuple):
-    """A file by its name. whole: it is not one that a killed process was writing."""
+    """A file and the parts of its name. whole: False if it is a part file, which a process is writing or was killed
+    in."""
 
     path: Path
     step: int
@@ -80,7 +82,7 @@ class Found(NamedTuple):
 
 
 def folder(directory: str | PathLike[str]) -> Path:
-    """The directory as a Path. Raises InvalidArgument for another type."""
+    """Returns the directory as a Path; raises InvalidArgument for another type."""
     try:
         return Path(directory)
     except TypeError:
@@ -88,7 +90,7 @@ def folder(directory: str | PathLike[str]) -> Path:
 
 
 def listed(directory: Path) -> Iterator[Found]:
-    """The files of checkpoints in a directory; none if it does not exist."""
+    """Yields the files of checkpoints in a directory; none if it does not exist."""
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
@@ -102,10 +104,10 @@ def listed(directory: Path) -> Iterator[Found]:
 
 
 def frozen(given: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """A copy of a trainer's values as a section of a file, if they come back from there as they are.
+    """Copies a trainer's values into a section of a file. Only values that can be read back unchanged are taken.
 
     Raises:
-        InvalidArgument: they do not; the sentence names the value.
+        InvalidArgument: a value cannot be read back unchanged; the sentence names it.
     """
     if not isinstance(given, Mapping):
         raise InvalidArgument(f"{what} is a {type(given).__name__}: must map names to arrays, numbers and texts")
@@ -127,7 +129,7 @@ def frozen(given: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def thawed(sections: Sections) -> dict[str, Any]:
-    """The trainer's values of a file, as copies."""
+    """Returns copies of the trainer's values in a file."""
     if GIVEN not in sections:  # an older file, of plain JSON and arrays
         return {name: np.array(v) if isinstance(v, np.ndarray) else v for name, v in sections["extra"].items()}
     section = sections[GIVEN]
@@ -142,11 +144,11 @@ def thawed(sections: Sections) -> dict[str, Any]:
 
 
 def write(directory: Path, label: Label, sections: Sections) -> int:
-    """Writes a file; its bytes. A reader sees all of it or nothing, also after a power failure: the file is synced
-    before it gets its name, and the directory after.
+    """Writes a file, and returns its size in bytes. A reader sees all of it or nothing, also after a power failure: the
+    file is synced before it gets its name, and the directory afterwards.
 
     Raises:
-        CheckpointError: with the path and the system's error; a file of that name is unchanged then.
+        CheckpointError: with the path and the system's error; an existing file of that name is unchanged.
     """
     path = directory / label.name
     part = path.with_name(path.name + _PART)
@@ -209,7 +211,7 @@ def _padded(n: int) -> int:
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Raises CheckpointError for one that cannot be removed; one that is gone already is no error."""
+    """Removes files; a missing file is no error. Raises CheckpointError for a file that cannot be removed."""
     for path in paths:
         try:
             path.unlink(missing_ok=True)
@@ -218,7 +220,7 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def prepare(directory: Path, rank: int) -> None:
-    """Makes the directory, and removes partial files that a killed process of this rank has left.
+    """Makes the directory, and removes part files that a killed process of this rank has left.
 
     Raises:
         CheckpointError: this rank cannot write there.
@@ -243,11 +245,11 @@ class _Head(NamedTuple):
     label: Label
     values: dict[str, dict[str, Any]]
     arrays: list[tuple[str, str, str, list[int], int]]
-    start: int  # of the arrays
+    start: int  # where the arrays begin
 
 
 def label(path: Path) -> Label:
-    """The label of a file that begins and ends where it should; its bits have not been looked at.
+    """Returns the label of a file whose header and length are right; does not check its checksum.
 
     Raises:
         NewerFormat: a newer hpcomm wrote it.
@@ -257,11 +259,12 @@ def label(path: Path) -> Label:
 
 
 def read(path: Path) -> tuple[Label, dict[str, dict[str, Any]]]:
-    """The label and the sections of a file; arrays are read-only views of the file, which stays mapped for them.
+    """Returns the label and the sections of a file. Arrays are read-only views of the file, which stays mapped for
+    them.
 
     Raises:
         NewerFormat: a newer hpcomm wrote it.
-        CheckpointError: it is torn or corrupt, or it cannot be read.
+        CheckpointError: it is torn or corrupt, or cannot be read.
     """
 
     def load(file: BinaryIO) -> tuple[Label, dict[str, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""The choice of the checkpoint to go on from, on which all ranks agree."""
+"""The choice of the checkpoint from which a job continues, on which all ranks agree."""
 
 import hashlib
 import json
@@ -23,8 +23,8 @@ Which = tuple[int, str]  # a checkpoint: its step and its run
 
 
 class Resumable(NamedTuple):
-    """A checkpoint of which a rank has all files that it needs: their paths, and the steps that the exchange had made,
-    by the rank whose file says so."""
+    """A checkpoint of which this rank has all files that it needs. paths: of these files. made: by rank, how many steps
+    the exchange had made, if the file says so."""
 
     paths: list[Path]
     made: dict[int, int]
@@ -32,22 +32,26 @@ class Resumable(NamedTuple):
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that restore has found: the step after which the checkpoint was taken, and the extra values that the
-    trainer of this rank had given. If all files are read, a rank that was not in the job or gave no values gets the
-    values of the lowest rank that gave some."""
+    """The checkpoint that restore has loaded.
+
+    Attributes:
+        step: the step after which it was saved.
+        extra: the extra values that this rank's trainer had given. If all files are read, a rank that was not in the
+            job, or gave no values, gets the values of the lowest rank that gave some.
+    """
 
     step: int
     extra: dict[str, Any]
 
 
 def latest(directory: str | PathLike[str]) -> int | None:
-    """The step of the newest complete checkpoint in a directory that all ranks write into; None: no checkpoint is
-    complete.
+    """Returns the step of the newest complete checkpoint in a directory into which all ranks write; None if there is
+    none.
 
-    All its files have been read and their checksums found right. Newer ones that are torn or damaged, or whose files
-    were saved at different steps, are left out with a warning; newer ones with missing files, as while ranks still
-    write, without a warning. Not collective: it asks no other rank. If each host has its own directory it finds no
-    checkpoint, and restore does.
+    It reads all files of this checkpoint and checks their checksums. Newer checkpoints that are torn or damaged, or
+    whose files were saved at different steps, are skipped with a warning; newer ones with missing files, which ranks
+    may still write, without a warning. Not collective: it asks no other rank. If each host has its own directory, only
+    restore finds a checkpoint.
 
     Raises:
         CheckpointError: the directory cannot be read, or has a file in the format of a newer hpcomm.
@@ -76,9 +80,10 @@ def restore(
 ) -> Restored | None:
     """Restores an exchange bit for bit from the newest checkpoint that every rank can load. Collective.
 
-    Under the plan by which it was saved each rank reads its own file, so directories may be each host's own. Under
-    another one (other ranks, servers or chunks) each reads all files, from a directory that all can read, and takes its
-    own part.
+    Under the same plan as when it was saved, each rank reads only its own file, so each host may have its own
+    directory. Under another plan (other ranks, servers or chunks) each rank reads all files, from a directory that all
+    can read, and takes its own part. A checkpoint whose files were saved at different steps of the job is skipped, with
+    a warning.
 
     Args:
         directory: of the Checkpointer.
@@ -86,18 +91,16 @@ def restore(
         timeout: seconds to wait for the other ranks, which read their files meanwhile.
 
     Returns:
-        The step and the trainer's extra values; None on every rank where no checkpoint has ever been complete, with a
+        The step and the trainer's extra values; None on every rank if no checkpoint has ever been complete, with a
         warning if there are parts of one.
 
-    A checkpoint whose files were saved at different steps of the job is left out, with a warning.
-
     Raises:
-        CheckpointError: no checkpoint of that step can be loaded by all, or its files were saved at different steps of
-            the job; or one was complete once and none can be
-            loaded any more; the same sentence on every rank, which says what each rank has. A directory cannot be read,
-            or has a file in the format of a newer hpcomm.
-        InvalidArgument: an argument that cannot be. The other ranks raise CheckpointError with the sentence.
-        InvalidArgument, ConfigError: as by Exchange.load_state_dict: it is of other keys or another rule.
+        CheckpointError: no checkpoint of that step can be loaded by all ranks; its files were saved at different steps
+            of the job; or a checkpoint was complete once and none can be loaded any more. Every rank raises the same
+            sentence, which says what each rank has. Or a directory cannot be read, or has a file in the format of a
+            newer hpcomm.
+        InvalidArgument: an invalid argument. The other ranks raise CheckpointError with the sentence.
+        InvalidArgument, ConfigError: as by Exchange.load_state_dict: the checkpoint has other keys or another rule.
     """
     return restore_checked(ex, directory, step, timeout, None)
 
@@ -109,8 +112,8 @@ def restore_checked(
     timeout: float | None,
     check: Callable[[dict[str, Any]], None] | None,
 ) -> Restored | None:
-    """restore. check: refuses extra values by an exception, on this rank; every rank raises it then, and nothing has
-    changed."""
+    """Does restore. check: raises an exception to refuse extra values on this rank; then every rank raises it, and
+    nothing has changed."""
     ctx = ex.context
     limit, folder = ctx.config.timeout, Path()
     mine: dict[Which, Resumable] = {}
@@ -156,7 +159,7 @@ def restore_checked(
         if not any(whys):
             break
         left.remove(which)
-        claimed = max(claimed, which[0])  # every rank has its files of it
+        claimed = max(claimed, which[0])  # every rank has its files of this checkpoint
         _warn(f"the checkpoint of step {which[0]} is left out: rank {r}: {why}" for r, why in enumerate(whys) if why)
     _warn(f"{_torn(newer[0], made)}: it is left out" for newer, made in sorted(mixed.items()) if newer > which)
     if step is None and which[0] < claimed:
@@ -184,7 +187,7 @@ def _check_on_all(ctx: Context, check: Callable[[dict[str, Any]], None], extra: 
 
 
 def _check_nothing(rank: int, folder: str, step: int | None, claimed: int, has: Sequence[Sequence[Any]]) -> None:
-    """Raises, unless this is a job whose first checkpoint never was complete."""
+    """Raises unless this may be a job whose first checkpoint was never complete."""
     if step is None and not any(has) and claimed == 0:
         return
     each = "; ".join(f"rank {r} has {', '.join(str(one[0]) for one in own) or 'none'}" for r, own in enumerate(has))
@@ -201,8 +204,8 @@ def _check_nothing(rank: int, folder: str, step: int | None, claimed: int, has: 
 
 
 def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Which, Resumable], int]:
-    """The checkpoints of which this rank has all files that it needs, by their names and lengths alone, and the newest
-    step that any file says was complete."""
+    """Returns the checkpoints of which this rank has all files that it needs, judged by name and length; and the newest
+    step that any file calls complete."""
     groups, torn = _grouped(folder)
     _warn(torn)
     found = {}
@@ -218,13 +221,13 @@ def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Whic
 
 
 def told_of(found: Mapping[Which, Resumable]) -> list[Any]:
-    """candidates, as gather sends them and common takes them."""
+    """Returns candidates in the form in which gather sends them and common takes them."""
     return [[*which, list(one.made.items())] for which, one in sorted(found.items())]
 
 
 def common(has: Sequence[Iterable[Sequence[Any]]]) -> tuple[set[Which], dict[Which, dict[int, int]]]:
-    """The checkpoints that every rank has; and among these, taken out, the ones whose files were saved at different
-    steps: by rank, how many the exchange had made. has: of each rank, the result of told_of."""
+    """Returns the checkpoints that every rank has, and separately those among them whose files were saved at different
+    steps (by rank: how many steps the exchange had made). has: by rank, the result of told_of."""
     every = [{(int(step), str(run)): dict(made) for step, run, made in own} for own in has]
     both = set.intersection(*map(set, every))
     made = {which: {rank: n for own in every for rank, n in own[which].items()} for which in both}
@@ -237,7 +240,7 @@ def _made(labels: Iterable[files.Label]) -> dict[int, int]:
 
 
 def _torn(step: int, made: Mapping[int, int]) -> str:
-    """The sentence about files of one number that are of different steps."""
+    """Returns the sentence about files with one number that are of different steps."""
     each = ", ".join(f"rank {rank}'s after {n}" for rank, n in sorted(made.items()))
     return (
         f"the checkpoint of step {step} mixes different steps of the job: its files were saved after different numbers "
@@ -246,12 +249,12 @@ def _torn(step: int, made: Mapping[int, int]) -> str:
 
 
 def _grouped(folder: Path) -> tuple[dict[Which, dict[int, files.Label]], list[str]]:
-    """The labels of each checkpoint by rank, and why files are left out. Raises NewerFormat."""
+    """Returns the labels of each checkpoint by rank, and why files are left out. Raises NewerFormat."""
     groups: dict[Which, dict[int, files.Label]] = {}
     torn = []
     for found in files.listed(folder):
         if not found.whole:
-            continue  # being written, or left by a process that was killed: never had its name
+            continue  # a part file: being written, or left by a killed process
         try:
             label = files.label(found.path)
         except files.NewerFormat:
@@ -264,7 +267,8 @@ def _grouped(folder: Path) -> tuple[dict[Which, dict[int, files.Label]], list[st
 
 
 def digest(plan: Plan) -> str:
-    """A digest of who owns which elements: under plans of the same digest a rank needs its own shard alone."""
+    """Returns a digest of the owners of all elements: under plans with the same digest a rank needs only its own
+    shard."""
     hashed = hashlib.sha256(repr([(key.name, key.shape) for key in plan.keys]).encode())
     for column in ("owner", "key", "offset", "count", "action"):
         hashed.update(np.ascontiguousarray(plan.rows.column(column)).tobytes())
@@ -272,7 +276,7 @@ def digest(plan: Plan) -> str:
 
 
 def gather(ctx: Context, told: Any, timeout: float) -> list[Any]:
-    """The value that each rank gives, sent as JSON. Collective."""
+    """Returns the value that each rank gives, sent as JSON. Collective."""
     data = json.dumps(told).encode()
     sizes = ctx.allgather(len(data).to_bytes(8, "little"), timeout)
     longest = max(int.from_bytes(size, "little") for size in sizes)

@@ -1,5 +1,5 @@
-"""A trainer's values as JSON, for a file that no code is run to read. A value comes back equal, with the same type, or
-it is refused when it is saved: JSON alone would make texts of int keys and lists of tuples.
+"""A trainer's values as JSON, so that reading a file runs no code. A value is read back equal and with the same type,
+or it is refused when it is saved. (Plain JSON would turn int keys into texts, and tuples into lists.)
 
 JSON has None, bool, str, float, int and list. Any other value is a dict of one entry, {kind: content}.
 """
@@ -18,23 +18,23 @@ Put = Callable[[Any], Any]
 Get = Callable[[Any], Any]
 """The reverse of Put."""
 
-_DEEPEST = 100  # lists and dicts in each other; JSON recurses
-_PLAIN_INT = 2**63  # others are written in base 16, as Python limits the digits of base 10
+_DEEPEST = 100  # depth of nested lists and dicts; JSON recurses
+_PLAIN_INT = 2**63  # larger ints are written in base 16, as Python limits the digits in base 10
 _FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, bytes, list, tuple, dict, set)}
 _SERIES: dict[str, Callable[[Iterable[Any]], Any]] = {kind.__name__: kind for kind in (tuple, set, frozenset)}
 _MAPS: dict[str, Callable[[Any], Any]] = {kind.__name__: kind for kind in (dict, OrderedDict)}
 
 
 def packed(value: Any, what: str, put: Put, depth: int = 0) -> Any:
-    """A value as JSON has it.
+    """Returns a value in the form of JSON.
 
     Args:
         value: None, bool, int, float, complex, str, bytes, bytearray, range, list, tuple, set, frozenset, dict,
-            OrderedDict, Counter, a defaultdict of a builtin type, and what put stores.
+            OrderedDict, Counter, a defaultdict of a builtin type, or a value that put stores.
         what: its name in an error.
 
     Raises:
-        InvalidArgument: it cannot come back as it is; the sentence names the value.
+        InvalidArgument: the value cannot be read back unchanged; the sentence names it.
     """
     kind = type(value)
     if value is None or kind in (bool, str, float) or (kind is int and abs(value) < _PLAIN_INT):
@@ -80,7 +80,7 @@ def packed(value: Any, what: str, put: Put, depth: int = 0) -> Any:
 
 
 def unpacked(tree: Any, get: Get) -> Any:
-    """The value that packed was given."""
+    """Returns the value that packed was given."""
     if isinstance(tree, list):
         return [unpacked(one, get) for one in tree]
     if not isinstance(tree, dict):
@@ -113,8 +113,8 @@ def _items(pairs: Iterable[Any], get: Get) -> list[tuple[Any, Any]]:
 
 
 def plain_array(value: Any) -> NDArray[Any] | None:
-    """A copy of an array of NumPy, or of one of its scalars, that its dtype's name, its shape and its bytes tell; None:
-    it is another value, or they do not."""
+    """Returns a copy of a NumPy array or scalar that its dtype's name, shape and bytes describe fully; otherwise
+    None."""
     if type(value) is not np.ndarray and not isinstance(value, np.generic):
         return None
     if value.dtype.hasobject or np.dtype(value.dtype.str) != value.dtype or value.dtype.itemsize == 0:
@@ -126,5 +126,5 @@ def plain_array(value: Any) -> NDArray[Any] | None:
 
 
 def as_was(array: NDArray[Any], *, scalar: bool) -> Any:
-    """A copy of the value that plain_array was given. scalar: it was one of NumPy's scalars."""
+    """Returns a copy of the value that plain_array was given. scalar: whether it was a NumPy scalar."""
     return array.copy()[()] if scalar else np.array(array)

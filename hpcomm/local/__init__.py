@@ -1,8 +1,8 @@
 """Local steps: ranks train by themselves and exchange their progress once in H steps (DiLoCo).
 
-fragments says which keys are exchanged together, schedule at which steps, values where a rank's own parameters lie,
-agree checks that all ranks want the same, roll_call is how they meet, fragment holds a begun exchange, steps does it
-all.
+fragments.py: which keys are exchanged together. schedule.py: at which steps. values.py: a rank's own parameters.
+agree.py: checks that all ranks give the same settings. roll_call.py: meetings of all ranks. fragment.py: an exchange
+that has begun. steps.py: LocalSteps, which uses them all.
 """
 
 from .fragments import Strided

@@ -1,4 +1,5 @@
-"""Before local steps begin: whether a rank refuses its arguments, and whether all ranks give the same."""
+"""Before local steps begin: ranks tell each other whether they refuse their arguments, and whether all give the
+same."""
 
 import hashlib
 
@@ -14,11 +15,11 @@ from .fragments import Fragments, fragments_of
 from .schedule import Schedule
 
 _DIGEST = 16  # bytes of a digest of the settings
-_TOLD = 400  # bytes of a refusal, told to the other ranks
+_TOLD = 400  # bytes of a refusal's text for the other ranks
 
 
 def settings(ex: Exchange, every: int, fragments: object, delay: int, mix: float) -> tuple[Schedule, Fragments]:
-    """The schedule and the fragments of the keys of an exchange."""
+    """Returns the schedule, and the fragments of the keys of an exchange."""
     sizes = {name: int(np.prod(value.shape)) for name, value in ex.params.items()}
     if not sizes:
         raise InvalidArgument(
@@ -29,7 +30,7 @@ def settings(ex: Exchange, every: int, fragments: object, delay: int, mix: float
 
 
 def check_exchange(ex: Exchange, schedule: Schedule, fragments: Fragments) -> None:
-    """Raises InvalidArgument where an exchange cannot carry updates of local steps."""
+    """Raises InvalidArgument if an exchange cannot take the updates of local steps."""
     refused = _refuses_updates(ex)
     if refused is not None:
         raise InvalidArgument(f"local steps: {refused}")
@@ -51,7 +52,8 @@ def check_exchange(ex: Exchange, schedule: Schedule, fragments: Fragments) -> No
 
 
 def _refuses_updates(ex: Exchange) -> str | None:
-    """A sentence where the exchange cannot take updates that a trainer writes whenever it likes, key by key."""
+    """Returns a sentence if the exchange cannot take updates that a trainer writes key by key at any time; otherwise
+    None."""
     made = ex._state.made
     if not all(one.topology.updates_of == "all" for one in made.schemes):
         return (
@@ -96,12 +98,12 @@ def tell(ctx: Context, wrong: Exception | None, digest: bytes = bytes(_DIGEST)) 
 
 
 def ended_early(ctx: Context, failed: PeerFailed, made: str, at: int, cure: str) -> PeerFailed:
-    """The same failure in the words of steps, if it says only that ranks have ended, or have closed their exchange.
+    """Returns the same failure in terms of steps, if it says only that ranks have ended or have closed their exchange.
 
     Args:
-        made: the number of their steps, if known: "" or " (5)".
+        made: how many steps these ranks made, as text: " (5)", or "" if unknown.
         at: the step of this rank.
-        cure: the calls that take unequal numbers of steps.
+        cure: the calls that allow unequal numbers of steps.
     """
     states = [ctx.peers[rank].state for rank in failed.ranks]
     if failed.left or not states or not {*states} <= {"left", "alive"}:

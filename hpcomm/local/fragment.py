@@ -1,4 +1,4 @@
-"""A fragment of local steps: how often it was exchanged, and the exchange that has begun and is not taken yet."""
+"""A fragment of local steps: how often it has been exchanged, and its exchange that has begun and is not taken yet."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -8,7 +8,7 @@ from ..errors import PeerFailed
 from ..exchange import Exchange, Handle
 from .values import Array
 
-NOTHING = -1  # in a state: no exchange of the fragment has begun
+NOTHING = -1  # in a state, for begun: no exchange has begun
 
 
 class Fragment:
@@ -16,22 +16,22 @@ class Fragment:
 
     Attributes:
         names: of its keys.
-        begun: the step at which the exchange has begun; None: no exchange.
-        full: that exchange is of a sync, and is taken in full.
-        is_extra: it is of a sync, and was not due by its step.
-        pushed: the keys whose updates are on their way, or encoded; all of them where a checkpoint was loaded.
-        cut: pushed keys whose push was cut short.
-        handles: of its keys that have not come, the first one last; none where a checkpoint was loaded.
+        begun: the step at which the exchange began; None: no exchange has begun.
+        full: whether that exchange belongs to a sync, and is taken in full.
+        is_extra: whether it belongs to a sync and was not due by its step.
+        pushed: the keys whose updates are pushed, or at least encoded; after a checkpoint was loaded, all keys.
+        cut: pushed keys whose push was interrupted.
+        handles: of the keys that have not come, in reverse order; after a checkpoint was loaded, empty.
         left: the keys that are still to be taken.
-        since: by key, a copy of this rank's parameters, at the begin or at the step of a take that was cut short: the
-            take keeps later changes. Keys that were taken at their step need no copy.
-        is_late: the take was cut short at its step; since is of that step.
-        scheduled: exchanges that were begun and due by their step.
-        extra: exchanges that were begun by a sync and not due by their step.
-        is_owed: a sync has still to begin such an exchange.
-        has_learned: this rank has made steps that are in no exchange.
-        trained_since: the time.monotonic at which training went on, until the exchange is known to have come; else
-            None.
+        since: by key, a copy of this rank's parameters from the begin, or from the step of an interrupted take, so that
+            the take keeps later changes. A key that is taken at its step needs no copy.
+        is_late: whether the take was interrupted at its step; since is then from that step.
+        scheduled: how many exchanges have begun because they were due by their step.
+        extra: how many exchanges a sync has begun that were not due by their step.
+        is_owed: whether a sync has still to begin such an exchange.
+        has_learned: whether this rank has made steps whose changes are in no exchange.
+        trained_since: the time.monotonic() from which training has continued beside the exchange; None once the
+            exchange is known to have come.
         sent: bytes of exchanges before a recovery.
     """
 
@@ -72,11 +72,11 @@ class Fragment:
 
     @property
     def rounds(self) -> int:
-        """Exchanges that were begun."""
+        """The number of exchanges that have begun."""
         return self.scheduled + self.extra
 
     def begin(self, step: int, *, full: bool) -> None:
-        """A new exchange. One that the steps have made due comes before one that a sync owes."""
+        """Begins a new exchange."""
         self.begun, self.full = step, full
         self.is_late = self.has_learned = False
         self.pushed.clear()
@@ -84,7 +84,7 @@ class Fragment:
         self.left[:] = self.names
 
     def end(self) -> None:
-        """It was taken, or is lost."""
+        """Forgets an exchange that was taken or is lost."""
         self.begun, self.full, self.is_late = None, False, False
         self.handles.clear()
         self.cut.clear()
@@ -101,7 +101,8 @@ class Fragment:
             self.cut.pop()
 
     def look(self) -> bool:
-        """Whether the exchange has come; with inline progress it is worked for. A take tells of ranks that died."""
+        """Returns whether the exchange has come; with inline progress it also works for it. Ignores ranks that died: a
+        take raises PeerFailed for them."""
         with suppress(PeerFailed):
             while self.handles and self.handles[-1].test():
                 self.handles.pop()
@@ -113,7 +114,7 @@ class Fragment:
     # ---- state ----
 
     def numbers(self) -> dict[str, int]:
-        """For a state."""
+        """Returns the numbers of a state."""
         return {
             "rounds": self.rounds,
             "syncs": self.extra,
@@ -122,7 +123,7 @@ class Fragment:
         }
 
     def load(self, numbers: Mapping[str, int], since: Mapping[str, Any]) -> None:
-        """Takes the result of numbers, for which an exchange that had begun has come."""
+        """Takes a result of numbers. An exchange that had begun counts as come."""
         self.end()
         self.extra, self.scheduled = int(numbers["syncs"]), int(numbers["rounds"]) - int(numbers["syncs"])
         self.is_owed, self.has_learned = False, bool(numbers["learned"])

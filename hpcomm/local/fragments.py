@@ -13,11 +13,11 @@ Fragments: TypeAlias = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Strided:
-    """Fragments of layers that lie far apart: layer i is in fragment i modulo the number. Streaming DiLoCo (arXiv
-    2501.18512) finds them slightly better for the loss than layers side by side.
+    """Fragments of layers that lie far apart: layer i is in fragment i mod number. Streaming DiLoCo (arXiv 2501.18512)
+    finds that they give a slightly lower loss than fragments of neighbouring layers.
 
     Attributes:
-        number: of fragments, 1 or more.
+        number: how many fragments, 1 or more.
 
     Raises:
         InvalidArgument: number is no int, or below 1.
@@ -30,16 +30,16 @@ class Strided:
 
 
 def fragments_of(sizes: Mapping[str, int], given: object) -> Fragments:
-    """The fragments of keys.
+    """Returns the fragments of keys.
 
     Args:
-        sizes: elements of each key by name, in the order of the model. Keys whose names are alike up to the last dot
-            form a layer.
-        given: a number: so many groups of layers side by side, with about as many elements each; Strided(number); or
-            a sequence of fragments, each a sequence of names.
+        sizes: the number of elements of each key by name, in the order of the model. Keys with the same name up to the
+            last dot form a layer.
+        given: a number: as many groups of neighbouring layers, with about as many elements each; Strided(number); or a
+            sequence of fragments, each a sequence of names.
 
     Raises:
-        InvalidArgument: there are fewer layers than fragments; or a name is no key, or stands in no fragment or in two.
+        InvalidArgument: there are fewer layers than fragments; a name is no key; or a key is in no fragment or in two.
     """
     if isinstance(given, Strided):
         layers = _layers(sizes)
@@ -59,7 +59,7 @@ def _check_enough(number: int, layers: int) -> None:
 
 
 def _layers(sizes: Iterable[str]) -> list[list[str]]:
-    """Keys by the part of their names before the last dot, in the order of their first keys."""
+    """Returns groups of keys with the same name up to the last dot, in the order of their first keys."""
     found: dict[str, list[str]] = {}
     for name in sizes:
         prefix, dot, _ = name.rpartition(".")
@@ -68,7 +68,7 @@ def _layers(sizes: Iterable[str]) -> list[list[str]]:
 
 
 def _side_by_side(sizes: Mapping[str, int], layers: Sequence[Sequence[str]], number: int) -> Fragments:
-    """Layers in their order, cut where the elements so far come nearest to equal parts; no fragment is empty."""
+    """Cuts the layers, in their order, into parts whose numbers of elements are nearly equal; no part is empty."""
     counts = [sum(sizes[name] for name in layer) for layer in layers]
     total, so_far, start = sum(counts), 0, 0
     found = []

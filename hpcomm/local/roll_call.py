@@ -1,6 +1,6 @@
-"""Meetings of all ranks that Ctrl-C or a Timeout may cut short: the same call made again goes on where it stopped.
+"""Meetings of all ranks that Ctrl-C or a Timeout may interrupt: the same call, made again, continues the meeting.
 
-A collective of a context cannot do that. Once one has failed, ranks no longer agree on which one comes next.
+A collective of a context cannot do that: once one has failed, ranks no longer agree on which one comes next.
 """
 
 import _thread
@@ -15,13 +15,13 @@ from .. import _core
 from ..context import Context
 from ..errors import ConfigError, Timeout
 
-_SLOTS = 2  # a rank is at most one meeting ahead of another one, which may still read the last one's numbers
+_SLOTS = 2  # a rank is at most one meeting ahead of another, which may still read the last meeting's row
 
 
 class RollCall:
-    """All ranks tell one another a row of numbers. Collective to make.
+    """A meeting at which each rank tells all others a row of numbers. Collective to make.
 
-    A row lies in a window of its reader, and a signal of its writer counts that one's rows.
+    A row lies in the window of its reader. Each writer has a signal there, which counts its rows.
     """
 
     def __init__(self, ctx: Context, numbers: int, timeout: float | None = None) -> None:
@@ -29,15 +29,16 @@ class RollCall:
         shape = (_SLOTS, ctx.size, self._row)
         self._window = ctx.window(shape, np.int64, signals=ctx.size, timeout=timeout)
         self._ended = 0
-        self._told: list[int] = []  # ranks that have this rank's row of the meeting that has not ended
+        self._told: list[int] = []  # ranks that have got this rank's row of the present meeting
         self._mine: NDArray[np.int64] | None = None
 
     def gather(self, op: str, numbers: Sequence[int], timeout: float | None = None) -> NDArray[np.int64]:
-        """The numbers of all ranks, a row a rank. A meeting that was cut short goes on with the numbers that it had.
+        """Returns the numbers of all ranks, one row for each rank. A meeting that was interrupted continues with its
+        old numbers.
 
         Raises:
-            ConfigError: another rank meets in another call.
-            Timeout, PeerFailed: with the rank that is waited for.
+            ConfigError: another rank makes another call.
+            Timeout, PeerFailed: they name the rank that did not come.
         """
         ctx, window, number = self._ctx, self._window, self._ended + 1
         slot = number % _SLOTS
@@ -56,7 +57,7 @@ class RollCall:
         for peer in others:
             left = None if until is None else max(0.0, until - monotonic())
             window.wait_signal(peer, number, left, peer)
-        window.flush(timeout=timeout)  # a rank may leave after the last meeting
+        window.flush(timeout=timeout)  # as this rank may close after the last meeting
         every: NDArray[np.int64] = window.array[slot].copy()
         self._ended, self._mine = number, None
         self._told.clear()
@@ -78,8 +79,8 @@ def _number_of(op: str) -> int:
 
 
 class Aside:
-    """A collective call of several parts that runs in its own thread. If its caller was cut short it goes on, and the
-    next caller waits for the same one."""
+    """A collective call of several parts that runs in a separate thread. If its caller is interrupted the call
+    continues, and the next caller waits for the same one."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call, self._over = call, threading.Lock()
@@ -95,7 +96,7 @@ class Aside:
         except BaseException as failed:
             self._failed = failed
         finally:
-            del self._call  # it may hold an exchange, whose end is not to wait for the end of this thread
+            del self._call  # the call may hold an exchange, which must not live as long as this thread
             self._over.release()
 
     @property
@@ -106,8 +107,8 @@ class Aside:
         """Waits until the call has ended.
 
         Raises:
-            Timeout: it goes on; wait again.
-            Others as the call.
+            Timeout: the call continues; wait again.
+            Others: as the call.
         """
         until = monotonic() + timeout
         while not self._over.acquire(timeout=max(0.0, min(_core.SLICE, until - monotonic()))):

@@ -1,11 +1,11 @@
-"""LocalSteps: trains by itself, and exchanges fragments of the parameters every H steps.
+"""LocalSteps: a rank trains by itself, and exchanges fragments of the parameters every H steps.
 
-After its own step t a rank *begins* the exchange of each fragment that is due: it pushes shared - own, where shared
-are the parameters that the last exchange of the fragment has brought. The owners fold the updates of all ranks and
-apply the rule. `delay` steps later the rank *takes* the new shared parameters, and meanwhile it trains on. (DiLoCo,
-algorithm 1; Streaming DiLoCo, algorithm 2.)
+After its own step t a rank *begins* the exchange of each fragment that is due: it pushes shared - own, in which shared
+are the parameters from the fragment's last exchange. The owners fold the updates of all ranks and apply the rule.
+`delay` steps later the rank *takes* the new shared parameters; meanwhile it continues to train. (DiLoCo, algorithm 1;
+Streaming DiLoCo, algorithm 2.)
 
-The shared parameters of a fragment lie in the exchange. They are read here at the begin and at the take alone; between
+The shared parameters of a fragment lie in the exchange. This file reads them only at the begin and at the take; between
 the two the owners write them.
 """
 
@@ -34,7 +34,7 @@ from .schedule import Schedule
 from .values import Array, Arrays, Values, checked_arrays
 
 _CURE = "local.join(), or hpcomm.torch.join of a DiLoCo,"
-_ALIGNED, _MET, _LEVEL = 1, 2, 3  # phases of a sync that have ended
+_ALIGNED, _MET, _LEVEL = 1, 2, 3  # phases of a sync, by the part that has ended
 
 
 @named("local_steps()", every=True)
@@ -47,9 +47,10 @@ def local_steps(
     delay: int = 0,
     mix: float = 1.0,
 ) -> "LocalSteps":
-    """Trains by local steps: each rank trains alone, and ranks exchange their progress once in H steps (DiLoCo, arXiv
-    2311.08105, algorithm 1; with several fragments, a delay or a mix Streaming DiLoCo, arXiv 2501.18512, algorithm 2).
-    Collective.
+    """Makes LocalSteps: each rank trains alone, and ranks exchange their progress once in H steps. Collective.
+
+    This is DiLoCo (arXiv 2311.08105, algorithm 1); with several fragments, a delay or a mix it is Streaming DiLoCo
+    (arXiv 2501.18512, algorithm 2).
 
         ex = hpcomm.Exchange(ctx, {"w": w0}, rule=hpcomm.Nesterov(lr=0.7, momentum=0.9))
         local = hpcomm.local_steps(ex, every=50)
@@ -59,28 +60,30 @@ def local_steps(
         local.sync()
 
     The rule of the exchange is the outer optimizer: its gradient is the mean over ranks of *parameters at the last
-    exchange minus parameters now*. SGD(lr=1) is local SGD: ranks take the mean of their parameters. The codec of the
-    exchange encodes updates: TopK with SGD(lr=1) is SparseLoCo (arXiv 2508.15706), TopK with Nesterov keeps the
-    outer momentum. With apply_at="receivers" updates come back as small as they go.
+    exchange minus parameters now*. With SGD(lr=1), local SGD, ranks take the mean of their parameters. The codec of the
+    exchange encodes updates: TopK with SGD(lr=1) is SparseLoCo (arXiv 2508.15706); TopK with Nesterov keeps the outer
+    momentum. With apply_at="receivers" updates are also encoded on their way back.
 
     Args:
-        ex: over all ranks, with servers or peers. Under SSP(s) a rank may be s exchanges of a fragment ahead of the
-            slowest one. With a quorum, exchanges go on without late ranks, which take the newest parameters, count as
-            many steps as the others and go on; several fragments need Exchange(groups=) of the same fragments then.
-        params: an array of the trainer's own for each key: float32, of the key's shape, writable. They get the
-            exchange's values, which are rank 0's. None: new arrays.
+        ex: an exchange over all ranks, with servers or peers. Under SSP(s) a rank may be s exchanges of a fragment
+            ahead of the slowest one. With a quorum, exchanges proceed without late ranks: these take the newest
+            parameters, count as many steps as the others and continue. Several fragments then need Exchange(groups=)
+            with the same fragments.
+        params: the trainer's array for each key: float32, of the key's shape, writable. They are set to the exchange's
+            values, which are rank 0's. None: new arrays are made.
         every: H, this rank's steps from one exchange of a fragment to the next.
-        fragments: which keys are exchanged together: a number of groups of layers side by side with about as many
-            elements each, where keys with the same name up to the last dot are a layer; hpcomm.local.Strided(number);
-            or a sequence of sequences of names. Their exchanges are spread evenly over H steps.
-        delay: steps from the begin of an exchange until its parameters are taken, 0 to H - 1. The exchange is hidden
-            behind these steps where a thread works for it: make ex with progress="thread".
-        mix: the part of the new parameters that a rank takes, above 0 and at most 1, which is 1 - alpha of the paper:
-            own = (1 - mix) * own + mix * shared. Below 1 for codecs without a residual only.
+        fragments: which keys are exchanged together. A number: as many groups of neighbouring layers, with about as
+            many elements each; keys with the same name up to the last dot form a layer. Or
+            hpcomm.local.Strided(number); or a sequence of sequences of names. Their exchanges are spread evenly over H
+            steps.
+        delay: steps from the begin of an exchange until its parameters are taken, 0 to H - 1. The exchange overlaps
+            these steps only if a thread works for it: make ex with progress="thread".
+        mix: how much of the new parameters a rank takes, above 0 and at most 1 (1 - alpha in the paper): own = (1 -
+            mix) * own + mix * shared. Below 1 codecs that keep a residual are refused.
 
     Raises:
-        InvalidArgument: an argument that cannot be, here or on another rank: every below 1, a delay of every or more,
-            fragments that leave a key out or have it twice, a mix outside (0, 1]; an exchange on a graph, with the rule
+        InvalidArgument: this or another rank gave an invalid argument: every below 1, a delay of every or more,
+            fragments that leave out or repeat a key, a mix outside (0, 1]; or an exchange on a graph, with the rule
             Average, with split, or with codecs of factors.
         ConfigError: ranks give different arguments.
     """
@@ -104,8 +107,8 @@ def local_steps(
 
 
 class _States(NamedTuple):
-    """Where all ranks are, a row a rank: their steps, how often sync was called, whether they are in it, and by
-    fragment the exchanges that have come."""
+    """The state of all ranks, one row for each rank: their steps, how often sync was called, whether they are in it,
+    and by fragment how many exchanges have come."""
 
     steps: NDArray[np.int64]
     syncs: NDArray[np.int64]
@@ -114,12 +117,12 @@ class _States(NamedTuple):
 
 
 class LocalSteps:
-    """Parameters that this rank trains, and the exchange of their changes: see local_steps, which makes it.
+    """Parameters that this rank trains, and the exchange of their changes. local_steps makes it.
 
     Attributes:
-        exchange: of the updates; another one after recover.
+        exchange: of the updates; recover replaces it.
         schedule: every, delay and mix.
-        steps: that this rank has made.
+        steps: how many steps this rank has made.
     """
 
     def __init__(self, ex: Exchange, values: Values, schedule: Schedule, fragments: Fragments) -> None:
@@ -127,18 +130,18 @@ class LocalSteps:
         self._values = values
         self._fragments = [Fragment(names) for names in fragments]
         self._roll_call = RollCall(ex.context, 1 + len(self._fragments))
-        self._trained = 0  # the last step at which this rank itself has trained: other ranks' steps may count as well
-        self._cut = False  # the last step was cut short
-        self._meets = 0  # meetings before exchanges, in a join block, that have not ended
+        self._trained = 0  # the last step that this rank has trained itself; steps may also count others' steps
+        self._cut = False  # whether the last step was interrupted
+        self._meets = 0  # in a join block: meetings before exchanges that have not ended
         self._joined = self._is_entered = False
         self._syncs = 0  # calls of sync
-        self._syncing, self._phase = False, 0  # of a sync: its last part that has ended
+        self._syncing, self._phase = False, 0  # the sync's last phase that has ended
         self._aside: Aside | None = None
         self._scratch: Array | None = None
 
     @property
     def context(self) -> Context:
-        """The ranks: after recover the survivors."""
+        """The ranks; after recover, the remaining ranks."""
         return self.exchange.context
 
     @property
@@ -155,17 +158,17 @@ class LocalSteps:
 
     @named("local.step()", every=False)
     def step(self) -> None:
-        """After each step of this rank's training: begins the exchanges that are due, and takes exchanges that were
-        begun `delay` steps before. It waits for other ranks only where an exchange that it takes has not come yet.
+        """Begins the exchanges that are due, and takes the exchanges that were begun `delay` steps before.
 
-        After a Timeout or Ctrl-C the step counts, and nothing is lost: train on, and the next step, sync or wait
-        completes it.
+        Call it after each step of this rank's training. It waits for other ranks only if an exchange that it takes has
+        not come yet. After a Timeout or Ctrl-C the step counts, and nothing is lost: continue training; the next step,
+        sync or wait completes it.
 
         Raises:
-            PeerFailed: a rank died: call recover, and go on with the next step. Also if another rank has made fewer
-                steps and has ended: use join.
-            Timeout: as by Exchange.push_pull.
-            InvalidArgument: the last sync was cut short.
+            PeerFailed: a rank died: call recover, and continue with the next step. Or another rank has made fewer steps
+                and has ended: use join.
+            Timeout: as in Exchange.push_pull.
+            InvalidArgument: the last sync was interrupted.
         """
         if self._syncing:
             raise InvalidArgument(f"rank {self.context.rank}: the last sync was cut short: call sync or recover first")
@@ -181,7 +184,7 @@ class LocalSteps:
             raise ended_early(self.context, failed, "", self.steps, _CURE) from failed
 
     def _complete(self) -> None:
-        """Completes the last step, and steps before it that were cut short."""
+        """Completes the last step, and earlier steps that were interrupted."""
         if not self._cut:
             return
         try:
@@ -195,8 +198,8 @@ class LocalSteps:
         self._cut = False
 
     def _remember(self) -> None:
-        """The step is cut short. The exchanges that it should have taken lack the changes that this rank makes from
-        here on: these stay when the exchanges are taken."""
+        """Notes that the step is interrupted. Exchanges that it should have taken lack the changes that this rank makes
+        from now on, so copies are kept, and these changes stay when the exchanges are taken."""
         for one in self._fragments:
             if one.begun is None or one.full or not self._is_due(one):
                 continue
@@ -208,12 +211,12 @@ class LocalSteps:
             one.since.update((name, self._values.copy(name)) for name in new)
 
     def _is_due(self, one: Fragment) -> bool:
-        """Whether an exchange that has begun is to be taken by now."""
+        """Returns whether an exchange that has begun should be taken by now."""
         return one.begun is not None and self.steps >= one.begun + self.schedule.delay
 
     def _work(self) -> None:
-        """All that is due at this step."""
-        for number, one in enumerate(self._fragments):  # before others are waited for: the wire would be idle then
+        """Does all that is due at this step."""
+        for number, one in enumerate(self._fragments):  # begins before it waits, so that the wire is not idle meanwhile
             while one.scheduled < self.schedule.begun_by(number, self.steps) or one.is_owed:
                 if one.begun is not None:  # as in a sync
                     self._take(number)
@@ -230,15 +233,17 @@ class LocalSteps:
 
     @named("local.sync()", every=True)
     def sync(self) -> None:
-        """Exchanges the changes since the last exchange of each fragment, and takes all fragments in full: afterwards
-        all ranks have the same parameters, the exchange's. For the end of the training, or before an evaluation.
-        Collective. Ranks that have made fewer steps, as after a recovery, count as many as the others from here on.
+        """Exchanges all fragments now and takes them in full, so that all ranks have the exchange's parameters.
+        Collective.
 
-        An exchange that has begun and is not taken yet comes first. A rank's changes since its begin are the update of
-        one more exchange. A fragment that no rank has trained since its last exchange gets none, as the outer momentum
-        alone would act.
+        Use it at the end of the training, or before an evaluation. Ranks that have made fewer steps, as after a
+        recovery, count as many as the others from now on.
 
-        After a Timeout or Ctrl-C call it again: it goes on where it stopped. step is refused until it has ended.
+        An exchange that has begun and is not taken yet is taken first. A rank's changes since its begin are the update
+        of one more exchange. If no rank has trained a fragment since its last exchange, the fragment is not exchanged,
+        as only the outer momentum would act.
+
+        After a Timeout or Ctrl-C call it again: it continues. Until it has ended, step raises InvalidArgument.
         """
         if not self._syncing:
             self._complete()
@@ -250,7 +255,7 @@ class LocalSteps:
         self._syncing, self._phase, self._aside = True, 0, None
 
     def _finish_sync(self) -> None:
-        """The rest of a sync, which may have been cut short at any point."""
+        """Does the rest of a sync, which may have been interrupted at any point."""
         if self._phase < _ALIGNED:
             self._align(SYNC)
             self._phase = _ALIGNED
@@ -265,9 +270,9 @@ class LocalSteps:
         self._syncing = False
 
     def _align(self, op: str) -> None:
-        """All ranks count the steps of the one that has made the most. In a sync they agree on the fragments with
-        changes of some rank that are in no exchange so far, nor will be in one that its steps have made due.
-        Collective."""
+        """Makes all ranks count the steps of the rank with the most. Collective. In a sync they also agree on the
+        fragments that need one more exchange: some rank has changed them, and no exchange that is due by its steps has
+        the changes."""
         told = [2 * one.scheduled + one.has_learned for one in self._fragments]
         every = self._roll_call.gather(op, [self.steps, *told])
         self.steps = max(int(every[:, 0].max()), self.steps)
@@ -277,9 +282,9 @@ class LocalSteps:
             one.is_owed = op == SYNC and bool((learned & (scheduled >= due)).any())
 
     def _meet(self) -> None:
-        """Except under BSP a rank's parameters may lack other ranks' pushes: owners have all updates when all ranks
-        have met, and give them to all. Peers have added them in different orders: their copies are made equal.
-        Collective."""
+        """Makes all ranks' parameters equal, if the exchange is not under BSP. Collective. A rank's parameters may lack
+        pushes of others: once all ranks have met, owners have all updates and send them to all. Peers have added
+        updates in different orders: their copies are made equal."""
         if self._phase < _MET:
             self._roll_call.gather(END, [])
             self._phase = _MET
@@ -294,7 +299,7 @@ class LocalSteps:
 
     def _level(self) -> None:
         ex = self.exchange
-        facts = ex._state.facts  # under SSP(s) ranks have added the same updates in different orders
+        facts = ex._state.facts  # keys of peers: under SSP(s) ranks have added the same updates in different orders
         differ = {name for name, its in facts.items() if its.peers and not its.own and not its.copied}
         shard = equal_copies(self.context, ex.state_dict(), differ, math.inf)
         ex.load_state_dict(shard, math.inf)
@@ -313,7 +318,7 @@ class LocalSteps:
         one.waited += one.trained_since - start
 
     def _push_rest(self, one: Fragment) -> None:
-        """Pushes the keys that are not pushed yet; a Timeout or Ctrl-C may have cut that short."""
+        """Pushes the keys that are not pushed yet; a Timeout or Ctrl-C may have interrupted the pushes."""
         ex = self.exchange
         trains_on = self.schedule.delay > 0 and not one.full
         self._values.begin()
@@ -330,7 +335,7 @@ class LocalSteps:
                 try:
                     one.handles.append(ex.push_pull_nb(name, update if narrow else None))
                 except BaseException:
-                    if ex._state.pushes(name) > pushes:  # it is encoded, and perhaps on its way
+                    if ex._state.pushes(name) > pushes:  # the update is encoded, and perhaps sent
                         one.pushed.add(name)
                         one.cut.append(name)
                     raise
@@ -338,15 +343,18 @@ class LocalSteps:
         one.handles.reverse()
 
     def _room(self, like: Array) -> Array:
-        """Memory for an update that the codec makes narrower."""
+        """Returns memory for an update that the codec makes narrower."""
         if self._scratch is None or self._scratch.size < like.size:
             self._scratch = np.empty(like.size, np.float32)
         return self._scratch[: like.size].reshape(like.shape)
 
     def _take(self, number: int) -> None:
-        """Waits for the exchange and takes it. This rank's changes between the begin and the step of the take count
-        for 1 - mix. They stay in full if the rank itself has not come to that step, as in a sync; changes after that
-        step stay, if the take was cut short there."""
+        """Waits for the exchange and takes it.
+
+        This rank's changes between the begin and the step of the take count for 1 - mix. They are kept in full if the
+        rank has not trained up to that step, as in a sync. If the take was interrupted at that step, later changes are
+        kept.
+        """
         self._unhide(number)
         one, ex, start = self._fragments[number], self.exchange, monotonic()
         assert one.begun is not None
@@ -373,8 +381,8 @@ class LocalSteps:
         one.waited += monotonic() - start
 
     def _catch_up(self, number: int) -> None:
-        """With a quorum: an update of this rank was late. It counts the exchanges that others have made without it, and
-        as many steps, so that all end their training together."""
+        """With a quorum, if this rank's update was late: counts the exchanges that others have made without it, and as
+        many steps, so that all ranks end their training together."""
         one = self._fragments[number]
         one.scheduled = max(one.scheduled, self.exchange._state.folds(one.names[0]) - one.extra)
         steps = self.schedule.step_of(number, one.scheduled)
@@ -388,7 +396,7 @@ class LocalSteps:
             one.scheduled = max(one.scheduled, self.schedule.begun_by(number, steps))
 
     def _unhide(self, number: int) -> None:
-        """The exchange of a fragment has come, or training does not go on any more before it has."""
+        """Ends the time in which training hides a fragment's exchange: it has come, or the rank now waits for it."""
         one = self._fragments[number]
         if one.trained_since is not None:
             one.hidden += monotonic() - one.trained_since
@@ -397,9 +405,10 @@ class LocalSteps:
 
     @named("local.wait()", every=False)
     def wait(self) -> None:
-        """Waits until the exchanges that have begun have come; they are taken at their steps. A step that was cut short
-        is completed. Call it before a Checkpointer saves, and before exchange.params is read: these are the parameters
-        of the last exchange."""
+        """Waits until all begun exchanges have come; they are taken at their steps. Completes an interrupted step.
+
+        Call it before a Checkpointer saves, and before you read exchange.params, the parameters of the last exchange.
+        """
         if not self._syncing:
             self._complete()
         for number, one in enumerate(self._fragments):
@@ -411,7 +420,7 @@ class LocalSteps:
             one.waited += monotonic() - start
 
     def stats(self) -> LocalStats:
-        """Counts of this rank so far."""
+        """Returns this rank's counts so far."""
         ex = self.exchange
         found = []
         for one in self._fragments:
@@ -424,21 +433,21 @@ class LocalSteps:
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """A with block for ranks that do not make the same number of steps. Collective: all ranks enter and leave it.
+        """A with block for ranks with unequal numbers of steps. Collective: all ranks enter and leave it.
 
             with local.join():
                 for batch in batches:
                     ...
                     local.step()
 
-        A rank that has left the loop takes part in the exchanges of the others, with its changes until then, until all
-        have left their loops. In the block ranks meet whenever an exchange begins, and wait for the slowest one there.
-        Afterwards all ranks count as many steps as the one that has made the most.
+        A rank that has left the loop takes part in the others' exchanges, with its changes up to then, until all ranks
+        have left their loops. In the block ranks meet whenever an exchange begins, and wait for the slowest one.
+        Afterwards all ranks count as many steps as the rank with the most.
         """
         if self._joined:
             raise InvalidArgument(f"rank {self.context.rank}: join: these local steps are in a join block already")
         with within("join()", every=True):
-            if not self._is_entered:  # else it was cut short behind it
+            if not self._is_entered:  # otherwise the last call was interrupted after _align
                 self._align(JOIN)
                 self._is_entered = True
             self._work()
@@ -454,7 +463,8 @@ class LocalSteps:
             self._joined = False
 
     def _runs(self, runs: bool) -> bool:
-        """Ranks meet before an exchange: whether any of them makes a step. If none does, all count the same steps."""
+        """Meets the other ranks before an exchange; returns whether any rank makes a step. If none does, all count the
+        same steps."""
         every = self._roll_call.gather(STEP, [int(runs), self.steps])
         if every[:, 0].any():
             return True
@@ -464,33 +474,36 @@ class LocalSteps:
 
     @named("local.recover()", every=True)
     def recover(self, timeout: float | None = None) -> Recovered:
-        """After PeerFailed: goes on with the ranks that are left, without a checkpoint. Collective over them.
+        """Continues with the remaining ranks after PeerFailed, without a checkpoint. Collective over these ranks.
 
             try:
                 local.step()
             except hpcomm.PeerFailed:
                 local.recover()
 
-        Parameters come from the survivors. A dead rank's changes since its last exchange and its residuals are lost;
-        where owners apply the rule, the rule's state, such as the outer momentum, becomes zero for elements that the
-        dead rank owned: a warning says so. This rank's changes stay: exchanges that were cut short begin again. Under
-        SSP and with a quorum the changes come with the next exchange, codecs that keep a residual may lose a push that
-        was on its way, and slow ranks count as many steps as the others. The step or the sync that raised is completed:
-        go on with the next step. If some ranks were in a sync that others had ended, all make it again. Close the
-        Checkpointer, and make another.
+        Parameters come from the remaining ranks. The following are lost, and a warning says so: a dead rank's changes
+        since its last exchange; its residuals; and, if owners apply the rule, the rule's state (such as the outer
+        momentum) of elements that the dead rank owned, which becomes zero.
+
+        This rank's changes stay: interrupted exchanges begin again. Under SSP and with a quorum the changes come with
+        the next exchange, codecs that keep a residual may lose a push that was being sent, and slow ranks count as many
+        steps as the others. recover completes the step or sync that raised: continue with the next step. If some ranks
+        were in a sync that others had ended, all make it again. Close the Checkpointer, and make another.
 
         Returns:
-            the result of hpcomm.recover; its clock is this rank's number of steps. context and exchange are others now.
+            the result of hpcomm.recover; its clock is this rank's number of steps. context and exchange are new objects
+            afterwards.
 
         Raises:
             InvalidArgument: in a join block: leave it first.
-            PeerFailed: one more rank has died: call it again. The rest as hpcomm.recover.
+            PeerFailed: one more rank has died: call it again.
+            Others: as hpcomm.recover.
         """
         if self._joined:
             raise InvalidArgument(
                 f"rank {self.context.rank}: recover: leave the join block first, in which ranks meet that are gone"
             )
-        if self._aside is not None:  # it works for the exchange, and ends when the context does
+        if self._aside is not None:  # revoke ends it
             self.context.revoke()
             with suppress(HpcommError):
                 self._aside.wait(self.context.rank, SYNC, self.context.config.timeout)
@@ -505,9 +518,9 @@ class LocalSteps:
         self._roll_call = RollCall(self.context, 1 + len(self._fragments), timeout)
         self._drop_lost(states.done)
         self._meets, self._is_entered = 0, False
-        if not self.exchange._state.all.in_step:  # all push equally often from here on
+        if not self.exchange._state.all.in_step:  # from now on all ranks push equally often
             self._skip_to(int(states.steps.max()))
-        missing = (states.syncs < states.syncs.max()).any()  # ranks that have still to call the sync that others are in
+        missing = (states.syncs < states.syncs.max()).any()  # some ranks have not called the others' sync
         if self._syncing or (states.syncing.any() and not missing):
             self._cut = False
             self._begin_sync()
@@ -518,18 +531,21 @@ class LocalSteps:
         return replace(found, clock=self.steps)
 
     def _states(self, timeout: float | None) -> "_States":
-        """Where all ranks are. Collective."""
+        """Returns the state of all ranks. Collective."""
         done = [one.rounds - (one.begun is not None and not one.has_come()) for one in self._fragments]
         told = np.array([self.steps, self._syncs, self._syncing, *done], np.int64).tobytes()
         every = np.stack([np.frombuffer(part, np.int64) for part in self.context.allgather(told, timeout)])
         return _States(every[:, 0], every[:, 1], every[:, 2], every[:, 3:])
 
     def _drop_lost(self, done: NDArray[np.int64]) -> None:
-        """Forgets the exchanges that had begun, with the lost exchange. One that has come to another rank is in the
-        shared parameters, and has come here too. Another one begins again under BSP, where all ranks push a fragment
-        equally often, and otherwise comes with the next one: the update is computed again. The part that a codec has
-        kept of it, and under BSP the part that was not applied, are in the residual, and so not in this rank's
-        parameters any more."""
+        """Forgets exchanges that had begun in the lost exchange. done: by rank and fragment, how many exchanges have
+        come.
+
+        An exchange that has come to any rank is in the shared parameters, so it counts as come here too. Any other
+        begins again under BSP, where all ranks push a fragment equally often; otherwise its changes come with the next
+        exchange. Its update is then computed again. The part that a codec has kept of the update, and under BSP the
+        part that was not applied, are in the residual, so they are taken out of this rank's parameters.
+        """
         ex, whole = self.exchange, self.exchange._state.all.in_step
         for one, most in zip(self._fragments, done.max(axis=0).tolist(), strict=True):
             one.handles.clear()
@@ -554,8 +570,11 @@ class LocalSteps:
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state beside the exchange: its own parameters, its steps, and its exchanges not taken yet; a dict
-        of arrays and numbers, for the extra of a Checkpointer or for numpy.savez. It waits for pending exchanges.
+        """Returns this rank's state beside the exchange: its own parameters, its steps, and its exchanges not taken
+        yet.
+
+        It is a dict of arrays and numbers, for the extra of a Checkpointer or for numpy.savez. Waits for pending
+        exchanges.
 
             saver = hpcomm.Checkpointer(ex, "checkpoints", every=1000)
             local.step()
@@ -569,14 +588,15 @@ class LocalSteps:
 
     @named("local.load_state_dict()", every=False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from the result of state_dict, after the exchange was restored: with the same bits, also between a
-        begin and its take. Other entries of state are left alone.
+        """Continues from a result of state_dict with the same bits, even if it was saved while an exchange was pending.
+
+        Restore the exchange first. Other entries of state are ignored.
 
             found = hpcomm.restore(ex, "checkpoints")
             local.load_state_dict(found.extra)
 
         Raises:
-            InvalidArgument: it is of other local steps.
+            InvalidArgument: the state is of other local steps.
         """
         try:
             found = {name: np.asarray(state[f"local.{name}"]).tolist() for name in self.progress()}
@@ -592,7 +612,7 @@ class LocalSteps:
         self._values.load(own)
 
     def progress(self) -> dict[str, Any]:
-        """The numbers of state_dict."""
+        """Returns the numbers of state_dict."""
         return {
             "every": self.schedule.every,
             "fragments": hashlib.blake2b(repr(self.fragments).encode(), digest_size=8).hexdigest(),
@@ -605,11 +625,12 @@ class LocalSteps:
         }
 
     def since(self) -> dict[str, Array]:
-        """The arrays of state_dict beside this rank's parameters: copies from the begin of pending exchanges."""
+        """Returns the arrays of state_dict beside this rank's parameters: copies from the begin of pending
+        exchanges."""
         return {name: value for one in self._fragments for name, value in one.since.items()}
 
     def check_progress(self, found: Mapping[str, Any]) -> None:
-        """Raises InvalidArgument for the progress of other local steps."""
+        """Raises InvalidArgument if the progress is of other local steps."""
         mine = self.progress()
         if missing := [name for name in mine if name not in found]:
             raise InvalidArgument(
@@ -623,7 +644,7 @@ class LocalSteps:
             )
 
     def set_progress(self, found: Mapping[str, Any], since: Mapping[str, Any]) -> None:
-        """Loads the results of progress and since: an exchange that had begun there counts as come. Waits for exchanges
+        """Loads results of progress and since; an exchange that had begun there counts as come. Waits for exchanges
         that have begun here."""
         self.check_progress(found)
         self.wait()

@@ -1,4 +1,5 @@
-"""A rank's own parameters, which it trains between exchanges: NumPy arrays. hpcomm.torch has a model's parameters."""
+"""A rank's own parameters, which it trains between exchanges. Arrays has NumPy arrays; hpcomm.torch has a model's
+tensors."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -12,34 +13,34 @@ Array = NDArray[np.float32]
 
 
 class Values(Protocol):
-    """The parameters of a rank by the names of an exchange's keys. `shared`: the exchange's parameters, float32 of the
-    key's shape."""
+    """The parameters of a rank by the names of an exchange's keys. `shared` are the exchange's parameters, float32 in
+    the key's shape."""
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """All of them, by name."""
+        """All parameters by name."""
 
     def begin(self) -> None:
-        """Before values are read or taken."""
+        """Prepares for reads or takes of values."""
 
     def subtract(self, name: str, shared: Array, out: Array) -> None:
         """Writes shared - own into out."""
 
     def copy(self, name: str) -> Array:
-        """A copy of own."""
+        """Returns a copy of own."""
 
     def take(self, name: str, shared: Array, mix: float, since: Array | None = None) -> None:
-        """own = (1 - mix) * own + mix * shared, and with mix 1 the same bits as shared. With since, a copy of own from
-        before, changes after it stay: own = (1 - mix) * since + mix * shared + (own - since)."""
+        """Sets own = (1 - mix) * own + mix * shared; with mix 1 the same bits as shared. since: an earlier copy of own,
+        whose later changes are kept: own = (1 - mix) * since + mix * shared + (own - since)."""
 
     def end(self) -> None:
-        """After values were taken."""
+        """Ends a series of takes."""
 
     def saved(self) -> dict[str, NDArray[Any]]:
-        """Copies of all, for a checkpoint."""
+        """Returns copies of all parameters, for a checkpoint."""
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Takes the result of saved."""
+        """Takes a result of saved."""
 
 
 class Arrays:
@@ -53,7 +54,7 @@ class Arrays:
         return self._arrays
 
     def begin(self) -> None:
-        """They are always there."""
+        """Does nothing: the values are always there."""
 
     def subtract(self, name: str, shared: Array, out: Array) -> None:
         np.subtract(shared, self._arrays[name], out=out)
@@ -73,7 +74,7 @@ class Arrays:
             own[...] = (shared if mix == 1 else np.float32(1 - mix) * since + np.float32(mix) * shared) + learned
 
     def end(self) -> None:
-        """They are where the trainer reads them."""
+        """Does nothing: the trainer reads the same arrays."""
 
     def saved(self) -> dict[str, NDArray[Any]]:
         return {name: own.copy() for name, own in self._arrays.items()}
@@ -84,7 +85,7 @@ class Arrays:
 
 
 def checked_arrays(given: Mapping[str, Any] | None, shared: Mapping[str, Array]) -> dict[str, Array]:
-    """The trainer's arrays, or new ones, with the values that all ranks start from.
+    """Returns the trainer's arrays, or new ones, set to the initial values of all ranks.
 
     Raises:
         InvalidArgument: a key has no array; or an array has another dtype or shape, or cannot be written.

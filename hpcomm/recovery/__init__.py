@@ -1,4 +1,4 @@
-"""After a failure, two ways: recover, for a loop that gets PeerFailed itself, and run, a loop that goes on."""
+"""Continuing after a failure: recover, for a loop that gets PeerFailed itself, and run, which is such a loop."""
 
 from .copies import equal_copies
 from .loop import run

@@ -1,5 +1,5 @@
-"""Copies of the same parameters at all ranks that are not equal: after a step that was cut short, which some ranks may
-have applied and others not; or where ranks have added updates in different orders."""
+"""Makes copies of the same parameters on all ranks equal. They differ after an interrupted step, which only some ranks
+have applied, or if ranks have added updates in different orders."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +13,9 @@ from .lost import Kept
 
 
 def furthest(ctx: Context, kept: Kept, keys: Container[str], timeout: float | None) -> Kept:
-    """The state that this rank keeps. Each row of these keys comes from the rank that has applied most steps to it, or
-    from the lowest of several such ranks. Collective. All ranks have the same rows of these keys, in the same order,
-    and rows of equal steps have equal bits."""
+    """Returns the state that this rank keeps, in which each row of these keys comes from the rank that has applied the
+    most steps to it (of several such ranks, the lowest). Collective. All ranks must have the same rows of these keys,
+    in the same order; rows with equal steps must have equal bits."""
     shard = kept.shard
     copied = np.isin(shard["row_key"], [i for i, name in enumerate(shard["keys"]) if str(name) in keys])
     told = np.ascontiguousarray(shard["row_step"][copied], np.uint64)
@@ -33,8 +33,8 @@ def furthest(ctx: Context, kept: Kept, keys: Container[str], timeout: float | No
 
 
 def equal_copies(ctx: Context, shard: Mapping[str, Any], keys: Container[str], timeout: float | None) -> dict[str, Any]:
-    """The shard of this rank with rows of these keys that are alike on all ranks: the ranks give theirs by turns.
-    Collective. All ranks have the same rows of these keys, in the same order."""
+    """Returns this rank's shard with equal rows of these keys on all ranks: rank i mod n gives row i. Collective. All
+    ranks must have the same rows of these keys, in the same order."""
     copied = np.isin(shard["row_key"], [i for i, name in enumerate(shard["keys"]) if str(name) in keys])
     rows = np.flatnonzero(copied)
     if ctx.size == 1 or not rows.size:
@@ -45,7 +45,7 @@ def equal_copies(ctx: Context, shard: Mapping[str, Any], keys: Container[str], t
 def _moved(
     ctx: Context, shard: Mapping[str, Any], rows: NDArray[np.int64], sources: Sequence[int], timeout: float | None
 ) -> dict[str, Any]:
-    """The shard with the parameters and the state of these rows as their sources have them. Collective."""
+    """Returns the shard, in which these rows have the parameters and the state of their source ranks. Collective."""
     count, slots = shard["row_count"], shard["slots"][shard["row_key"]]
     starts, state_starts = _starts(count), _starts(count * slots)
     shard = {**shard, **{name: shard[name].copy() for name in ("row_step", "params", "state")}}

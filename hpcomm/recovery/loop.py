@@ -1,4 +1,4 @@
-"""The loop of a training that goes on when ranks are lost."""
+"""The training loop that continues when ranks are lost."""
 
 import math
 from collections.abc import Callable
@@ -23,8 +23,9 @@ def run(
     least: int = 1,
     timeout: float | None = None,
 ) -> Exchange:
-    """Calls step(exchange, n) for n from first to steps - 1. If a rank dies or leaves meanwhile, the survivors recover
-    and go on from the step that they have agreed on. Collective; a rank that only serves makes no steps, but serves
+    """Calls step(exchange, n) for n from first to steps - 1, and recovers if a rank dies or leaves. Collective.
+
+    The remaining ranks continue from a step on which they agree. A rank that only serves makes no steps; it serves
     until the workers have closed.
 
         def step(ex, n):
@@ -32,25 +33,25 @@ def run(
 
         ex = hpcomm.run(ex, step, steps)
 
-    Any other loop gets PeerFailed instead, and calls recover.
+    In any other loop the trainer gets PeerFailed itself, and calls recover.
 
     Args:
-        step: makes one step: every key is pushed and pulled once, of the exchange that it is given: after a recovery
-            that is another one, with other arrays. It is to let PeerFailed pass, and may be called again for an n that
-            it has been called for. With a quorum a rank whose update was late goes on from the n of the others.
-        first: the step to begin with, of an exchange that was restored.
-        recovered: is called after each recovery; close the Checkpointer and make another there.
-        checkpoint, survivors, timeout: as recover. The end, where ranks wait until all are done, has no deadline, nor
-            has serve: the slowest may be far behind.
-        least: with fewer ranks left PeerFailed is raised instead of going on. More than half of the ranks is what keeps
-            the two sides of a broken network from both going on.
+        step: makes one step: it must push and pull every key of the given exchange once. After a recovery that is
+            another exchange, with other arrays. step must let PeerFailed pass, and may be called again for the same n.
+            With a quorum, a rank whose update was late continues from the n of the others.
+        first: the first n, for an exchange that was restored.
+        recovered: is called after each recovery; close the Checkpointer in it, and make another.
+        checkpoint, survivors, timeout: as in recover. serve, and the end, at which ranks wait until all are done, have
+            no deadline: the slowest rank may be far behind.
+        least: if fewer ranks remain, PeerFailed is raised. With more than half of the ranks as least, the two sides of
+            a broken network cannot both continue.
 
     Returns:
-        The exchange as it is in the end, for the trainer to close, and then its context; the context that the trainer
-        had made stays the trainer's as well. Contexts between the two are closed here.
+        The exchange at the end. The trainer closes it, then its context, then the context that the trainer had made;
+        contexts between the two are closed here.
 
     Raises:
-        PeerFailed: fewer than least ranks are left.
+        PeerFailed: fewer than least ranks remain.
         HpcommError: as step, recover and recovered.
     """
     given, n = exchange.context, first
@@ -61,7 +62,7 @@ def run(
                 recovered(news)
             make_steps(exchange, step, n, steps)
             if len(exchange.plan.workers) == exchange.context.size:
-                exchange.context.barrier(math.inf)  # no rank goes while others may have to recover
+                exchange.context.barrier(math.inf)  # no rank leaves while others may have to recover
             return exchange
         except PeerFailed:
             lost = exchange.context
@@ -83,7 +84,7 @@ def run(
 
 
 def make_steps(exchange: Exchange, step: Callable[[Exchange, int], object], first: int, steps: int) -> None:
-    """The steps of one exchange, or serving them, until a rank is lost."""
+    """Makes the steps of one exchange, or serves them, until a rank is lost."""
     if not exchange.params:
         exchange.serve()
         return
@@ -99,7 +100,7 @@ def _folds(exchange: Exchange) -> int:
 
 
 def check_least(op: str, first: Context, context: Context, least: int) -> None:
-    """Raises PeerFailed if fewer than least ranks of the first context are left."""
+    """Raises PeerFailed if fewer than least ranks of the first context remain."""
     if context.size >= least:
         return
     lost = tuple(rank for rank, name in enumerate(first.ranks) if name not in context.ranks)

@@ -1,5 +1,5 @@
-"""The knowledge of a rank that is left: its state of an exchange that has lost ranks, the ranks that are needed to go
-on from it, and the steps from which its keys go on."""
+"""The knowledge of a remaining rank about an exchange that has lost ranks: its state, the ranks that are needed to
+continue from it, and the steps from which keys continue."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Kept:
 
     Attributes:
         shard: its rows, as Exchange.state_dict gives them.
-        folded: by rank: how many of its steps these rows have folded, in full or in part.
-        begun: steps that this rank has begun since the start of the training; -1 on a rank that only serves.
-        steps: by key, the most steps that one of these rows has had.
+        folded: by rank: how many of that rank's steps these rows have folded, in full or in part.
+        begun: how many steps this rank has begun since the start of the training; -1 on a rank that only serves.
+        steps: by key, the most steps of any of these rows.
     """
 
     shard: Shard
@@ -42,16 +42,17 @@ def kept_of(ex: Exchange) -> Kept:
 
 @dataclass(frozen=True)
 class Heard:
-    """A survivor's knowledge of an exchange that has lost ranks.
+    """A remaining rank's knowledge of an exchange that has lost ranks.
 
     Attributes:
-        copies: by row of the plan: how new this rank's copy of its elements is; -1: it has none.
-        folds: by row: how often it was folded in this exchange, if this rank owns it; else -1.
-        steps: by row: its step, if this rank owns it and it applies; else -1.
-        pushes: by key: the pushes of this rank that have begun.
-        base: by key: the steps of its rows before the first fold here.
-        pushed: by number of the key: the values of its last push as pieces, where the codec keeps a residual.
-        forwarded: by row of this rank: the values of its last forwarded piece, where the codec keeps a residual.
+        copies: by row of the plan: the number of the row's folds that are in this rank's copy of its elements; -1: no
+            copy.
+        folds: by row: how often it was folded in this exchange, if this rank owns it; otherwise -1.
+        steps: by row: its step, if this rank owns it and it applies; otherwise -1.
+        pushes: by key: how many pushes of this rank have begun.
+        base: by key: the steps of its rows before the first fold in this exchange.
+        pushed: by number of the key: the values of its last push as pieces, if the codec keeps a residual.
+        forwarded: by row of this rank: the values of its last forwarded piece, if the codec keeps a residual.
     """
 
     copies: NDArray[np.int64]
@@ -64,8 +65,8 @@ class Heard:
 
 
 def heard_of(ex: Exchange, kept: Kept) -> Heard:
-    """Once the cores of all ranks that are left have stopped (after Context.shrink), and before the context of ex is
-    closed."""
+    """Collects this rank's knowledge. Call it once the cores of all remaining ranks have stopped (after
+    Context.shrink), and before the context of ex is closed."""
     state, handle = ex._state, ex._state.handle
     owner, n = ex.plan.rows.column("owner"), len(ex.plan.rows)
     folds, steps = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
@@ -80,8 +81,8 @@ def heard_of(ex: Exchange, kept: Kept) -> Heard:
 
 
 def check_recovers(ex: Exchange) -> None:
-    """Raises NotSupported where an exchange of several schemes cannot be recovered: schemes that are not all BSP with
-    common parameters, nor all under one quorum with servers."""
+    """Raises NotSupported if an exchange of several schemes cannot be recovered. Schemes must be all under BSP with
+    common parameters, or all under one quorum with servers."""
     state = ex._state
     schemes, every = state.made.schemes, state.all
     if len(schemes) == 1 or (every.in_step and not state.any.own):
@@ -101,8 +102,8 @@ def _where(its: KeyFacts) -> str:
 
 
 def groups(ex: Exchange) -> list[list[int]]:
-    """The numbers of keys whose versions are counted together: with a quorum a group for each scheme, else for each
-    key."""
+    """Returns groups of the numbers of keys whose versions are counted together: with a quorum a group for each scheme,
+    otherwise one for each key."""
     found: dict[tuple[int, int], list[int]] = {}
     for key, its in enumerate(ex._state.facts.values()):
         found.setdefault((its.scheme, -1 if its.counts_versions else key), []).append(key)
@@ -110,19 +111,19 @@ def groups(ex: Exchange) -> list[list[int]]:
 
 
 def needed_of(ex: Exchange) -> set[int]:
-    """The ranks with which parameters go, or after which copies may differ."""
+    """Returns the ranks whose loss would lose parameters, or after whose loss copies may differ."""
     state, rows = ex._state, ex.plan.rows
     if state.any.may_differ:
         return set(range(ex.context.size))
     alone = [key for key, its in enumerate(state.facts.values()) if not its.own and not its.copied]
-    # others may only fold for their hosts, and pass on
+    # owners of other rows only fold for their hosts, and pass the fold on
     keeps = np.isin(rows.column("action"), [_core.ACTIONS[name] for name in ("forward", "relay")], invert=True)
     return set(np.unique(rows.column("owner")[keeps & np.isin(rows.column("key"), alone)]).tolist())
 
 
 def clocks(ex: Exchange, steps: NDArray[np.uint64], clock: int) -> NDArray[np.uint64]:
-    """By key, the step from which its rows go on: the agreed clock, or where groups count separate versions the newest
-    step of the key's group. steps: by key, the most that one of its rows has had on any rank."""
+    """Returns, by key, the step from which its rows continue: the agreed clock; or the newest step in the key's group,
+    if groups count separate versions. steps: by key, the most steps of any of its rows on any rank."""
     found = np.full(len(steps), clock, np.uint64)
     for group in groups(ex) if len(ex._state.made.schemes) > 1 and ex._state.all.counts_versions else ():
         found[group] = steps[group].max()
@@ -130,19 +131,19 @@ def clocks(ex: Exchange, steps: NDArray[np.uint64], clock: int) -> NDArray[np.ui
 
 
 def forwards_pieces(ex: Exchange) -> list[int]:
-    """The rows of the plan that forward their folds as pieces."""
+    """Returns the rows of the plan that forward their folds as pieces."""
     rows, pieces_of = ex.plan.rows, list(_core.PIECES.values())
     sends = (rows.column("action") == _core.ACTIONS["forward"]) & np.isin(rows.column("codec_out"), pieces_of)
     return np.flatnonzero(sends).tolist()  # type: ignore[no-any-return]
 
 
 def applies(ex: Exchange) -> NDArray[np.bool_]:
-    """By row of the plan: whether it applies."""
+    """Returns, by row of the plan, whether it applies."""
     return ex.plan.rows.column("action") == _core.ACTIONS["apply"]  # type: ignore[no-any-return]
 
 
 def holds_back(ex: Exchange) -> bool:
-    """Whether updates are sent in pieces, which leave parts of them for later."""
+    """Returns whether updates are sent in pieces, which leave parts of them for later."""
     return bool(ex._state.encoders.coded)
 
 
@@ -154,15 +155,15 @@ def go_on(
     clocks: NDArray[np.uint64],
     timeout: float | None,
 ) -> None:
-    """Loads this rank's state of the exchange before, with the rules' arguments (a row a key), the step that all ranks
-    have agreed on, and by key the step of its rows. Collective."""
+    """Loads this rank's state of the lost exchange into ex. Collective. args: the rules' arguments, one row for each
+    key. clock: the step on which all ranks have agreed. clocks: by key, the step of its rows."""
     state = ex._state
     shard = {**from_.shard, "replica": state.kind.replica, "args": args, "clock": clock}
-    if "encoders" in shard:  # this rank's own, whatever its number is now
+    if "encoders" in shard:  # this rank's encoders, under its new number
         shard |= whose(state.encoders)
     if not state.any.counts_updates:
         steps, its = shard["row_step"], clocks[shard["row_key"]]
-        # rows without a gradient in some steps
+        # rows that had no gradient in some steps
         left_out = (its > steps + 1) & (not state.any.own and not state.any.jumps)
         shard["row_step"] = np.where(left_out, steps, its).astype(steps.dtype)
     ex.load_state_dict(shard, timeout)

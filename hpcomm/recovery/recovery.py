@@ -1,4 +1,4 @@
-"""Going on after a rank died or left: over the survivors, with the state that they keep."""
+"""Continuing after a rank died or left, on the remaining ranks, with the state that they keep."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,15 +26,15 @@ from .lost import Heard, Kept, check_recovers, clocks, go_on, heard_of, holds_ba
 
 @dataclass(frozen=True)
 class Recovered:
-    """An exchange over the ranks that are left.
+    """An exchange on the remaining ranks.
 
     Attributes:
-        exchange: made like the lost one, with the parameters and the rule's state of the survivors. It has a new
+        exchange: made like the lost one, with the parameters and the rule's state of the remaining ranks. It has a new
             context; exchange.context.ranks has the numbers of its ranks in the first context.
-        clock: the step that all of them have agreed to go on from: the number of steps made.
-        lost: the ranks that are gone, as the lost exchange called them.
+        clock: the step from which all ranks agree to continue: how many steps have been made.
+        lost: the ranks that are gone, by their numbers in the lost exchange.
         gap: the graph's spectral gap before and after; None with servers, and for more than 512 ranks without SciPy.
-        extra: the extra values in the checkpoint, given by the rank that had this one's number then; empty without a
+        extra: the extra values in the checkpoint, given by the rank that then had this rank's number; empty without a
             checkpoint.
     """
 
@@ -53,9 +53,10 @@ def recover(
     survivors: bool = False,
     timeout: float | None = None,
 ) -> Recovered:
-    """After PeerFailed: a new exchange over the survivors when ranks died, or left in the middle. Collective over the
-    survivors; more may die meanwhile. Survivors that still wait in the lost exchange get PeerFailed too
-    (Context.revoke).
+    """After PeerFailed: makes a new exchange on the ranks that remain when others died, or left early. Collective over
+    them.
+
+    More ranks may die meanwhile. Ranks that still wait in the lost exchange get PeerFailed too (Context.revoke).
 
         try:
             w = ex.push_pull("w")
@@ -63,84 +64,85 @@ def recover(
             recovered = hpcomm.recover(ex)
             ex, step = recovered.exchange, recovered.clock
 
-    On a graph every rank keeps its own parameters and state as they are, the graph is rebuilt (by the function that
-    was given as the topology, or by graphs.among), and ranks that are behind take the clock of the furthest: their
-    missing pushes are not made up for. A step that was cut short is folded in the chunks that have all its updates, and
-    in no others.
+    On a graph every rank keeps its own parameters and state. The graph is rebuilt (by the function that was given as
+    the topology, or by graphs.among). Ranks that are behind take the clock of the furthest one, and do not make up for
+    missing pushes. An interrupted step is folded only in the chunks that have all its updates.
 
-    If all servers survive, the lost workers' part is dropped: their updates count no more, also not in the mean, and a
-    quorum of more ranks than are left becomes one of all; each group of keys (EngineOptions.groups) goes on from its
-    newest version. A step that was cut short is in the chunks that had all its updates, and in no others. A rank that
-    owned parameters takes them with it, also when it leaves, and the last checkpoint is restored (ASAP, section 5),
-    from a directory that all ranks can read. The same holds for any lost rank if receivers apply the rule (apply_at): a
-    step that was cut short may be in some of their copies only.
+    If all servers remain, the lost workers no longer count: neither in the mean, nor in a quorum, which becomes the
+    number of remaining workers if it was larger. Each group of keys (EngineOptions.groups) continues from its newest
+    version. An interrupted step is applied only in the chunks that had all its updates. If a rank that owned parameters
+    is lost, these are lost, and the last checkpoint is restored (ASAP, section 5), from a directory that all ranks can
+    read. If receivers apply the rule (apply_at), the loss of any rank has this effect, because an interrupted step may
+    be in only some of their copies.
 
-    Among peers under BSP every rank has all parameters, and nothing is lost. The survivors' copies are made equal: each
-    chunk comes from the rank that has applied most steps to it. Peers under SSP(s) need a checkpoint. If keys have
+    Among peers under BSP every rank has all parameters, and nothing is lost. The remaining copies are made equal: each
+    chunk comes from the rank that has applied the most steps to it. Peers under SSP(s) need a checkpoint. If keys have
     separate schemes, all must be under BSP, with servers and among peers, or all under one quorum with servers (groups
-    of keys), and each goes on as above.
+    of keys); each continues as above.
 
-    Under ASYNC and SSP(s), if all servers survive, they keep their state: every folded update counts once, also updates
-    of lost workers. All workers go on from the first step that no server has folded any part of: no worker pushes a
-    folded update again, and workers that are behind skip steps. An update that was on its way is in the chunks that had
-    it already, and lost for the others.
+    Under ASYNC and SSP(s), if all servers remain, they keep their state: every folded update counts once, also updates
+    of lost workers. All workers continue from the first step of which no server has folded any part: no worker pushes a
+    folded update again, and workers that are behind skip steps. An update that was being sent counts in the chunks that
+    had it already, and is lost for the others.
 
-    With survivors=True no checkpoint is read, for any lost rank, and recovered.clock is the most steps of any row:
+    With survivors=True no checkpoint is read, whichever ranks are lost, and recovered.clock is the most steps of any
+    row:
 
-    - A row whose owner survives goes on as it is: parameters, the rule's state and the owner's residuals. A row whose
-      owner is gone goes on from the newest copy that a worker has, by the answers that have come there, with a state of
-      zero; in 16 bits where codec_out says so. All ranks take the same copy. A fold that the owner was writing when it
-      died may be in some elements of that copy.
-    - If several ranks apply a row (apply_at, peers) it comes from the one that has applied most steps to it, with its
-      state.
-    - All rows of a key go on from the most steps of any of them; with a quorum all rows of a group of keys.
-    - Under BSP a piece of this rank's last push (TopK, OneBit, Threshold) that a row has not applied goes back into
-      this rank's residual, and so does a piece that a row of this rank had forwarded: nothing of a surviving worker is
-      lost. Under a quorum, ASYNC and SSP(s), and with split=True, the last push may be lost where it was cut short.
-    - Under ASYNC and SSP(s) workers go on from the first step that none of them has begun, and a peer's copy that is
+    - A row whose owner remains continues as it is: parameters, the rule's state and the owner's residuals. A row whose
+      owner is lost continues from the newest copy that a worker has, judged by the answers that workers have received;
+      the state becomes zero, and with a 16-bit codec_out the copy has 16 bits. All ranks take the same copy. If the
+      owner was writing a fold when it died, the fold may be in some elements of that copy.
+    - A row that several ranks apply (apply_at, peers) comes from the rank that has applied the most steps to it, with
+      its state.
+    - All rows of a key continue from the most steps of any of them; with a quorum, all rows of a group of keys.
+    - Under BSP, if a row has not applied a piece of this rank's last push (TopK, OneBit, Threshold), the piece goes
+      back into this rank's residual; so does a piece that a row of this rank had forwarded. No update of a remaining
+      worker is lost. Under a quorum, ASYNC and SSP(s), and with split=True, the last push may be lost if it was
+      interrupted.
+    - Under ASYNC and SSP(s) workers continue from the first step that none of them has begun, and a peer's copy that is
       taken lacks some updates of the others.
 
-    With codecs of pieces each rank keeps its residuals; residuals of lost ranks are lost, which the log says. The
-    residual of a step that was cut short is added to the next update, also if that step is made again.
+    With codecs of pieces each rank keeps its residuals; the residuals of lost ranks are lost, and the log says so. The
+    residual of an interrupted step is added to the next update, also if that step is made again.
 
-    Close a Checkpointer of the lost exchange before, and make another. The trainer closes exchange.context in the end,
-    and the context that it made; the lost exchange needs no close, and its arrays stay readable. The spectral gap
-    before and after is logged by rank 0 (logging's "hpcomm", WARNING), if it can be computed.
+    Before recover, close a Checkpointer of the lost exchange; afterwards make another. In the end the trainer closes
+    exchange.context, and the context that it made. The lost exchange need not be closed, and its arrays stay readable.
+    Rank 0 logs the spectral gap before and after, if it can be computed (logging's "hpcomm", WARNING).
 
     Args:
         ex: the exchange that raised.
-        checkpoint: a Checkpointer's directory, for a server that died; it is not read otherwise.
-        survivors: go on from the survivors' state, also if owners are gone. On graphs recover always does. All ranks
-            give the same.
-        timeout: seconds for each part: to agree on the survivors, to make the exchange, to restore; again when another
-            rank dies.
+        checkpoint: a Checkpointer's directory. It is read only if parameters are lost.
+        survivors: continue from the remaining ranks' state, even if owners are lost. On graphs recover always does so.
+            Give the same on all ranks.
+        timeout: seconds for each part: to agree on the remaining ranks, to make the exchange, to restore; it starts
+            again when another rank dies.
 
     Raises:
-        CheckpointError: a rank that owned parameters is gone, there is no checkpoint to restore, and survivors is
+        CheckpointError: a rank that owned parameters is lost, there is no checkpoint to restore, and survivors is
             False.
-        ConfigError: no worker is left, only ranks that serve; or ranks give different survivors.
-        NotSupported: the plan was given by its rows, so that it cannot be remade without a rank; or each host has its
-            own model (HostGraph); or keys have separate schemes, and one of them is on a graph, or they are neither
-            all under BSP nor all under one quorum.
-        InvalidArgument: the function that was given as the topology makes no graph of so many ranks, here or on another
-            rank: make another exchange, of Context.shrink's context.
+        ConfigError: no worker remains, only ranks that serve; or ranks give different survivors.
+        NotSupported: the plan was given by its rows, so it cannot be remade without a rank; each host has its own model
+            (HostGraph); or keys have separate schemes, and one of them is on a graph, or they are neither all under BSP
+            nor all under one quorum.
+        InvalidArgument: here or on another rank, the function that was given as the topology makes no graph of so many
+            ranks: make another exchange, of Context.shrink's context.
         Timeout, TransportError: as Context.shrink.
     """
     made, old = ex._state.made, ex.context
-    old.revoke()  # if a rank has left, only ranks that wait for it know
+    old.revoke()  # if a rank has left, only ranks that wait for it have noticed
     check_recovers(ex)
-    for scheme in made.schemes:  # schemes that cannot be rebuilt are refused before the links change hands
+    for scheme in made.schemes:  # refuses schemes that cannot be rebuilt, before shrink takes the links
         scheme.among(range(len(made.ranks)), len(made.ranks))
-    lost = [_lost(ex, {})]  # before the links that are left change hands
+    lost = [_lost(ex, {})]  # before shrink takes the remaining links
     fresh = old.shrink(timeout)
     survivors = bool(survivors) and not ex._state.any.own
     while True:
         found: Recovered | None = None
         try:
             found = _over(ex, lost, fresh, checkpoint, survivors, timeout)
-            fresh.barrier(timeout)  # a rank that has passed it may push, also to ranks that have not
+            fresh.barrier(timeout)  # a rank that has passed the barrier may push, also to ranks that have not
             return found
-        except PeerFailed:  # ranks that have passed it recover from found; so does this rank if it has one
+        except PeerFailed:  # ranks that have passed the barrier recover from found; so does this one if it has found
             dead = fresh
         except BaseException:
             with suppress(HpcommError):  # the first error counts
@@ -166,8 +168,8 @@ class _Lost:
 
     Attributes:
         kept: this rank's state from it.
-        extra: extra values of the checkpoint that it was restored from.
-        heard: this rank's knowledge of the others' rows; None: it has not looked yet.
+        extra: extra values of the checkpoint from which it was restored.
+        heard: this rank's knowledge of the others' rows; None: not collected yet.
     """
 
     exchange: Exchange
@@ -176,7 +178,8 @@ class _Lost:
     heard: Heard | None = None
 
     def look(self) -> Heard:
-        """heard, once all ranks that are left have stopped: after a shrink, and before the context is closed."""
+        """Returns heard. Call it once all remaining ranks have stopped: after a shrink, and before the context is
+        closed."""
         if self.heard is None:
             self.heard = heard_of(self.exchange, self.kept)
         return self.heard
@@ -194,11 +197,11 @@ def _over(
     survivors: bool,
     timeout: float | None,
 ) -> Recovered:
-    """The exchange over the ranks of a shrunk context. first: the one that recover was called for. every: that one, and
-    the ones made since that have lost ranks as well.
+    """Makes the exchange on the ranks of a shrunk context. first: the exchange for which recover was called. every:
+    first, and the exchanges made since that have lost ranks as well.
 
-    When a rank dies before all have it, some come again with it, others with the one before. So the new exchange
-    depends on the arguments of the job's first exchange and on the survivors, and on nothing between.
+    If a rank dies before all have the new exchange, some ranks come back with it, others with the old one. So the new
+    exchange depends only on the arguments of the job's first exchange and on the remaining ranks.
     """
     if len(set(fresh.allgather(bytes([survivors]), timeout))) > 1:
         raise ConfigError("recover: some ranks give survivors=True and others do not: give all ranks the same")
@@ -261,8 +264,8 @@ def _over(
 
 
 def _common(ctx: Context, every: list[_Lost], timeout: float | None) -> _Lost:
-    """The newest exchange that all ranks have had. If one of them has gone on with a later one, all others had that one
-    too: they met before (recover)."""
+    """Returns the newest exchange that all ranks have had. If any rank has continued with a later one, all others had
+    that one too, as they met before that (recover)."""
     names = [list(one.exchange.context.ranks) for one in every]
     theirs = gather(ctx, names, ctx.config.timeout if timeout is None else timeout)
     return next(one for one, own in reversed(list(zip(every, names, strict=True))) if all(own in his for his in theirs))
@@ -288,7 +291,7 @@ def _go_on(
         every = ctx.allgather(np.int64(kept.begun).tobytes(), timeout)
         clock = max(folded, *(int(np.frombuffer(part, np.int64)[0]) for part in every))
         mine["clock"] = clock
-    if "encoders" in mine:  # which belong to this rank in new from here on
+    if "encoders" in mine:  # in new they belong to this rank
         mine |= whose(new._state.encoders)
     new.load_state_dict([mine, *others], timeout)
     return clock
@@ -297,9 +300,9 @@ def _go_on(
 def _agreed(
     ctx: Context, lost: _Lost, folded: int, missing: int, timeout: float | None
 ) -> tuple[int, int, NDArray[np.uint64], NDArray[np.float64]]:
-    """The most steps of which any rank has folded anything; a dead rank that owned parameters in any rank's lost
-    exchange, else -1; by key the most steps that a row has had; and the rules' arguments, a row a key, as the furthest
-    worker has them: some may have been setting them when another one died."""
+    """Returns four values that all ranks agree on: the most steps of which any rank has folded a part; a dead rank that
+    owned parameters in any rank's lost exchange, or -1; by key, the most steps of any row; and the rules' arguments,
+    one row for each key, of the furthest worker, as some ranks may have been setting them when another died."""
     args, steps = lost.kept.shard["args"], lost.kept.steps
     told = np.array([folded, missing, lost.kept.begun, *steps, *np.ravel(args)], np.float64).tobytes()
     every = [np.frombuffer(part) for part in ctx.allgather(told, timeout)]
@@ -315,7 +318,7 @@ def _agreed(
 def _gaps(before: Sequence[Graph], now: Sequence[Graph]) -> tuple[float, float] | None:
     try:
         return spectral_gap(before), spectral_gap(now)
-    except NotSupported:  # a large graph, and no SciPy: nothing depends on it
+    except NotSupported:  # a large graph, and no SciPy; the gap is only logged
         return None
 
 

@@ -1,5 +1,5 @@
-"""Recovery without a checkpoint after ranks that owned parameters are gone: each row goes on from its owner if that one
-lives, otherwise from the newest copy that a worker has."""
+"""Recovery without a checkpoint after owners of parameters are lost: each row continues from its owner if that remains,
+otherwise from the newest copy that a worker has."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ Array = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of a plan by their elements, which are numbered key after key.
+    """The rows of a plan by their elements, which are numbered from key to key.
 
     Attributes:
-        first, end: by row, its first element and the one behind its last.
+        first, end: by row, its first element, and its last element plus one.
     """
 
     key: Array
@@ -45,17 +45,18 @@ def layout(plan: Plan) -> Layout:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The survivors' common knowledge of the lost exchange, in the new order of the ranks.
+    """The remaining ranks' common knowledge of the lost exchange, with their new numbers. A *span* is a range of
+    elements that one row, or copies of one row, apply.
 
     Attributes:
-        rows: of its plan.
-        spans: a row that applies for each range of elements.
+        rows: of the lost exchange's plan.
+        spans: for each span, a row that applies it.
         source: by span, the rank that has it.
-        lives: by span, whether one of its owners survives, so that its state is there.
+        lives: by span, whether one of its owners remains, so that its state is known.
         folds: by span, how many folds of the lost exchange are in it.
-        steps: by key, the step from which its rows go on.
-        owner: by row, the new number of its owner; -1: it is gone.
-        folded: by row, how often it was folded; -1: its owner is gone.
+        steps: by key, the step from which its rows continue.
+        owner: by row, the new number of its owner; -1: the owner is lost.
+        folded: by row, how often it was folded; -1: its owner is lost.
     """
 
     rows: Layout
@@ -66,7 +67,7 @@ class Agreed:
     steps: Array
     owner: Array
     folded: Array
-    own: Array  # by span, a row of this rank that is as new as the source's; -1
+    own: Array  # by span, a row of this rank that is as new as the source's; -1: none
 
     @cached_property
     def first(self) -> Array:
@@ -86,10 +87,10 @@ class Agreed:
 
 
 def agreed(ctx: Context, ex: Exchange, heard: Heard, here: Sequence[int], timeout: float | None) -> Agreed:
-    """Collective over the ranks of ctx. here: by rank of ctx, its number in ex.
+    """Makes Agreed. Collective over the ranks of ctx. here: by rank of ctx, its number in ex.
 
     Raises:
-        ConfigError: no rank that is left has a copy of some row.
+        ConfigError: no remaining rank has a copy of some row.
     """
     rows, n = layout(ex.plan), len(ex.plan.rows)
     told = np.concatenate([heard.copies, heard.folds, heard.steps, heard.base]).tobytes()
@@ -99,9 +100,9 @@ def agreed(ctx: Context, ex: Exchange, heard: Heard, here: Sequence[int], timeou
     new[list(here)] = np.arange(len(here))
     every_row = np.flatnonzero(applies(ex))
     every_row = every_row[np.lexsort((every_row, rows.first[every_row]))]
-    heads = np.flatnonzero(np.diff(rows.first[every_row], prepend=-1))  # rows of the same elements are copies
+    heads = np.flatnonzero(np.diff(rows.first[every_row], prepend=-1))  # rows with the same elements are copies
     spans = every_row[heads]
-    best = np.maximum.reduceat(steps[:, every_row], heads, axis=1)  # by rank and span, the step of its row
+    best = np.maximum.reduceat(steps[:, every_row], heads, axis=1)  # by rank and span, the step of the rank's row
     lives = best.max(axis=0) >= 0
     newest = copies[:, spans]
     if not (newest.max(axis=0) >= 0)[~lives].all():
@@ -126,7 +127,7 @@ def agreed(ctx: Context, ex: Exchange, heard: Heard, here: Sequence[int], timeou
 
 
 def _alike(ex: Exchange) -> NDArray[np.bool_]:
-    """By key, its fact counts_folds."""
+    """Returns, by key, its fact counts_folds."""
     return np.array([its.counts_folds for its in ex._state.facts.values()])
 
 
@@ -134,7 +135,7 @@ def _alike(ex: Exchange) -> NDArray[np.bool_]:
 
 
 def _wanted(found: Agreed, plan: Plan, chosen: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
-    """By rank and span: whether a row that the rank owns in a new plan has elements of it."""
+    """Returns, by rank and span, whether the rank owns a chosen row of a new plan that has elements of the span."""
     to = layout(plan)
     need = np.zeros((size, len(found.spans) + 1), np.int64)
     rows = np.flatnonzero(chosen)
@@ -146,19 +147,21 @@ def _wanted(found: Agreed, plan: Plan, chosen: NDArray[np.bool_], size: int) -> 
 
 
 class _Transfer:
-    """Arrays of float32 from rank to rank: each rank knows all of them, and where each lies at its receiver."""
+    """Arrays of float32 that are sent from rank to rank. Each rank knows all of them, and their places at the
+    receivers."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx, self._ends = ctx, [0] * ctx.size
         self._parts: list[tuple[int, int, int, int, int]] = []
 
     def add(self, source: int, to: int, number: int, n: int) -> None:
-        """n values, called by a number, which source has and to gets."""
+        """Adds n values, identified by a number, which rank source has and rank to gets."""
         self._parts.append((source, to, number, self._ends[to], n))
         self._ends[to] += n
 
     def run(self, give: Any, timeout: float | None) -> dict[int, NDArray[np.float32]]:
-        """By number, the values that have come here. give(number): the values, at their source. Collective."""
+        """Returns the values that have come to this rank, by number. give(number): returns the values at their source.
+        Collective."""
         ctx = self._ctx
         if max(self._ends) == 0:
             return {}
@@ -183,10 +186,10 @@ def moved(
     args: NDArray[np.float64],
     timeout: float | None,
 ) -> dict[str, Any]:
-    """The shard of all rows that this rank owns in new. Collective."""
+    """Returns the shard of all rows that this rank owns in new. Collective."""
     shard, me = kept.shard, ctx.rank
     slots = np.asarray(shard["slots"], np.int64)[found.key]
-    held = np.where(found.lives, found.count * (1 + slots), found.count)  # values that a source has
+    held = np.where(found.lives, found.count * (1 + slots), found.count)  # how many values a source has
     need = _wanted(found, new.plan, applies(new), ctx.size)
     has = np.frombuffer(b"".join(ctx.allgather((found.own >= 0).tobytes(), timeout)), np.bool_)
     has = has.reshape(ctx.size, -1)
@@ -231,8 +234,8 @@ def moved(
 
 
 def residuals(ex: Exchange, kept: Kept, heard: Heard, found: Agreed) -> dict[str, Any]:
-    """The shard of this rank, whose residuals get back the values of its last pieces for rows that have not applied
-    them."""
+    """Returns this rank's shard. If a row has not applied the last piece of this rank for it, the residual gets the
+    piece's values back."""
     shard = dict(kept.shard)
     if "encoders" not in shard:
         return shard
@@ -244,7 +247,7 @@ def residuals(ex: Exchange, kept: Kept, heard: Heard, found: Agreed) -> dict[str
     ):
         residual = shard["encoders"][at : at + count]
         at += n
-        if n < count or not alike[key] or gone:  # no residual; or no rank knows the applied part
+        if n < count or not alike[key] or gone:  # there is no residual, or no rank knows the applied part
             continue
         back, made, row = _piece(heard, found, (key, is_row, offset, count))
         for span in np.flatnonzero((found.key == key) & (found.folds < made)).tolist():
@@ -258,7 +261,7 @@ def residuals(ex: Exchange, kept: Kept, heard: Heard, found: Agreed) -> dict[str
 
 
 def _piece(heard: Heard, found: Agreed, encoder: tuple[int, int, int, int]) -> tuple[NDArray[np.float32], int, int]:
-    """The last piece of an encoder, its number, and the row that has made it; -1: this rank's push."""
+    """Returns the last piece of an encoder, its number, and the row that made it; -1 if this rank's push made it."""
     key, is_row, offset, count = encoder
     if not is_row:
         return heard.pushed[key], int(heard.pushes[key]), -1
@@ -270,8 +273,8 @@ def _piece(heard: Heard, found: Agreed, encoder: tuple[int, int, int, int]) -> t
 
 
 def _is_held(ex: Exchange, found: Agreed, span: int, made: int, row: int) -> bool:
-    """Whether the piece of this number has come into the fold of a row that keeps its own residual, and whose owner
-    survives: the owner takes the piece back."""
+    """Returns whether the piece of this number is in the fold of a row that keeps its own residual and whose owner
+    remains. Then that owner takes the piece back."""
     rows, plan, rank = found.rows, ex.plan.rows, ex.context.rank
     pieces = set(forwards_pieces(ex))
     if row < 0:
@@ -299,8 +302,8 @@ def strays(
     args: NDArray[np.float64],
     timeout: float | None,
 ) -> list[dict[str, Any]]:
-    """Shards of the residuals of forwarding rows that other ranks have kept, and rows of this rank go on from.
-    Collective. kept: this rank's shard."""
+    """Returns shards of residuals of forwarding rows that other ranks have kept and with which rows of this rank
+    continue. Collective. kept: this rank's shard."""
     old, to = found.rows, layout(new.plan)
     sends = forwards_pieces(new)
     placed = {(int(to.key[i]), int(to.offset[i]), int(to.count[i]), int(to.owner[i])) for i in sends}
@@ -344,7 +347,7 @@ def strays(
 
 
 def _kept_rows(shard: Mapping[str, Any]) -> dict[tuple[int, int, int], tuple[NDArray[np.float32], float, int]]:
-    """The residual, weight and count of each row's encoder, by key, offset and count."""
+    """Returns the residual, weight and count of each row's encoder, by key, offset and count."""
     found, at = {}, 0
     names = ("key", "row", "offset", "count", "values", "weight", "made")
     columns = [np.asarray(shard.get(f"encoder_{name}", ())).tolist() for name in names]
@@ -359,7 +362,7 @@ def _kept_rows(shard: Mapping[str, Any]) -> dict[tuple[int, int, int], tuple[NDA
 
 
 def losses(ex: Exchange, kept: Kept, found: Agreed, *, gone: bool) -> str:
-    """A sentence about the losses, for the log."""
+    """Returns a sentence about the losses, for the log."""
     slots = np.asarray(kept.shard["slots"], np.int64)[found.key]
     lost, every = (int(found.count[(slots > 0) & chosen].sum()) for chosen in (~found.lives, slots >= 0))
     told = "; the updates of the lost ranks since their last exchange are lost" if gone else ""

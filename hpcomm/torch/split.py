@@ -74,9 +74,7 @@ class Split(Mode):
             key.takes_slot(exchange)
         self._pairs = [key for key in self.keys if key.most]
         self._to_send = len(self._pairs)
-        self._late = self.device.apart or any(
-            key.skips for key in self._pairs
-        )  # only step knows which keys are refused
+        self._late = self.device.apart or any(key.skips for key in self._pairs)  # only step knows the refused keys
 
     def send(self, key: ParamKey) -> None:
         if not self.begun:  # no mean is used before step(), so small gradients are sent together
