@@ -45,8 +45,7 @@ class Restored:
 
 
 def latest(directory: str | PathLike[str]) -> int | None:
-    """Returns the step of the newest complete checkpoint in a directory into which all ranks write; None if there is
-    none.
+    """Returns the step of the newest complete checkpoint in a directory into which all ranks write, or None.
 
     It reads all files of this checkpoint and checks their checksums. Newer checkpoints that are torn or damaged, or
     whose files were saved at different steps, are skipped with a warning; newer ones with missing files, which ranks

@@ -1,9 +1,10 @@
-"""The exchange of updates: arguments in, push and pull on the way, the rows of its owners as plain arrays.
+"""The exchange of updates: it takes arguments, offers push and pull, and gives the rows of its owners as plain arrays.
 
-exchange: its methods. calls: how they call C. options, arguments: the arguments, and how they are checked. schemes:
-which keys have which topology and consistency. codecs, auto: the codec of each key, given or chosen. keys: gradients
-and parameters by name. factors: gradients as pairs of vectors. facts: of keys, as C has decided them. state: the
-knowledge that hpcomm's other packages use. shards, encoders: the state of owners and encoders, as checkpoints.
+exchange.py has the methods of Exchange, and calls.py their calls into C. options.py and arguments.py: the arguments and
+their checks. schemes.py: which keys have which topology and consistency. codecs.py and auto.py: the codec of each key,
+given or chosen. keys.py: gradients and parameters by name. factors.py: gradients as pairs of vectors. facts.py: facts
+of keys that C has decided. state.py: the part that hpcomm's other packages use. shards.py and encoders.py: the state of
+owners and encoders in checkpoints.
 """
 
 from .book import Book

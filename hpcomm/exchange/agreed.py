@@ -1,5 +1,5 @@
 """The agreement of all ranks on the arguments of an exchange, before it is made: on the cores of owners, on measured
-bandwidths, and on codecs that are left to the exchange. Each scheme's plan is compiled after that."""
+bandwidths, and on codecs that the user leaves to the exchange. After that each scheme's plan is compiled."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from .trial import step_seconds
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of Exchange, as it got them; rule has its default."""
+    """The arguments of Exchange as the user gave them; only rule has its default filled in."""
 
     params: Any
     topology: Any
@@ -33,24 +33,25 @@ class Arguments:
     keywords: Mapping[str, Any]
 
 
-# The arguments for recover and for C, and what was decided about codecs, if anything; the same on all ranks.
+# The arguments for recover, those for C, and the chosen codecs or None; the same on all ranks.
 Agreement: TypeAlias = tuple[Made, Checked, auto.Decided | None]
 
 
 def agreed(ctx: Context, asked: Arguments, timeout: float | None, isa: str, make: Callable[..., Any]) -> Agreement:
-    """Collective where the ranks have something to decide. A rank that refuses its arguments tells all.
+    """Returns the arguments on which all ranks agree. Collective if the ranks have something to decide; a rank that
+    refuses its arguments tells all.
 
     Args:
         ctx: the ranks.
         asked: this rank's arguments.
         timeout: seconds for each part.
-        isa: of the kernels.
-        make: hpcomm.Exchange, which measures codecs.
+        isa: the instruction set of the kernels.
+        make: hpcomm.Exchange, for measuring codecs.
 
     Raises:
         InvalidArgument, NotSupported, ConfigError: as Exchange.
     """
-    put_off: list[Any] = []  # hierarchies with bandwidths that are measured once no rank refuses
+    put_off: list[Any] = []  # hierarchies whose bandwidths are measured once no rank has refused
 
     def later(hierarchy: Any) -> Any:
         put_off.append(hierarchy)
@@ -71,9 +72,9 @@ def agreed(ctx: Context, asked: Arguments, timeout: float | None, isa: str, make
         tried = auto.tried({name: value.shape for name, value in values.items()}, wanted.codec)
         if chooses:
             made = replace(made, plan=replace(wanted, codec=tried))
-    if put_off or threads:  # first: a measurement kept from before would tell of no refusal
+    if put_off or threads:  # before measured: with a stored result it would notice no refusal
         _core.exchange_accept(ctx._handle, limit)
-    if threads:  # how many cores depends on progress, of which a rank knows its own only
+    if threads:  # the number of cores depends on the progress of all ranks
         made = replace(made, inline=any_is_inline(ctx, made, limit))
     if put_off:
         made = replace(made, schemes=settle(partial(measured, ctx, timeout=limit)))
@@ -93,7 +94,7 @@ def agreed(ctx: Context, asked: Arguments, timeout: float | None, isa: str, make
 
 @contextmanager
 def _refusing(ctx: Context) -> Iterator[None]:
-    """Tells all ranks why this rank refuses its arguments: they wait for it."""
+    """Tells all ranks why this rank refuses its arguments, as they wait for it."""
     try:
         yield
     except Exception as wrong:

@@ -1,4 +1,4 @@
-"""The arguments of an exchange: checked, and brought into the form that C takes."""
+"""The arguments of an exchange: checks, and the form that C takes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class Compiled:
         scheme: the keys, with their topology and consistency.
         mode: the engine's name of the consistency.
         plan: of these keys.
-        phases: the graphs that the steps take in turn; () with servers.
+        phases: the graphs that the steps use in turn; () with servers.
         graph: C's struct of these graphs; None with servers.
     """
 
@@ -48,14 +48,14 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Checked:
-    """The arguments of an exchange, in the form that C takes.
+    """The arguments of an exchange in the form that C takes.
 
     Attributes:
-        values: the keys with their initial values, scheme after scheme, as C numbers them.
+        values: the keys with their initial values, scheme after scheme, in the order of C's numbers.
         schemes: each with the plan of its keys.
-        plan: of all keys, with the numbers that C has for keys and rows.
+        plan: of all keys, with C's numbers for keys and rows.
         rules: by key, in that order.
-        c_rules: by key: C's struct of it.
+        c_rules: by key: C's struct of the rule.
         codecs: by key.
     """
 
@@ -68,7 +68,7 @@ class Checked:
 
 
 def check_options(made: Made, names: Sequence[str]) -> None:
-    """Refuses options without a plan, as far as that needs none."""
+    """Refuses invalid options, as far as this needs no plan."""
     check_choice("progress", made.engine.progress, tuple(_core.PROGRESS))
     check_patience(made.engine.patience)
     for what, given in (("codec", made.plan.codec), ("codec_out", made.plan.codec_out)):
@@ -84,8 +84,8 @@ def checked(
     spare: Sequence[tuple[int, int]],
     kept: Sequence[Compiled] = (),
 ) -> Checked:
-    """The checked keys and rules with the plan of each scheme. spare: spare_cores of each. kept: schemes with a plan.
-    Raises what Exchange raises for arguments that cannot be."""
+    """Returns the checked keys and rules with the plan of each scheme. spare: spare_cores of each scheme. kept: schemes
+    that already have a plan. Raises the errors of Exchange for invalid arguments."""
     keys = {name: _as_key(name, value, rules[name]) for name, value in values.items()}
     have = {one.scheme.names: one for one in kept}
     schemes = tuple(
@@ -101,7 +101,7 @@ def checked(
 
 
 def _one_plan(plans: Sequence[Plan]) -> Plan:
-    """The rows of all these plans, plan after plan."""
+    """Returns one plan with the rows of all these plans, plan after plan."""
     if len(plans) == 1:
         return plans[0]
     ends = list(accumulate(len(plan.keys) for plan in plans))
@@ -110,7 +110,7 @@ def _one_plan(plans: Sequence[Plan]) -> Plan:
 
 
 def _as_key(name: str, value: NDArray[np.float32], rule: AnyRule) -> NDArray[np.float32] | Key:
-    """A key whose rule has a prox, with the unit that this needs; else the array itself."""
+    """Returns the array itself, or for a rule with a prox a Key with the unit that the prox needs."""
     prox = optim.prox_of(rule)
     if prox is None:
         return value
@@ -140,7 +140,7 @@ def _compiled(
         ctx.size,
         consistency=scheme.consistency,
         in_place=bool(made.engine.in_place),
-        reduce="mean" if weighs and len(made.schemes) > 1 else options.reduce,  # reduce is for the others then
+        reduce="mean" if weighs and len(made.schemes) > 1 else options.reduce,  # reduce is then for the other schemes
         interfaces=interfaces,
         cores=_cores(spare, interfaces, made),
         chunk_bytes=options.chunk_bytes,
@@ -156,7 +156,7 @@ def _compiled(
 
 
 def _of(names: Sequence[str], codecs: Any) -> Any:
-    """A value of codec or codec_out, for these keys alone."""
+    """Returns a value of codec or codec_out restricted to these keys."""
     return {name: codecs[name] for name in names if name in codecs} if isinstance(codecs, Mapping) else codecs
 
 
@@ -168,21 +168,22 @@ def _c_graph(plan: Plan, phases: Sequence[Graph]) -> Any:
 
 
 def _involved(topology: Topology, size: int) -> tuple[int, ...]:
-    """All ranks that work or fold."""
+    """Returns all ranks that work or fold."""
     workers, servers = topology.roles(size)
     return tuple(sorted({whole("roles: a rank", rank, 0, size - 1) for rank in (*workers, *servers)}))
 
 
 def _cores(spare: int, interfaces: int, made: Made) -> int:
-    """Cores of each rank that folds: the same number for each NIC, at least one, so that NICs get equal work."""
+    """Returns how many cores each rank that folds has: equally many for each NIC, and at least one, so that NICs get
+    equal work."""
     if made.plan.cores is not None:
         return made.plan.cores
     return interfaces if made.inline else spare
 
 
 def spare_cores(ctx: Context, topology: Topology) -> tuple[int, int]:
-    """Cores that each rank that folds can have for threads, one for each of its NICs at least, and its NICs. The same
-    on all ranks."""
+    """Returns how many cores each rank that folds can have for threads, a multiple of the number of its NICs; and this
+    number. The same on all ranks."""
     workers, servers = (
         tuple(whole("roles: a rank", rank, 0, ctx.size - 1) for rank in ranks) for ranks in topology.roles(ctx.size)
     )
@@ -191,18 +192,18 @@ def spare_cores(ctx: Context, topology: Topology) -> tuple[int, int]:
 
 
 def any_is_inline(ctx: Context, made: Made, timeout: float) -> bool:
-    """Whether any rank has progress "inline". Collective, once all ranks have accepted their arguments."""
+    """Returns whether any rank has progress "inline". Collective, once all ranks have accepted their arguments."""
     return any(any(told) for told in ctx.allgather(bytes([made.inline]), timeout))
 
 
 def refuse(ctx: Context, wrong: Exception) -> None:
     """Takes part in the creation of an exchange only to tell every rank why this rank refuses it."""
-    with suppress(HpcommError):  # every other rank raises it; this rank raises wrong itself
+    with suppress(HpcommError):  # every other rank raises this; this rank raises wrong
         _core.exchange_refuse(ctx._handle, f"rank {ctx.rank}: {wrong}", ctx.config.timeout)
 
 
 def checked_params(params: Any) -> dict[str, NDArray[np.float32]]:
-    """The keys with their initial values."""
+    """Returns the keys with their initial values."""
     if not isinstance(params, Mapping) or not params:
         what = "empty" if isinstance(params, Mapping) else f"a {type(params).__name__}"
         raise InvalidArgument(f"params is {what}: must map names to float32 arrays, one or more")
@@ -251,9 +252,9 @@ def check_plan(plan: Plan, values: Mapping[str, NDArray[np.float32] | Key], size
 
 
 def engine_mode(consistency: Consistency, on_graph: bool) -> str:
-    """The name of a consistency in _core.CONSISTENCIES."""
+    """Returns the name of a consistency in _core.CONSISTENCIES."""
     plain = consistency
-    if consistency != ASYNC:  # others may have a quorum besides
+    if consistency != ASYNC:  # other consistencies may also have a quorum
         plain = replace(consistency, quorum=None, late=None, grace=None)
     if plain != consistency and replace(plain, quorum=ASYNC.quorum) == ASYNC:
         raise NotSupported(
@@ -278,7 +279,7 @@ def engine_mode(consistency: Consistency, on_graph: bool) -> str:
 
 
 def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:
-    """The rows whose parameters a rank owns: their numbers and their spans."""
+    """Returns the rows whose parameters a rank owns, by number and span."""
     key, offset, count = (plan.rows.column(name).tolist() for name in ("key", "offset", "count"))
     own = (plan.rows.column("owner") == rank) & (plan.rows.column("action") == _core.ACTIONS["apply"])
     return [(i, Span(plan.keys[key[i]].name, offset[i], count[i])) for i in np.flatnonzero(own).tolist()]
@@ -286,7 +287,7 @@ def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:
 
 def check_owners(plan: Plan, op: str) -> None:
     """Refuses a plan in which an element has no owner, or several. Rows that apply the same fold, or the same pushes,
-    count as one: their parameters and state are copies."""
+    count as one row, as their parameters and state are copies."""
     rows, spans, first = _applied(plan)
     for i in np.flatnonzero(~first).tolist():
         first[i] = not _same_fold(plan, _fold_of(plan, int(rows[i])), _fold_of(plan, int(rows[i - 1])))
@@ -297,7 +298,8 @@ def check_owners(plan: Plan, op: str) -> None:
 
 
 def _applied(plan: Plan) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]:
-    """The rows that apply, their keys, offsets and counts, and whether each is the first of its elements."""
+    """Returns the rows that apply; their keys, offsets and counts; and whether each is the first row of its
+    elements."""
     rows = np.flatnonzero(plan.rows.column("action") == _core.ACTIONS["apply"])
     spans = np.stack([plan.rows.column(name)[rows].astype(np.int64) for name in ("key", "offset", "count")], axis=1)
     first = np.ones(len(rows), bool)
@@ -306,7 +308,7 @@ def _applied(plan: Plan) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[n
 
 
 def _same_fold(plan: Plan, row: int, other: int) -> bool:
-    """Whether two rows of the same elements have the same fold. By which way pushes come makes no difference."""
+    """Returns whether two rows of the same elements have the same fold, by whatever path their pushes come."""
     if row == other:
         return True
     mine, theirs = (plan.rows.in_edges(one) for one in (row, other))
@@ -315,7 +317,7 @@ def _same_fold(plan: Plan, row: int, other: int) -> bool:
 
 
 def _fold_of(plan: Plan, row: int) -> int:
-    """The row whose fold a row has, as it came or passed on by others."""
+    """Returns the row that made a row's fold, which other rows may have passed on."""
     while True:
         edges = plan.rows.in_edges(row)
         if len(edges) != 1 or edges[0].row < 0 or edges[0].weight != 1:
@@ -324,7 +326,8 @@ def _fold_of(plan: Plan, row: int) -> int:
 
 
 def _c_rules(rules: Mapping[str, AnyRule], values: Mapping[str, NDArray[np.float32]], isa: str) -> list[Any]:
-    """C's structs; one for all keys that were given the same object, and have as many columns if it has a prox."""
+    """Returns C's structs. Keys that were given the same rule object share one; with a prox, if they have as many
+    columns."""
     made: dict[tuple[int, int], Any] = {}
     found = []
     for name, rule in rules.items():
@@ -336,7 +339,7 @@ def _c_rules(rules: Mapping[str, AnyRule], values: Mapping[str, NDArray[np.float
 
 
 def c_rule(rule: AnyRule, isa: str, columns: int = 0) -> Any:
-    """C's struct. columns: of the key's matrix, where the rule has a prox."""
+    """Returns C's struct. columns: of the key's matrix, if the rule has a prox."""
     return _core.with_arg_names(_nameless(rule, isa, columns), optim.told_names(rule))
 
 

@@ -1,4 +1,4 @@
-"""The choice of the keys that a codec makes faster, when an exchange with codec="auto" is made, by hpcomm.model."""
+"""codec="auto": chooses, when an exchange is made, for which keys a codec is faster than float32, by hpcomm.model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from ..optim import AnyRule, Average
 from ..plan import Plan
 from ..stage import Key
 
-_SHORT = 4096  # elements of a key that is float32 in any case
+_SHORT = 4096  # elements; smaller keys are always float32
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The decision for the keys of an exchange.
+    """The codecs that were chosen for the keys of an exchange.
 
     Attributes:
         codecs: of every key.
-        why: of the keys that left it to the exchange, a sentence.
-        between: bytes a second of a host's link to other hosts; None: it was not measured.
+        why: for each key whose codec was chosen here, the reason as a sentence.
+        between: bytes a second of a host's link to other hosts; None if it was not measured.
     """
 
     codecs: dict[str, WireFormat]
@@ -31,12 +31,13 @@ class Decided:
 
 
 def undecided(keys: Sequence[str], codec: Any) -> dict[str, Auto]:
-    """The keys that leave their codec to the exchange."""
+    """Returns the keys whose codec the exchange must choose."""
     return {key: one for key, one in zip(keys, asked(keys, codec), strict=True) if isinstance(one, Auto)}
 
 
 def tried(shapes: Mapping[str, Sequence[int]], codec: Any) -> dict[str, WireFormat]:
-    """The codecs of the keys, if each that is left to the exchange were taken where it can be."""
+    """Returns the codecs of the keys, in which each key without a codec has its candidate, or float32 if that does not
+    fit."""
     found = dict(zip(shapes, asked(tuple(shapes), codec), strict=True))
     for key, one in found.items():
         if isinstance(one, Auto):
@@ -53,8 +54,14 @@ def decided(
     timeout: float,
     step: Callable[[Key, Sequence[Factors | Products]], Sequence[float]],
 ) -> Decided:
-    """Collective, once all ranks have accepted. plan: that of the codecs tried. rules: by key. make: Exchange, which
-    measures codecs. step: measures the seconds of a step of a key with each of some codecs."""
+    """Chooses the codecs. Collective, once all ranks have accepted.
+
+    Args:
+        plan: made with the codecs of tried.
+        rules: by key.
+        make: Exchange, for measuring codecs.
+        step: measures how many seconds a step of a key takes with each of some codecs.
+    """
     keys = [key.name for key in plan.keys]
     codecs, open_ = tried({key.name: key.shape for key in plan.keys}, codec), undecided(keys, codec)
     why: dict[str, str] = {}

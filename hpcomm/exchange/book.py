@@ -11,15 +11,15 @@ _NAMES = ("n_worker", "n_server", "n_host", "batchsize", "rates", "layers")
 
 
 class Book:
-    """The facts and rates by which ways are chosen, equal on all ranks.
+    """The facts and rates by which ways are chosen; the same on all ranks.
 
     Attributes:
-        layers: by name of the key: its shape, K, and the state of its rule.
-        cluster: workers, servers and hosts.
-        batch: the most pairs of a layer's update on a rank; 0 where no key can go as pairs.
-        rates: of the machine; None: they were not measured.
-        memory: bytes that the choice left for factors on each rank; 0: any.
-        choices: by name of the key, the choices that were made.
+        layers: by key name: its shape, K, and the state of its rule.
+        cluster: the numbers of workers, servers and hosts.
+        batch: the most pairs in any layer's update on a rank; 0 if no key can be sent as pairs.
+        rates: of the machine; None if they were not measured.
+        memory: bytes of each rank that the choice left for factors; 0: no limit.
+        choices: by key name, the choices that were made.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class Book:
         return exchange._state.book  # type: ignore[no-any-return]
 
     def query(self, *names: str) -> Any:
-        """The book's values of these names, one value or a tuple of them (Query of the paper): "n_worker" (P1),
-        "n_server" (P2), "n_host", "batchsize" (K), "rates", "layers", or the name of a key, which gives its
-        model.Layer.
+        """Returns the book's value for a name, or a tuple for several names (Query in the paper).
+
+        Names are "n_worker" (P1), "n_server" (P2), "n_host", "batchsize" (K), "rates", "layers", or the name of a key,
+        which gives its model.Layer.
 
         Raises:
-            InvalidArgument: it has nothing under a name.
+            InvalidArgument: the book has no such name.
         """
         if not names:
             raise InvalidArgument(f"query: no name is given; there are {', '.join(_NAMES)} and the names of keys")
@@ -60,15 +61,15 @@ class Book:
         return found[0] if len(found) == 1 else found
 
     def best_way(self, key: str, by: str | None = None) -> str:
-        """The way of a key in the words of the paper: "PS", "SFB" or "1bit" (BestScheme, algorithm 1).
+        """Returns the way of a key in the paper's words: "PS", "SFB" or "1bit" (BestScheme, algorithm 1).
 
         Args:
             key: its name.
-            by: "paper": algorithm 1. "measured": the fewest seconds. None: the choice that was made, if there is one;
-                else "measured" where rates are known, and "paper" where not.
+            by: "paper": by algorithm 1. "measured": the way that takes the fewest seconds. None: the choice that was
+                made; if there was no choice, "measured" if rates are known, otherwise "paper".
 
         Raises:
-            InvalidArgument: no such key; or by="measured" without rates.
+            InvalidArgument: there is no such key; or by="measured" without rates.
         """
         layer = self._layer(key)
         if by is None and key in self.choices:

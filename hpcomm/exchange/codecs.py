@@ -17,8 +17,8 @@ class KeyCodecs:
 
     Attributes:
         values: by key.
-        configs: by key, C's struct of each, None for an array of a dtype; empty where all keys have arrays.
-        keep: objects that hold the machine code that configs point to.
+        configs: by key, C's struct for its codec; None for a key that is sent as an array of a dtype. Empty if all are.
+        keep: objects that hold the machine code to which configs point.
     """
 
     values: dict[str, WireFormat]
@@ -27,12 +27,12 @@ class KeyCodecs:
 
 
 def codecs_of(plan: Plan, codec: Codecs | None) -> KeyCodecs:
-    """The codecs of a plan's keys. codec: as the user gave it. A plan that was made earlier has codecs already, and
-    takes only the arguments of codecs of pieces from it.
+    """Returns the codecs of a plan's keys. codec: as the user gave it. If the user gave the plan, it has the kinds of
+    codecs, and codec only gives the arguments of codecs of pieces.
 
     Raises:
         InvalidArgument: the plan has a codec of pieces for a key, and codec another one.
-        NotSupported: Numba is asked for, and missing.
+        NotSupported: the codec needs Numba, which is missing.
     """
     names = _names(plan)
     pieces = any(name in _core.PIECES for name in names)
@@ -71,8 +71,8 @@ def _name(codec: WireFormat) -> str:
 
 
 def _names(plan: Plan) -> list[str]:
-    """The codec of each key, as rows name it: that of its pieces, also where only folds are sent in pieces (a
-    hierarchy), else that of its pushes."""
+    """Returns the name of each key's codec, as rows have it: the codec of pieces, if any row sends pieces (in a
+    hierarchy only folds may be sent so); otherwise the codec of the key's pushes."""
     pushed = np.unique(plan.rows.pushes()[0])
     key, come, go = (plan.rows.column(name) for name in ("key", "codec_in", "codec_out"))
     found = dict(zip(key[pushed].tolist(), come[pushed].tolist(), strict=True))

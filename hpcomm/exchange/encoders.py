@@ -1,10 +1,9 @@
-"""The state of encoders, in checkpoints: the residual of each worker and key, and of each row that
-forwards pieces.
+"""The state of encoders in checkpoints: the residual of each worker and key, and of each row that forwards pieces.
 
-A worker's residual belongs to its number among the workers. Where a job goes on with other workers, that of worker q
-goes to worker q modulo their number, by the ratio of its old to its new weight: the mean (or the sum) that it will be
-part of stays the same. A row's residual belongs to its elements: where the rows are others, it goes to the first row
-that forwards these elements.
+A worker's residual belongs to its number among the workers. If a job continues with n workers instead, worker q's
+residual goes to worker q mod n, scaled by q's old weight over the new one, so that its part of the mean (or the sum)
+stays the same. A row's residual belongs to its elements: if the rows have changed, it goes to the first row that
+forwards these elements.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,11 +22,11 @@ from ..log import logger
 from ..plan import Plan
 from .shards import Kind, Shard
 
-_WORKER = -1  # in place of the number of a row
-_NOTHING_KEPT = 2  # values of an encoder without residual and state
-_COLUMNS = {  # of a shard, a row an encoder
+_WORKER = -1  # in place of a row's number: a worker's encoder
+_NOTHING_KEPT = 2  # number of values of an encoder without residual and state
+_COLUMNS = {  # columns of a shard, with one entry for each encoder
     "encoder_key": np.int32,
-    "encoder_row": np.int8,  # 0: a worker's
+    "encoder_row": np.int8,  # 0: a worker's encoder
     "encoder_offset": np.int64,
     "encoder_count": np.int64,
     "encoder_values": np.int64,
@@ -44,9 +43,9 @@ class Place:
         key: its number.
         row: its number; -1: this rank encodes the key as a worker.
         offset, count: the elements.
-        n_values: that the encoder keeps; the first count are the residual.
-        weight: of its values in the parameters' update.
-        first: no row before it forwards the same elements.
+        n_values: how many values the encoder keeps; the first count of them are the residual.
+        weight: of its values in the update of the parameters.
+        first: whether no earlier row forwards the same elements.
     """
 
     key: int
@@ -63,8 +62,8 @@ class Encoders:
     """The encoders of this rank.
 
     Attributes:
-        worker: its number among the workers; -1: it only serves.
-        workers: how many there are.
+        worker: this rank's number among the workers; -1: it only serves.
+        workers: the number of workers.
         owner: this rank.
         names: of the keys.
         coded: the names of keys that are sent in pieces.
@@ -119,7 +118,7 @@ def encoders_of(exchange: Any, plan: Plan, codecs: Mapping[str, WireFormat], ran
 
 
 def _weight(plan: Plan, forwards: NDArray[np.bool_], row: int) -> float:
-    """The weight of a row's fold in the value that a rule applies in the end."""
+    """Returns the weight of a row's fold in the final value that a rule applies."""
     weight = 1.0
     while forwards[row]:
         onward = next((edge.row for edge in plan.rows[row].out_edges if edge.row >= 0), -1)
@@ -154,7 +153,7 @@ def save(exchange: Any, encoders: Encoders, shard: dict[str, Any]) -> None:
 
 
 def whose(encoders: Encoders) -> dict[str, int]:
-    """The entries by which a shard tells whose encoders it has."""
+    """Returns the entries of a shard that tell whose encoders it has."""
     return {
         "encoder_worker": encoders.worker,
         "encoder_workers": encoders.workers,
@@ -167,7 +166,7 @@ def whose(encoders: Encoders) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Held:
-    """An encoder of a shard. worker: -1: it is a row's."""
+    """An encoder of a shard. worker: -1 if it is a row's."""
 
     worker: int
     workers: int
@@ -185,11 +184,11 @@ class _Held:
         return self.values[: self.count] if kept else np.zeros(self.count, np.float32)
 
 
-Encoding = tuple[Place, int, NDArray[np.float32]]  # how many were made, and the values
+Encoding = tuple[Place, int, NDArray[np.float32]]  # place, how many pieces it has made, and its values
 
 
 def found(encoders: Encoders, shards: Iterable[Shard], kind: Kind) -> list[Encoding]:
-    """The state that each encoder of this rank gets: zeros where the shards, such as older ones, have nothing for it.
+    """Returns the state for each encoder of this rank: zeros if the shards, such as older ones, have none for it.
 
     Raises:
         InvalidArgument: a shard is malformed.
@@ -248,10 +247,10 @@ def _warn_of_lost(held: Iterable[_Held], encoders: Encoders) -> None:
 
 
 def _worker(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -> Encoding:
-    """held: of the place's key."""
+    """Returns the state for a worker's encoder. held: the shards' encoders of the key."""
     mine = [one for one in held if one.worker >= 0 and one.count == place.count]
     here, n = encoders.worker, encoders.workers
-    homeless: list[_Held] = []  # of rows, where none forwards this key any more
+    homeless: list[_Held] = []  # residuals of rows, if no row forwards this key any more
     if here == 0 and place.key not in encoders.forwarded:
         homeless = [one for one in held if one.worker < 0]
     for one in mine:
@@ -262,7 +261,7 @@ def _worker(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool
 
 
 def _row(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -> Encoding:
-    """held: of the place's key."""
+    """Returns the state for a row's encoder. held: the shards' encoders of the key."""
     made, values = 0, np.zeros(place.n_values, np.float32)
     strays = []
     for one in held:
@@ -277,7 +276,7 @@ def _row(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -
 
 
 def _as_kept(place: Place, one: _Held) -> NDArray[np.float32]:
-    """All that an encoder has kept; its residual alone where the codec is another one."""
+    """Returns all values that an encoder has kept; only its residual if the codec is another one now."""
     values = np.zeros(place.n_values, np.float32)
     if place.n_values == one.values.size:
         values[:] = one.values
@@ -287,7 +286,7 @@ def _as_kept(place: Place, one: _Held) -> NDArray[np.float32]:
 
 
 def _added(place: Place, more: Iterable[_Held], values: NDArray[np.float32], made: int) -> Encoding:
-    """Its own residual, plus the residuals of others where they have elements of the place."""
+    """Adds others' residuals to the encoder's own values, for the elements of the place."""
     total: NDArray[np.float64] | None = None
     for one in more if place.n_values > _NOTHING_KEPT else ():
         low, high = max(place.offset, one.offset), min(place.offset + place.count, one.offset + one.count)

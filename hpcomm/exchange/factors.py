@@ -1,4 +1,4 @@
-"""Updates that trainers write as pairs of vectors (codec.Factors), and the state of keys that have them."""
+"""Updates that trainers give as pairs of vectors (codec.Factors), and the state of keys with such updates."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,13 +23,13 @@ def scatter(
     values_of: Callable[[str, Any], NDArray[Any]],
     wrong: Callable[[str], InvalidArgument],
 ) -> None:
-    """Writes a sparse vector, (indices, values): zeros elsewhere.
+    """Writes a sparse vector, (indices, values), and zeros elsewhere.
 
     Args:
-        what: the vector, for errors.
+        what: the vector's name in errors.
         to: float32 (n,).
         values_of: makes an array of the values, or refuses them; its first argument names them.
-        wrong: makes the error of a sentence.
+        wrong: makes an error from a sentence.
     """
     if len(vector) != 2:
         raise wrong(
@@ -60,13 +60,13 @@ def scatter(
 
 
 class Pairs:
-    """An update of a key of shape (J, D): the first count pairs of vectors, whose products u v^T add up to it (SFB,
+    """An update of a key of shape (J, D): the sum of the outer products u v^T of the first count pairs of vectors (SFB,
     section 2).
 
     Attributes:
         u: float32 (K, J), writable.
         v: float32 (K, D), writable.
-        memory: uint8, all of it as C has it.
+        memory: uint8, the whole update as C has it.
     """
 
     __slots__ = ("_count", "_name", "memory", "u", "v")
@@ -80,7 +80,7 @@ class Pairs:
 
     @property
     def count(self) -> int:
-        """How many pairs the update has, 0 to K. It stays from push to push, like the vectors; 0 at first.
+        """How many pairs the update has, 0 to K; at first 0. Like the vectors it stays from push to push.
 
         Raises:
             InvalidArgument: it is set to another number.
@@ -105,7 +105,7 @@ class PairsKey(KeyState):
     ) -> None:
         super().__init__(name, index, shape, np.dtype(np.float32), rotates=rotates)
         self.codec, self.rank = codec, rank
-        self._filled: Pairs | None = None  # into which a trainer's own vectors are copied
+        self._filled: Pairs | None = None  # the memory into which a trainer's vectors are copied
 
     def _new_pairs(self, most: int) -> Pairs:
         memory = np.zeros(_HEAD + 4 * most * sum(self.shape), np.uint8)
@@ -121,7 +121,7 @@ class PairsKey(KeyState):
             raise self._wrong(f"u has {n_u} vectors and v {n_v}: each pair has one of both")
 
     def _copied(self, what: str, given: Any, to: NDArray[np.float32]) -> int:
-        """Copies one vector or several, and returns how many."""
+        """Copies one vector or several; returns how many."""
         array = self._rows(what, given, to)
         if array is not None:
             to[: len(array)] = array
@@ -133,7 +133,8 @@ class PairsKey(KeyState):
         return len(vectors)
 
     def _rows(self, what: str, given: Any, to: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """The vectors of an array, as they would go into to; None: they are not given as one."""
+        """Returns the vectors of an array (k, n) or (n,), as rows that fit into to; None if they are not given as an
+        array."""
         if isinstance(given, list | tuple):
             return None
         array = self._array(what, given)
@@ -148,7 +149,7 @@ class PairsKey(KeyState):
         return array
 
     def _copy(self, what: str, vector: Any, to: NDArray[np.float32]) -> None:
-        """Copies one vector, dense or as (indices, values)."""
+        """Copies one vector, given as an array or as (indices, values)."""
         if not isinstance(vector, tuple):
             array = self._array(what, vector)
             if array.shape != to.shape:
@@ -175,7 +176,7 @@ class PairsKey(KeyState):
 
 
 class FactorsKey(PairsKey):
-    """A key that goes as pairs of vectors."""
+    """A key that is sent as pairs of vectors."""
 
     __slots__ = ("_most",)
 
@@ -219,7 +220,7 @@ class FactorsKey(PairsKey):
 
 
 class ProductKey(PairsKey):
-    """A key that goes as float32, and whose updates may be given as pairs: this rank multiplies them."""
+    """A key that is sent as float32, and whose updates may be given as pairs, which this rank multiplies."""
 
     __slots__ = ("_place", "pairs")
 
@@ -231,7 +232,7 @@ class ProductKey(PairsKey):
         self._place: Any = None
 
     def into(self, place: Callable[[], NDArray[Any]]) -> None:
-        """Tells who gives the array of the next push."""
+        """Sets the function that returns the array of the next push."""
         self._place = place
 
     def source(self, grad: Any) -> Any:
@@ -249,5 +250,5 @@ class ProductKey(PairsKey):
         return self._multiply(grad.u[: grad.count], grad.v[: grad.count])
 
     def _multiply(self, u: NDArray[np.float32], v: NDArray[np.float32]) -> None:
-        """Writes the sum of products where the next push finds it."""
+        """Writes the sum of products into the array of the next push."""
         np.matmul(u.T, v, out=self._place())

@@ -1,4 +1,4 @@
-"""Facts of a key, which C has decided from its plan, its consistency and its codec."""
+"""Facts of a key that C has derived from its plan, consistency and codec."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
@@ -9,7 +9,7 @@ from .. import _core
 
 @dataclass(frozen=True)
 class KeyFacts:
-    """hpc_key_facts, whose comments in hpcomm.h tell the meaning of each fact. They never change."""
+    """The struct hpc_key_facts, whose comments in hpcomm.h explain each fact. Facts never change."""
 
     scheme: int
     graph: bool
@@ -29,7 +29,7 @@ class KeyFacts:
 
     @property
     def reads_on(self) -> bool:
-        """Whether a gradient may still be read when the pull behind its push has ended."""
+        """Whether a gradient may still be read after its pull has returned."""
         return self.settles or self.graph
 
 
@@ -39,6 +39,6 @@ def facts_of(exchange: Any, key: int) -> KeyFacts:
 
 
 def merged(of: Callable[[Iterable[bool]], bool], facts: Iterable[KeyFacts]) -> KeyFacts:
-    """The facts that hold for any or for all of these keys. of: any or all."""
+    """Returns the facts that hold for any or for all of these keys. of: the function any or all."""
     _, *columns = zip(*map(astuple, facts), strict=True)
     return KeyFacts(-1, *map(of, columns))

@@ -1,4 +1,4 @@
-"""Keys of an exchange: the state of each, their parameters by name, and the gradients that they take."""
+"""Keys of an exchange: the state of each key, the parameters by name, and the checks of gradients."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 from ..stage import nearest
 from ..window import as_source
 
-_SMALL = 4096  # bytes of a source that a key may keep alive only to know it again
+_SMALL = 4096  # bytes; a key keeps a source up to this size alive, to recognize it in the next push
 # The least magnitude of a float32 that a codec rounds to Inf: halfway from its largest number to the next power of 2.
 _TOO_LARGE = {"float32": math.inf, "float16": 65520.0, "bfloat16": float.fromhex("0x1.FFp127")}
 _TOO_LARGE["uint16"] = _TOO_LARGE["bfloat16"]
@@ -40,23 +40,23 @@ class KeyState:
 
     def __init__(self, name: str, index: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, rotates: bool) -> None:
         self.name, self.index, self.shape, self.dtype = name, index, shape, dtype
-        self.rotates = rotates  # its pushes take several slots in turn
-        self.nbytes = 4 * math.prod(shape)  # that a push copies
+        self.rotates = rotates  # whether its pushes use several slots in turn
+        self.nbytes = 4 * math.prod(shape)  # how many bytes a push copies
         self.params: Any = None
-        self.gradient: Any = None  # the array of the slot that the next push sends, as far as it is known
-        self.from_pairs: Any = None  # pairs of vectors whose products the next push without data sends
+        self.gradient: Any = None  # the array of the slot that the next push sends; None: not known
+        self.from_pairs: Any = None  # pairs of vectors; the next push without data sends the sum of their products
         self.gathered: Any = None  # the array that gathers write
         self.ready = -1  # the last step in which the slot of gradient was found free
-        self.flags = 0  # of its last start
+        self.flags = 0  # flags of its last start
         self.slots: dict[int, Any] = {}  # by address
         self.checked: Any = None  # the last small array that was pushed: a loop that pushes it again skips the checks
 
     def slot(self, exchange: Any, address: int) -> Any:
-        """The array of the slot at an address."""
+        """Returns the array of the slot at an address."""
         return _core.exchange_gradient_array(exchange, self.index, address, self.shape, self.dtype)
 
     def source(self, grad: Any) -> Any:
-        """The array that C copies grad from; None where grad is the memory of the key's gradient itself."""
+        """Returns the array from which C copies grad; None if grad is the memory of the key's own slot."""
         try:
             source = np.asarray(as_source(grad))
         except InvalidArgument as wrong:
@@ -96,8 +96,8 @@ class KeyState:
 
 
 class Params(Mapping[str, NDArray[np.float32]]):
-    """The parameters of an exchange by name, in the order of its keys. The arrays stay and their values change, but for
-    models that are trained in place."""
+    """The parameters of an exchange by name, in the order of its keys. Each array stays the same object while its
+    values change, except for models that are trained in place."""
 
     __slots__ = ("_arrays", "_keys", "_rank")
 
@@ -129,5 +129,5 @@ class Params(Mapping[str, NDArray[np.float32]]):
 
 
 def unknown(name: object, keys: Collection[str], rank: int) -> InvalidArgument:
-    """The error for a name that is no key; it lists keys with similar names."""
+    """Returns the error for a name that is no key; it lists keys with similar names."""
     return InvalidArgument(f"rank {rank}: {name!r} is not a key of this exchange: {nearest(name, keys)}")

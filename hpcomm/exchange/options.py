@@ -17,34 +17,39 @@ Consistencies = Consistency | Mapping[str, Consistency]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """How an exchange makes the plan of its topology. All ranks give the same; Exchange checks it, and tells all ranks.
+    """How an exchange makes the plan of its topology. Give the same on all ranks; Exchange checks this, and tells all
+    ranks.
 
     Attributes:
-        chunk_bytes: bytes of float32 a chunk, a multiple of 64 (PHub, section 3.2.3). None: as the keys, the number of
-            the servers' cores and the hosts of the ranks say, which all ranks know. With servers 32 KiB and in a
-            Hierarchy 64 KiB by shared memory and RDMA; where ranks use TCP each core of the servers gets an equal part
-            of every key, in chunks of at most 256 KiB (down to 64 KiB where it would get fewer than four of all keys),
-            and no key is cut into parts below 16 KiB. In a Tree 128 KiB, in a HostGraph 256 KiB; with codecs of
-            pieces as many as leave each core of the servers eight chunks, from 32 KiB to 1 MiB; on a graph 256 KiB, or
-            where several cores would get fewer than four of all keys half of it, and so on down to 32 KiB.
-        depth: slots for gradients of a key, 1 to 32. Under ASYNC this many pushes of it may be pending; under BSP
-            one, while the next gradient is written; under SSP with servers a push waits for a free slot. Where
-            receivers or peers apply the rule the depth is at least staleness + 2 under SSP(s), and at least 6 under
-            ASYNC, where a worker may be depth - 2 steps ahead of the slowest one. On a graph: updates on their way to
-            a neighbour that has not folded them; at least staleness + 2, and with split at least 2; with in_place at
-            most 31.
-        codec: the encoding of gradients: "float32", "float16", "bfloat16", a value of hpcomm.codec such as
-            TopK(0.01) or Factors(32), or "auto", which measures whether TopK(0.01) is faster; or a mapping from names
-            of keys to these, and keys that it does not name are float32. Sums are float32. With a Plan it gives
-            the arguments of codecs of pieces, which a plan does not hold.
-        codec_out: the encoding of parameters from servers to workers, given likewise. With "float16" or
-            "bfloat16" params stay float32 arrays (float16's largest number is 65504), of rounded values, the same bits
-            on every worker; each server keeps a master in float32, to which updates are added, and which checkpoints
-            hold. Not with shared_params, nor on a graph, where parameters stay at their rank.
-        reduce: "mean" or "sum" of the workers' updates; under ASYNC every update counts in full, under SSP with servers
-            each by its part of the mean.
-        cores: of each server. None means as many as its host can spare for threads, beside the threads with which
-            workers computed when they called init, and at least 1 for each of its interfaces; just that if a rank has
+        chunk_bytes: bytes of float32 in a chunk, a multiple of 64 (PHub, section 3.2.3). None: hpcomm chooses the size
+            from the keys, the servers' cores and the hosts; all ranks choose alike:
+
+            - servers, with shared memory or RDMA: 32 KiB; in a Hierarchy 64 KiB.
+            - servers, with TCP: each server core gets an equal part of every key, of 16 KiB at least. Chunks have
+              256 KiB; or half of it, and so on down to 64 KiB, until each core gets four chunks of all keys.
+            - Tree: 128 KiB. HostGraph: 256 KiB.
+            - a graph: 256 KiB. With several cores half of it, and so on down to 32 KiB, until each core gets four
+              chunks of all keys.
+            - any of these with codecs of pieces: 1 MiB, or half of it, and so on down to 32 KiB, until each core gets
+              eight chunks of all keys.
+        depth: slots for gradients of a key, 1 to 32. It allows this many pending pushes of a key under ASYNC; under BSP
+            one, while the trainer writes the next gradient; under SSP with servers a push waits for a free slot. If
+            receivers or peers apply the rule, depth must be at least staleness + 2 under SSP(s), and at least 6 under
+            ASYNC, where a worker may be depth - 2 steps ahead of the slowest one. On a graph it is the number of
+            updates that a neighbour may not have folded yet: at least staleness + 2, with split at least 2, with
+            in_place at most 31.
+        codec: the encoding of gradients: "float32", "float16", "bfloat16", a value of hpcomm.codec such as TopK(0.01)
+            or Factors(32), or "auto", which measures whether TopK(0.01) is faster; or a mapping from names of keys to
+            these, in which the default is float32. Sums are float32. With a Plan, codec gives the arguments of codecs
+            of pieces, which a plan lacks.
+        codec_out: the encoding of parameters from servers to workers, given in the same way. With "float16" or
+            "bfloat16" params stay float32 arrays, with rounded values (float16's largest number is 65504) that are the
+            same bits on every worker. Each server adds updates to a float32 master, which checkpoints hold. Refused
+            with shared_params, and on a graph, where parameters stay at their rank.
+        reduce: "mean" or "sum" of the workers' updates. Under ASYNC every update is applied with weight 1; under SSP
+            with servers each with its weight in the mean or sum.
+        cores: of each server. None: as many as its host has CPUs for beside the threads with which workers computed
+            when they called init, and at least 1 for each of its interfaces; exactly 1 for each if any rank has
             progress="inline".
     """
 
@@ -62,37 +67,41 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How an exchange works. All ranks give the same values; only progress and patience may differ. Exchange checks
-    this, and tells all ranks.
+    """How an exchange works. Give the same on all ranks; only progress and patience may differ. Exchange checks this,
+    and tells all ranks.
 
     Attributes:
-        in_place: on a graph whose rule is Average: the trainer trains params[name] where it lies, and a push without an
-            array sends it: `w = ex.params["w"]`, then over and over `w -= lr * grad` and `w = ex.push_pull("w")`.
-            Nothing is copied: the average is folded into another array while neighbours still read the model that was
-            sent, and that one is read-only from then on. gradient(name) gives params[name]. Where a key has a 16-bit
-            codec, pushes of all keys are copied or encoded, and params stay where they are. A key has one pending push.
-        shared_params: the workers of a host read one copy of the parameters, and none may write it. Only with BSP. The
-            ranks of a host must map each other's memory, by transport shm. Where hosts have several workers a rank of
-            each host writes its copy: so with topology "auto" or a Hierarchy, not with "flat".
-        check_finite: a push of NaN or Inf, or of a value too large for the wire, is refused, with key and rank.
-        split: fold and apply are two calls (fold, apply, skip, gather and squares of Exchange): owners keep the mean in
-            between, 4 bytes an element; peers, and ranks on a graph of one phase, keep the updates. BSP, with servers
-            that all workers push to also with a quorum. On a graph any consistency, quorum and number of phases: each
-            rank decides for its own parameters, and sees the mean that apply would apply. One update of a key is
-            pending, whatever the depth. Or SSP(s) or ASYNC with servers or peers: then each worker keeps its own update
-            until it applies it. Owners work for the keys that were given first.
-        progress: who works for the chunks that this rank owns: "thread" (a thread for each core), "inline" (every wait
-            of this rank's), or "auto": threads where the ranks that share CPUs with this one have one for each thread
-            that they compute with and one for each core, else inline. A worker computes with torch.get_num_threads()
-            threads if torch is imported, else with OMP_NUM_THREADS threads, else with one. With CPUs for all of them
-            each thread is pinned to a separate CPU, until others keep it busy.
-        groups: sequences of names of keys, each key in exactly one of them; None: all keys are one group. With a quorum
-            versions are counted by group: a worker pushes each key of a group once for a version, and groups at
+        in_place: on a graph with the rule Average: the trainer trains params[name] itself, and a push without an array
+            sends it: `w = ex.params["w"]`, then repeatedly `w -= lr * grad` and `w = ex.push_pull("w")`. Nothing is
+            copied: the average is folded into another array while neighbours still read the pushed one, which is
+            read-only from then on. gradient(name) returns params[name]. If any key has a 16-bit codec, pushes of all
+            keys are copied or encoded, and params stay the same arrays. A key has one pending push.
+        shared_params: the workers of a host read one copy of the parameters, which none may write. Only under BSP. The
+            ranks of a host must map each other's memory, by transport shm. If hosts have several workers, a rank of
+            each host writes its copy: this needs topology "auto" or a Hierarchy, not "flat".
+        check_finite: refuse a push of NaN or Inf, or of a value too large for the wire; the error names key and rank.
+        split: fold and apply are two calls (fold, apply, skip, gather and squares of Exchange). Between the two, owners
+            keep the mean, 4 bytes an element; peers, and ranks on a graph of one phase, keep the updates. Allowed:
+
+            - BSP; also with a quorum if all workers push to the servers directly.
+            - a graph with any consistency, quorum and number of phases: each rank decides for its own parameters, and
+              gather and squares show the mean that apply would apply.
+            - SSP(s) or ASYNC with servers or peers: each worker keeps its own update until it applies it.
+
+            Except with SSP(s) or ASYNC and servers or peers one update of a key is pending, whatever the depth. Owners
+            work first for the keys that were given first.
+        progress: who works for the chunks that this rank owns: "thread" (one thread for each core), "inline" (this
+            rank's trainer, in every wait), or "auto": threads if the ranks that share CPUs with this one have a CPU for
+            each thread with which they compute and for each core, otherwise inline. A worker counts as computing with
+            torch.get_num_threads() threads if torch is imported, otherwise with OMP_NUM_THREADS, otherwise with one. If
+            there are CPUs for all of them, each thread is pinned to a separate CPU, until others keep that busy.
+        groups: sequences of names of keys, each key in exactly one; None: one group of all keys. With a quorum versions
+            are counted by group: a worker pushes each key of a group once for a version, and may push groups at
             different times. Without a quorum groups change nothing, as every key is counted by itself. The order of
-            groups, and of names in them, says nothing.
-        patience: pushes, pulls and steps that are given no timeout wait for patience times stats().usual, the learned
-            high estimate of push latency (ASAP, section 5: a dynamic timeout by the time taken for the reduce); at
-            least 1 s, and at most the context's default. None: the context's default.
+            groups and names has no effect.
+        patience: a push, pull or step without a timeout waits for patience times stats().usual, a high estimate of push
+            latency (ASAP, section 5: a dynamic timeout by the time taken for the reduce); at least 1 s, and at most the
+            context's default. None: the context's default.
     """
 
     in_place: bool = False
@@ -120,7 +129,7 @@ def _groups(given: Any) -> tuple[tuple[str, ...], ...] | None:
 
 
 class KeywordsButCodec(TypedDict, total=False):
-    """The keywords that a preset with a given codec hands on to Exchange."""
+    """The keywords that a preset with a fixed codec passes on to Exchange."""
 
     chunk_bytes: int | None
     depth: int
@@ -130,13 +139,14 @@ class KeywordsButCodec(TypedDict, total=False):
 
 
 class Keywords(KeywordsButCodec, total=False):
-    """The fields of PlanOptions and EngineOptions that Exchange takes one by one; the values have the others."""
+    """The fields of PlanOptions and EngineOptions that Exchange also takes as keywords; the other fields need the
+    values."""
 
     codec: Codecs | None
 
 
 class MoreButCodec(KeywordsButCodec, total=False):
-    """The same of Exchange's other arguments."""
+    """The keywords of KeywordsButCodec, and Exchange's other arguments."""
 
     plan: Plan | PlanOptions | None
     engine: EngineOptions
@@ -144,7 +154,7 @@ class MoreButCodec(KeywordsButCodec, total=False):
 
 
 class More(Keywords, total=False):
-    """The keywords that presets hand on to Exchange."""
+    """The keywords that presets pass on to Exchange."""
 
     plan: Plan | PlanOptions | None
     engine: EngineOptions
@@ -156,7 +166,7 @@ _ENGINE = frozenset(field.name for field in fields(EngineOptions))
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Raises TypeError for a keyword that is no field, as Python does for one that is no parameter."""
+    """Raises TypeError for a keyword that is no field, as Python does for an unknown parameter."""
     known = Keywords.__optional_keys__
     for name in keywords:
         if name not in known:
@@ -164,7 +174,8 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
 
 
 def apart(call: str, name: str) -> TypeError | None:
-    """The error of a field that is no keyword of call; None: no value has that field."""
+    """Returns the error for a field of PlanOptions or EngineOptions that call does not take as a keyword; None if there
+    is no such field."""
     for value, field, names in (("PlanOptions", "plan", _PLAN), ("EngineOptions", "engine", _ENGINE)):
         if name in names:
             return TypeError(f"{call}() got {name!r} by itself: give {field}=hpcomm.{value}({name}=...)")
@@ -172,7 +183,7 @@ def apart(call: str, name: str) -> TypeError | None:
 
 
 def plan_options(plan: object, keywords: Mapping[str, Any]) -> PlanOptions:
-    """plan with the fields among the keywords; the defaults with these if plan is a Plan."""
+    """Returns plan with the fields among the keywords; if plan is a Plan, the defaults with these."""
     if not isinstance(plan, Plan | PlanOptions | None):
         raise InvalidArgument(f"plan is {plan!r}: must be a Plan or PlanOptions")
     base = plan if isinstance(plan, PlanOptions) else PlanOptions()
@@ -181,7 +192,7 @@ def plan_options(plan: object, keywords: Mapping[str, Any]) -> PlanOptions:
 
 
 def engine_options(engine: object, keywords: Mapping[str, Any]) -> EngineOptions:
-    """engine with the fields among the keywords."""
+    """Returns engine with the fields among the keywords."""
     if not isinstance(engine, EngineOptions):
         raise InvalidArgument(f"engine is {engine!r}: must be EngineOptions")
     return replace(engine, **{name: value for name, value in keywords.items() if name in _ENGINE})

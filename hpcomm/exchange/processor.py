@@ -1,4 +1,4 @@
-"""Processor time of the threads of this process, by their names."""
+"""Processor time of this process's threads, by thread name."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ TRAINER, OTHERS, OWN = "trainer", "others", "hpcomm-"
 
 
 class Processor:
-    """Processor time of this process's threads since this was made. Threads that have ended do not count."""
+    """Processor time of this process's threads since this object was made. Threads that have ended do not count."""
 
     __slots__ = ("_start", "_trainer")
 
@@ -20,11 +20,11 @@ class Processor:
         self._start = {thread: used for thread, (_, used) in _threads().items()}
 
     def seconds(self) -> dict[str, float]:
-        """By name: "trainer", the thread that made this; hpcomm's threads; "others"."""
+        """Returns seconds by name: "trainer" (the thread that made this object), hpcomm's threads, and "others"."""
         found = {TRAINER: 0.0, OTHERS: 0.0}
         for thread, (name, used) in _threads().items():
             before = self._start.get(thread, 0)
-            if used < before:  # another thread, with the number of one that has ended
+            if used < before:  # a new thread with the number of an ended one
                 before = 0
             what = TRAINER if thread == self._trainer else name if name.startswith(OWN) else OTHERS
             found[what] = found.get(what, 0.0) + (used - before) / 1e9
@@ -32,14 +32,14 @@ class Processor:
 
 
 def _threads() -> dict[int, tuple[str, int]]:
-    """The name of each thread, and the nanoseconds that it has used; {} where the system does not say."""
+    """Returns each thread's name and the nanoseconds that it has used; {} if the system does not tell."""
     found: dict[int, tuple[str, int]] = {}
     try:
         tasks = os.listdir(TASKS)
     except OSError:
         return found
     for task in tasks:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the thread has just ended
             clock = ~int(task) << 3 | 6  # the kernel's number for the clock of a thread, from clock_getcpuclockid
             found[int(task)] = ((TASKS / task / "comm").read_text().rstrip("\n"), time.clock_gettime_ns(clock))
     return found

@@ -1,5 +1,5 @@
-"""The schemes of an exchange, made from the topology and consistency that a user gave; and all arguments of an
-exchange, for making it again."""
+"""The schemes of an exchange, made from the user's topology and consistency; and all arguments of an exchange, for
+making it again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +18,16 @@ from ..topology.planned_trees import trees_for
 from ..topology.protocol import Job, Topology
 from .options import EngineOptions, PlanOptions
 
-OWN_MODELS = ("neighbours", "hosts")  # Topology.updates_of where the models of ranks or hosts differ
+OWN_MODELS = ("neighbours", "hosts")  # values of Topology.updates_of with which models of ranks or hosts differ
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Keys of an exchange with one consistency, all with servers or all on one graph.
+    """Keys of an exchange with one consistency: all with servers, all on one graph, or all among the same peers.
 
     Attributes:
         names: of the keys, in the order of the exchange's keys.
-        topology: of all of them, which knows its hosts.
+        topology: of all of them, resolved for the hosts of the job.
         consistency: of all of them.
     """
 
@@ -36,8 +36,8 @@ class Scheme:
     consistency: Consistency
 
     def among(self, ranks: Sequence[int], size: int) -> "Scheme":
-        """The scheme over the ranks that are left of size, in their new order. A quorum that is larger than the number
-        of inputs left becomes that number.
+        """Returns the scheme for the remaining ranks, of size, in their new order. A quorum larger than the remaining
+        number of inputs becomes that number.
 
         Raises:
             NotSupported: as Topology.among.
@@ -52,13 +52,13 @@ class Scheme:
 @dataclass(frozen=True)
 class Made:
     """The arguments of an exchange, for making another one like it. An exchange that recover makes keeps the Made of
-    the job's first exchange: every rank has that one, while only some ranks took part in exchanges in between.
+    the job's first exchange, as every rank has that, while only some ranks took part in later exchanges.
 
     Attributes:
-        schemes: as settled has them.
-        ranks: of the context: the numbers that the topology's ranks had in the first one.
-        inline: whether a rank has progress "inline", so that owners have one core for each interface; this rank alone
-            counts until any_is_inline has asked the others.
+        schemes: as settled returns them.
+        ranks: of the context: the numbers that the topology's ranks had in the first context.
+        inline: whether any rank has progress "inline", so that owners have one core for each interface. Until
+            any_is_inline has asked the others it tells only about this rank.
     """
 
     schemes: tuple[Scheme, ...]
@@ -70,12 +70,12 @@ class Made:
 
 
 def applies_at_peers(topology: Topology) -> bool:
-    """Whether each rank applies the updates that come to it to its own copy (PeerToPeer)."""
+    """Returns whether each rank applies the updates that it receives to its own copy (PeerToPeer)."""
     return getattr(topology, "apply_at", None) == "peers"
 
 
 def unmeasured(hierarchy: Any) -> Any:
-    """A hierarchy that asks for measured bandwidths, as it is without."""
+    """Returns a hierarchy that asks for measured bandwidths without that request."""
     return replace(hierarchy, bandwidths=None)
 
 
@@ -88,17 +88,19 @@ def settled(
     plan: Plan | None = None,
     measure: Callable[[Any], Any] = unmeasured,
 ) -> tuple[Scheme, ...]:
-    """The schemes, in the order of their first keys; each key is in one. Keys under one consistency that are with
-    servers form one scheme, whatever their topologies; keys on equal graphs under one consistency form another, as do
-    keys of equal peers. With a quorum keys of different groups form different schemes.
+    """Returns the schemes, in the order of their first keys; each key is in one.
+
+    Keys with servers under one consistency form one scheme, whatever their topologies. Keys on equal graphs under one
+    consistency form another, and so do keys of equal peers. With a quorum, keys of different groups are in different
+    schemes.
 
     Args:
-        ctx: the ranks, whose hosts a topology uses that was given none.
-        topology: as_topology takes it, a mapping from names of keys included.
-        consistency: of all keys; or a mapping from names of keys, and keys that it does not name are BSP.
-        engine: whose groups count.
+        ctx: the ranks; a topology without hosts uses theirs.
+        topology: as as_topology takes it; may be a mapping from names of keys.
+        consistency: of all keys; or a mapping from names of keys, in which the default is BSP.
+        engine: gives the groups.
         rules: by key, of all keys.
-        plan: a plan that was made earlier, which stands for the topology.
+        plan: a plan that was made earlier, used in place of the topology.
         measure: becomes Job.measured.
 
     Raises:
@@ -156,12 +158,13 @@ def _consistencies(names: Sequence[str], consistency: Any) -> dict[str, Consiste
 
 
 def _counts_versions(consistency: Consistency) -> bool:
-    """Whether an engine counts versions of all its keys together: with a quorum. ASYNC has one as a value only."""
+    """Returns whether the engine counts versions of all keys of a scheme together: with a quorum. (ASYNC has a quorum
+    only as a value.)"""
     return consistency.quorum is not None and consistency != ASYNC
 
 
 def _group_of(names: Sequence[str], groups: Sequence[Sequence[str]] | None) -> dict[str, int]:
-    """The number of each key's group."""
+    """Returns the number of each key's group."""
     if groups is None:
         return dict.fromkeys(names, 0)
     found: dict[str, int] = {}

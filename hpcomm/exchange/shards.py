@@ -1,10 +1,9 @@
-"""Checkpoints of an exchange: the rows of its owners as plain arrays, and how they are found again, under another plan
-if need be.
+"""Checkpoints of an exchange: the rows of its owners as plain arrays, which can be loaded under another plan too.
 
 A *shard* is one rank's part: a dict of arrays, ints and texts, fit for numpy.savez. A *part* is a range of a key's
-elements with its step, parameters and state (slots values an element, slot by slot). Every key has its own rule; in
-format 1, which is still read, all keys had one. Where rows count updates and not steps (ASYNC and SSP with servers)
-a shard also has the rank's clock. Entries by other names are left alone, so a rank may keep more about its rows.
+elements with its step, parameters and state (`slots` values for each element, slot by slot). Every key has its own
+rule; in format 1, which is still read, all keys had one rule. If rows count updates instead of steps (ASYNC and SSP
+with servers), a shard also has the rank's clock. Entries with other names are ignored, so a rank may add its own.
 """
 
 from bisect import bisect_left
@@ -26,7 +25,7 @@ Shard = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """Elements offset to offset + count of a key."""
+    """The elements of a key from offset to offset + count."""
 
     key: str
     offset: int
@@ -35,7 +34,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Part:
-    """A span with its owner's data: params (count,), state (slots, count), both float32."""
+    """A span with its owner's data: params (count,) and state (slots, count), both float32."""
 
     span: Span
     step: int
@@ -44,7 +43,7 @@ class Part:
 
 
 class RuleKind(NamedTuple):
-    """A key's rule: its name in C, the values of state of an element, and the number of its arguments."""
+    """A key's rule: its name in C, how many values of state an element has, and how many arguments it takes."""
 
     name: str
     slots: int
@@ -57,7 +56,7 @@ class Kind:
 
     Attributes:
         rules: by key.
-        keys: elements of each.
+        keys: the number of elements of each.
         replica: the rank of this state, if ranks' parameters of some keys differ; SHARED if all ranks have the same.
         own: the names of the keys whose parameters differ.
     """
@@ -72,7 +71,7 @@ Args: TypeAlias = tuple[tuple[float, ...], ...]  # by key: the arguments of its 
 
 
 def blank(kind: Kind, args: Args, spans: Sequence[Span]) -> dict[str, Any]:
-    """A shard of these spans, whose steps, parameters and state are still to be written: see parts."""
+    """Returns a shard of these spans, in which the caller must still write steps, parameters and state: see parts."""
     numbers = {name: i for i, name in enumerate(kind.keys)}
     elements = sum(span.count for span in spans)
     return {
@@ -94,7 +93,7 @@ def blank(kind: Kind, args: Args, spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def padded(args: Args) -> NDArray[np.float64]:
-    """The arguments as a table, a row a key."""
+    """Returns the arguments as a table, one row for each key."""
     table = np.zeros((len(args), MOST_ARGS), np.float64)
     for row, own in zip(table, args, strict=True):
         row[: len(own)] = own
@@ -102,12 +101,12 @@ def padded(args: Args) -> NDArray[np.float64]:
 
 
 def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -> tuple[Args, int, list[Part]]:
-    """The rules' arguments, the largest clock of the shards (0: they have none), and the wanted spans, put together
-    from whatever parts the shards hold.
+    """Returns the rules' arguments, the largest clock of the shards (0 if they have none), and the wanted spans,
+    assembled from the parts in the shards.
 
     Raises:
         InvalidArgument: a shard is malformed, or has another rule or other keys; the shards are of different steps or
-            arguments; elements are missing. Of keys whose parameters differ by rank only this rank's shards count.
+            arguments; or elements are missing. For keys whose parameters differ by rank only this rank's shards count.
     """
     given = [shards] if isinstance(shards, Mapping) else list(shards)
     if not given:
@@ -115,7 +114,7 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
     by_key: dict[str, list[Part]] = {}
     args: Args | None = None
     clock, has_mine = 0, False
-    known: set[str] = set()  # keys whose arguments are in args
+    known: set[str] = set()  # the keys whose arguments are in args
     for shard in given:
         if not isinstance(shard, Mapping):
             raise InvalidArgument(f"load_state_dict: a shard is a {type(shard).__name__}: must be what state_dict gave")
@@ -145,11 +144,11 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
 
 
 def _checked(shard: Shard, kind: Kind) -> Args:
-    """The rules' arguments in a shard that fits kind, in the order of kind's keys."""
+    """Checks that a shard fits kind; returns its rules' arguments in the order of kind's keys."""
     try:
         keys = dict(zip(_names(shard), map(int, shard["counts"]), strict=True))
         format_, n = int(shard["format"]), len(keys)
-        rules = [str(name) for name in np.broadcast_to(shard["rule"], n)]  # format 1 has one of each
+        rules = [str(name) for name in np.broadcast_to(shard["rule"], n)]  # format 1 has one rule for all keys
         slots = [int(value) for value in np.broadcast_to(shard["slots"], n)]
         args = np.asarray(shard["args"], np.float64)
         args = np.broadcast_to(args, (n, args.shape[-1]))
@@ -197,7 +196,7 @@ def _names(shard: Shard) -> list[str]:
 
 
 def own_keys(shard: Shard) -> frozenset[str]:
-    """The keys whose parameters differ by rank. In shards that do not tell these are all keys or none."""
+    """Returns the keys whose parameters differ by rank. In shards without this entry these are all keys or none."""
     if int(shard["replica"]) == SHARED:
         return frozenset()
     own = np.broadcast_to(np.asarray(shard.get("own", True), np.bool_), len(shard["keys"]))
@@ -205,7 +204,7 @@ def own_keys(shard: Shard) -> frozenset[str]:
 
 
 def parts(shard: Shard, kind: Kind) -> Iterator[Part]:
-    """The parts of a shard that fits kind: views of its arrays, where those are float32 as blank makes them."""
+    """Yields the parts of a shard that fits kind: views of its arrays, if these are float32 as blank makes them."""
     names, slots_of = _names(shard), dict(zip(kind.keys, (rule.slots for rule in kind.rules), strict=True))
     params = np.ascontiguousarray(shard["params"], np.float32)
     state = np.ascontiguousarray(shard["state"], np.float32)
@@ -250,7 +249,8 @@ def _assembled(by_key: Mapping[str, list[Part]], kind: Kind, wanted: Sequence[Sp
 
 
 def _overlapping(parts: Sequence[Part], longest: int, low: int, high: int) -> Iterator[Part]:
-    """The parts that share elements with low to high. parts are sorted by offset, and none is above longest."""
+    """Yields the parts that have elements from low to high. parts are sorted by offset, and none is longer than
+    longest."""
     first = bisect_left(parts, low - longest, key=lambda part: part.span.offset)
     for i in range(first, len(parts)):
         span = parts[i].span

@@ -1,5 +1,5 @@
 """The state of an exchange beside its calls: its arguments, the facts of its keys, and the rows of its owners, which
-go into a shard, and back by all ranks together."""
+are saved into a shard and restored by all ranks together."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -18,24 +18,25 @@ from .facts import facts_of, merged
 from .schemes import Made
 from .shards import SHARED, Args, Kind, Part, RuleKind, Shard
 
-_SENTENCE_BYTES = 400  # of a refusal, told to the peers
+_SENTENCE_BYTES = 400  # bytes of a refusal's text for the other ranks
 
 
 Rules: TypeAlias = dict[str, AnyRule]  # by key
 
 
 class State:
-    """All that checkpoint, recovery, local and torch use of an exchange beside its public methods: Exchange._state.
+    """The parts of an exchange, beside its public methods, that checkpoint, recovery, local and torch use:
+    Exchange._state.
 
     Attributes:
         handle: of the exchange in C.
         made: the arguments from which recover makes the next exchange.
-        facts: by name of the key, in the order of the plan.
+        facts: by key name, in the order of the plan.
         any, all: the facts that hold for some key, and for all keys.
-        rules: by name of the key, with the hyper-parameters that this rank has set.
+        rules: by key name, with the hyper-parameters that this rank has set.
         works: whether this rank is a worker.
         rows: the rows whose parameters this rank owns: their numbers and their spans.
-        kind: what a checkpoint and the exchange must have in common.
+        kind: the properties that a checkpoint and the exchange must have in common.
         encoders: of this rank.
         base: by key: the steps of its rows before its first fold here.
         book: Book.of(exchange); None: not asked for yet.
@@ -70,7 +71,7 @@ class State:
         self.rows = owned_rows(given.plan, ctx.rank)
         by_clock = {name for name, its in self.facts.items() if its.peers and its.counts_updates}
         self._by_clock = [i for i, (_, span) in enumerate(self.rows) if span.key in by_clock]
-        self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push here
+        self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push in this exchange
         self.base = [0] * len(self.facts)
         self.book: Any = None
         own = frozenset(name for name, its in self.facts.items() if its.own)
@@ -84,38 +85,38 @@ class State:
 
     @property
     def sums(self) -> bool:
-        """Whether an update is the sum of the workers', and not their mean."""
+        """Whether an update is the sum of the workers' updates, and not their mean."""
         return self.made.plan.reduce == "sum"
 
     # ---- counts ----
 
     def pushes(self, name: str) -> int:
-        """How often this rank has begun to push a key, one that was cut short included."""
+        """Returns how often this rank has begun to push a key, interrupted pushes included."""
         return _core.exchange_pushed(self.handle, self._numbers[name], None)
 
     def folds(self, name: str) -> int:
-        """How many folds the newest parameters of a key that this rank knows of have had since the start of the
-        training."""
+        """Returns how many folds since the start of the training are in the newest parameters of a key that this rank
+        knows of."""
         key = self._numbers[name]
         return self.base[key] + _core.exchange_version_of(self.handle, key)
 
     def bytes_sent(self, names: Iterable[str]) -> int:
-        """The bytes of these keys that this rank has sent to others, in all stages."""
+        """Returns how many bytes of these keys this rank has sent to others, in all stages."""
         return sum(_core.key_sent(self.handle, self._numbers[name]) for name in names)
 
     def begun(self) -> int:
-        """With servers: the steps that this worker has begun since the start of the training."""
+        """With servers: returns how many steps this worker has begun since the start of the training."""
         return self._ahead[self._ctx.rank] + _core.exchange_version(self.handle)
 
     def clock(self) -> int:
-        """As Exchange.clock."""
+        """Returns Exchange.clock."""
         if self.any.counts_updates:
             return self.begun() if self.works else 0
         return max((_core.exchange_row_step(self.handle, row) for row, _ in self.rows), default=0)
 
     def folded(self) -> list[int]:
-        """The number of steps of each rank that the rows here have folded, in full or in part, after a rank has
-        died."""
+        """After a rank has died: returns, by rank, how many of its steps the rows here have folded, in full or in
+        part."""
         if not self.any.counts_updates:
             return [self.clock()] * self._ctx.size
         return [ahead + _core.exchange_folded(self.handle, rank) for rank, ahead in enumerate(self._ahead)]
@@ -123,16 +124,17 @@ class State:
     # ---- checkpoints ----
 
     def check_rows(self, op: str) -> None:
-        """Raises NotSupported where the shards of all ranks would not be the whole checkpoint."""
+        """Raises NotSupported if the shards of all ranks would not be the whole checkpoint."""
         for one in self._schemes:
             if not self.facts[one.scheme.names[0]].own:
                 check_owners(one.plan, op)
 
     def rules_now(self) -> Rules:
-        """The rules with the hyper-parameters of this rank's next pushes, or of the last ones that came."""
+        """Returns the rules with the hyper-parameters of this rank's next pushes; on a rank that only serves, of the
+        last pushes that came."""
         if self.works:
             return self.rules
-        return {  # only the workers set them
+        return {  # only the workers set hyper-parameters
             name: optim.with_arguments(
                 rule, _core.exchange_get_args(self.handle, self._numbers[name], len(optim.arguments(rule)))
             )
@@ -140,8 +142,8 @@ class State:
         }
 
     def saved(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The shard of this rank's rows as they are, one copy of the owner's data; also after a rank has died, for an
-        exchange of the remaining ranks. out: a shard of the same rows, written again."""
+        """Returns the shard of this rank's rows as they are now, with one copy of the owner's data. Works also after a
+        rank has died, for an exchange of the remaining ranks. out: a shard of the same rows to overwrite."""
         args = _arguments(self.rules_now())
         shard = shards.blank(self.kind, args, [span for _, span in self.rows]) if out is None else out
         shard["args"][:] = shards.padded(args)
@@ -150,12 +152,12 @@ class State:
         encoding.save(self.handle, self.encoders, shard)
         if self.any.counts_updates:
             shard["clock"] = self.clock()
-        for i in self._by_clock:  # which count the folds of a rank, and ranks make them of other updates
+        for i in self._by_clock:  # rows that count a rank's own folds, which differ between ranks
             shard["row_step"][i] = self.clock()
         return shard
 
     def restore(self, saved: Shard | Iterable[Shard], wrong: Exception | None, timeout: float) -> None:
-        """Writes the shards into the rows and the encoders of every rank, and takes their hyper-parameters and clock.
+        """Writes the shards into the rows and encoders of every rank, and takes their hyper-parameters and clock.
         Collective. wrong: the reason if this rank refuses."""
         args: Args = ()
         clock = 0
@@ -197,8 +199,8 @@ def _arguments(rules: Rules) -> Args:
 def _agree(
     ctx: Context, wrong: Exception | None, args: Args, counts: list[int], names: list[str], timeout: float
 ) -> NDArray[np.int64]:
-    """The counts of every rank, a row a rank. Raises on every rank if a rank has found something wrong, or if their
-    arguments differ."""
+    """Returns the counts of every rank, one row for each rank. Raises on every rank if any rank has an error, or if
+    their arguments differ."""
     words = np.zeros((len(names), optim.MOST_ARGS), np.float64)
     if args:
         words[:] = shards.padded(args)

@@ -1,5 +1,5 @@
-"""The time that a step of a key takes with each of several codecs, measured by exchanges of that key alone. It is for
-codecs whose work depends on the shape of a key and on the rank that does it, so that no rate tells it."""
+"""Measures how long a step of a key takes with each of several codecs, by exchanges of this key alone. For codecs whose
+work depends on the key's shape and on the rank that does it, so that no rate can predict it."""
 
 import struct
 import time
@@ -32,8 +32,8 @@ def step_seconds(
     key: Key,
     codecs: Sequence[Factors | Products],
 ) -> list[float]:
-    """Seconds of a step under BSP with each codec: of the slowest rank, in the best of some rounds. The codecs take
-    turns. Collective, with the same results on all ranks.
+    """Returns seconds of a step under BSP with each codec: the slowest rank's, in the best of some rounds. The codecs
+    take turns. Collective; the results are the same on all ranks.
 
     Args:
         ctx: the ranks.
@@ -76,7 +76,7 @@ def step_seconds(
                 ex.push_pull(key.name, pair, timeout)
                 mine = _TIME.pack(time.monotonic() - start)
                 taken = max(_TIME.unpack(part)[0] for part in ctx.allgather(mine, timeout))
-                best[i] = min(best[i], taken) if n else best[i]  # in the first round pages are new
+                best[i] = min(best[i], taken) if n else best[i]  # the first round does not count: its pages are new
                 spent += taken if n else 0
             if n >= _LEAST and spent > _LONG:
                 break

@@ -45,8 +45,7 @@ class Heard:
     """A remaining rank's knowledge of an exchange that has lost ranks.
 
     Attributes:
-        copies: by row of the plan: the number of the row's folds that are in this rank's copy of its elements; -1: no
-            copy.
+        copies: by row of the plan: the version of this rank's copy of its elements; -1: it has no copy.
         folds: by row: how often it was folded in this exchange, if this rank owns it; otherwise -1.
         steps: by row: its step, if this rank owns it and it applies; otherwise -1.
         pushes: by key: how many pushes of this rank have begun.
