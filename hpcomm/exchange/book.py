@@ -18,7 +18,7 @@ class Book:
         cluster: the numbers of workers, servers and hosts.
         batch: the most pairs in any layer's update on a rank; 0 if no key can be sent as pairs.
         rates: of the machine; None if they were not measured.
-        memory: bytes of each rank that the choice left for factors; 0: no limit.
+        memory: how many bytes of each rank's memory factors may use; 0: no limit.
         choices: by key name, the choices that were made.
     """
 

@@ -131,9 +131,9 @@ def recover(
     made, old = ex._state.made, ex.context
     old.revoke()  # if a rank has left, only ranks that wait for it have noticed
     check_recovers(ex)
-    for scheme in made.schemes:  # refuses schemes that cannot be rebuilt, before shrink takes the links
+    for scheme in made.schemes:  # refuses schemes that cannot be rebuilt, before shrink takes over links
         scheme.among(range(len(made.ranks)), len(made.ranks))
-    lost = [_lost(ex, {})]  # before shrink takes the remaining links
+    lost = [_lost(ex, {})]  # before shrink takes over the remaining links
     fresh = old.shrink(timeout)
     survivors = bool(survivors) and not ex._state.any.own
     while True:

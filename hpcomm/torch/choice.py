@@ -28,7 +28,7 @@ class Decision:
         choices: by key name: the cost of each way.
         rates: of the machine; None if they were not measured.
         codecs: the rates of the lossy codecs that were compared.
-        free: bytes of each rank's memory that the choice left for more factors.
+        free: how many bytes of each rank's memory factors may use.
     """
 
     ways: Mapping[str, tuple[str, WireFormat | None]] = field(default_factory=dict)

@@ -313,7 +313,7 @@ class DiLoCo(Wrapper):
             steps = self._wrapped.context.allgather(self._local.steps.to_bytes(8, "little"), timeout)
             self._local.steps = max(int.from_bytes(one, "little") for one in steps)
             self._meet_with(self._wrapped)
-        self._uneven.followed = 0  # all trainers count from this step
+        self._uneven.followed = 0  # all ranks count their steps from this one
         return self._local.recover(timeout)
 
     @named("optimizer.close()", every=True)
@@ -440,7 +440,7 @@ class DiLoCo(Wrapper):
     def _step_supports_amp_scaling(self) -> bool:
         """GradScaler.step reads this; as it is True, the scaler calls step, which counts, even when it finds Inf."""
         if self._ready:
-            getattr(self._wrapped, "_step_supports_amp_scaling", False)  # a DistributedOptimizer makes ranks agree here
+            getattr(self._wrapped, "_step_supports_amp_scaling", False)  # here ranks of a DistributedOptimizer agree
         return True
 
     def __repr__(self) -> str:

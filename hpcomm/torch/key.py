@@ -97,7 +97,7 @@ class ParamKey:
         master: the memory that owners write, in the shape of the parameter.
         home: the parameter's own memory, if that is not master; otherwise None.
         slot: the memory of its gradient, if p.grad can lie there; otherwise None.
-        lent: p.grad as a tensor over slot; None if slot is None.
+        lent: p.grad as a tensor over slot; None without a slot.
         mean: p.grad as a tensor over master, if the mean of all ranks lies there.
         sum: the tensor in which autograd has summed several gradients, kept until zero_grad. If each were freed when it
             is sent, malloc would return its memory to the system, and the next backward pass would fault it in again.

@@ -494,7 +494,7 @@ class DistributedOptimizer(Wrapper):
         self._buffers = make_buffers(self.context, self._model, self._buffers_kind, mode.workers, self._progress)
         self._layers.replace(mode.extra[0], self._buffers)
         mode.extra = [self._buffers]
-        self._uneven.followed = 0  # all trainers count from this step
+        self._uneven.followed = 0  # all ranks count their steps from this one
         return replace(found, extra=extra)
 
     @named("optimizer.written()", every=True)

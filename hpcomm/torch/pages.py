@@ -34,7 +34,7 @@ def ranges(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[int, int]]:
 
 
 def _around(shared: list[tuple[int, int]], first: int, last: int) -> tuple[int, int]:
-    """Returns the shared memory around these pages; if there is none, the pages."""
+    """Returns the shared memory around these pages, otherwise the pages."""
     at = bisect_right(shared, (first, last)) - 1
     for start, end in shared[max(at, 0) : at + 2]:
         if start <= first and last <= end:

@@ -160,7 +160,7 @@ def given_of(model: nn.Module, keys: Sequence[ParamKey]) -> dict[str, Tensor]:
 
 
 def overlaps(ctx: Context, given: bool | None) -> bool:
-    """Returns the argument overlap, or the setting if it is None."""
+    """Returns the argument overlap if given, otherwise the setting."""
     if given is None:
         return ctx.config.overlap
     if not isinstance(given, bool):

@@ -138,7 +138,7 @@ class Lent:
 
     Attributes:
         tensor: the tensor that trainers have; None if get has not been called since the last one was left.
-        address: the address of its elements; 0 if there are none.
+        address: the address of its elements; 0 without a tensor.
     """
 
     __slots__ = ("_array", "_order", "_view", "address", "tensor")
