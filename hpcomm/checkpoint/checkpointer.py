@@ -4,10 +4,10 @@ periodically to the disk").
 After every k-th step a rank copies its part of the state, and a thread writes the copy to disk. The trainer pauses only
 for the copy: no rank waits for another's disk, and there is no barrier. These copies, the *cut*, form one checkpoint:
 
-- *Servers under BSP.* When a worker ends step k it has pulled every key, so each row has been applied k times. A row
-  needs this rank's push of step k + 1 before it is applied again, and that push comes after the copy. So all ranks copy
-  step k, at whatever time each copies. Pushes of step k + 1 that others have made meanwhile are in no copy; a restart
-  makes them again.
+- *Servers under BSP.* When a worker ends step k it has pulled every key, so each row (the part of a key that one owner
+  keeps) has been applied k times. A row needs this rank's push of step k + 1 before it is applied again, and that push
+  comes after the copy. So all ranks copy step k, at whatever time each copies. Pushes of step k + 1 that others have
+  made meanwhile are in no copy; a restart makes them again.
 - *Graphs under NOTIFY-ACK.* When a rank ends step k it has folded all updates of step k from its in-peers, and none of
   step k + 1, which it folds in its own step k + 1. Updates in its queues at the cut are sent again after a restart. So
   the cut has no queues, and its clocks are the steps of the rows. (Under SSP, BARRIER and ASYNC an update of step k may

@@ -1,4 +1,5 @@
-"""The state of encoders in checkpoints: the residual of each worker and key, and of each row that forwards pieces.
+"""The state of encoders in checkpoints: the residual of each worker and key, and of each row that forwards pieces. A
+residual has the values of updates that a codec has not sent yet; a piece has the bytes that it has sent.
 
 A worker's residual belongs to its number among the workers. If a job continues with n workers instead, worker q's
 residual goes to worker q mod n, scaled by q's old weight over the new one, so that its part of the mean (or the sum)

@@ -1,9 +1,10 @@
 """Checkpoints of an exchange: the rows of its owners as plain arrays, which can be loaded under another plan too.
 
-A *shard* is one rank's part: a dict of arrays, ints and texts, fit for numpy.savez. A *part* is a range of a key's
-elements with its step, parameters and state (`slots` values for each element, slot by slot). Every key has its own
-rule; in format 1, which is still read, all keys had one rule. If rows count updates instead of steps (ASYNC and SSP
-with servers), a shard also has the rank's clock. Entries with other names are ignored, so a rank may add its own.
+A *row* is a part of a key that one rank, its owner, keeps. A *shard* is one rank's rows: a dict of arrays, ints and
+texts, fit for numpy.savez. A *part* is a range of a key's elements with its step, parameters and state (`slots` values
+for each element, slot by slot). Every key has its own rule; in format 1, which is still read, all keys had one rule. If
+rows count updates instead of steps (ASYNC and SSP with servers), a shard also has the rank's clock. Entries with other
+names are ignored, so a rank may add its own.
 """
 
 from bisect import bisect_left

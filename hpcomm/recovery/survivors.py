@@ -1,5 +1,5 @@
-"""Recovery without a checkpoint after owners of parameters are lost: each row continues from its owner if that remains,
-otherwise from the newest copy that a worker has."""
+"""Recovery without a checkpoint after owners of parameters are lost. Each row, a part of a key with one owner,
+continues from its owner if that rank remains, otherwise from the newest copy that a worker has."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
-"""apply="step": gradients are folded while the backward pass runs. step applies the rule key by key; with overlap=True
-this continues in the next forward pass (Poseidon, section 3.1: wait-free backpropagation)."""
+"""apply="step": while the backward pass runs, owners fold gradients (sum them over ranks and keep the mean). step
+applies the rule key by key; with overlap=True this continues in the next forward pass (Poseidon, section 3.1: wait-free
+backpropagation)."""
 
 import math
 from collections.abc import Callable, Sequence

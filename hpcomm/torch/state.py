@@ -1,4 +1,5 @@
-"""Converts an optimizer's state between torch's format and the rows of an exchange's owners."""
+"""Converts an optimizer's state between torch's format and the rows of an exchange's owners. A row is a part of a key
+that one rank, its owner, keeps."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
