@@ -159,9 +159,9 @@ class Checkpointer:
         """Tells that this rank has made so many steps, and saves if this is due. Returns whether it has begun a
         checkpoint.
 
-        Called by every worker after each step, while no push or pull is pending. It saves when step is a multiple of
-        every, or has passed one: with a quorum ex.version() counts the steps, or ex.clock on a graph, and a worker
-        whose update was late skips some.
+        Every worker must call it after each step, with rising numbers, while no push or pull is pending. It saves if
+        step is a multiple of every, or if a multiple was skipped: with a quorum a worker whose update was late skips
+        steps, which ex.version() counts, or ex.clock on a graph.
 
         Args:
             step: 1 after the first step, 101 after the first step that follows a restart from step 100.
@@ -335,8 +335,8 @@ class Checkpointer:
         return lost
 
     def _steps_of_all(self) -> int | None:
-        """How many steps the exchange has made, where all workers are at the same one when they stand between two
-        steps; None: they are not, or this rank only serves."""
+        """Returns how many steps the exchange has made; None if workers between two steps may be at different ones, or
+        if this rank only serves."""
         return self._ex.version() if self._ex.params and self._ex._state.all.in_step else None
 
     def _look(self) -> None:

@@ -36,7 +36,8 @@ class Book:
 
     @classmethod
     def of(cls, exchange: Any) -> "Book":
-        """The book of an Exchange. hpcomm.torch keeps its choices and the rates of the machine there."""
+        """Returns the book of an Exchange, in which hpcomm.torch also keeps its choices and the rates of the
+        machine."""
         if exchange._state.book is None:
             layers = {}
             for key, kind in zip(exchange.plan.keys, exchange._state.kind.rules, strict=True):

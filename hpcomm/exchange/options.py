@@ -80,8 +80,9 @@ class EngineOptions:
             ranks of a host must map each other's memory, by transport shm. If hosts have several workers, a rank of
             each host writes its copy: this needs topology "auto" or a Hierarchy, not "flat".
         check_finite: refuse a push of NaN or Inf, or of a value too large for the wire; the error names key and rank.
-        split: fold and apply are two calls (fold, apply, skip, gather and squares of Exchange). Between the two, owners
-            keep the mean, 4 bytes an element; peers, and ranks on a graph of one phase, keep the updates. Allowed:
+        split: fold and apply are two calls (fold, apply, skip, gather and squares of Exchange.split). Between the
+            two, owners keep the mean, 4 bytes an element; peers, and ranks on a graph of one phase, keep the updates.
+            Allowed:
 
             - BSP; also with a quorum if all workers push to the servers directly.
             - a graph with any consistency, quorum and number of phases: each rank decides for its own parameters, and

@@ -38,8 +38,8 @@ class State:
         rows: the rows whose parameters this rank owns: their numbers and their spans.
         kind: the properties that a checkpoint and the exchange must have in common.
         encoders: of this rank.
-        base: by key: the steps of its rows before its first fold here.
-        book: Book.of(exchange); None: not asked for yet.
+        base: by key: the steps of its rows before the first fold in this exchange.
+        book: the result of Book.of(exchange); None until it is first called.
     """
 
     __slots__ = (

@@ -95,7 +95,7 @@ def make_steps(exchange: Exchange, step: Callable[[Exchange, int], object], firs
 
 
 def _folds(exchange: Exchange) -> int:
-    """How far the parameters are, counted from anywhere."""
+    """Returns how many steps the parameters have had, from an arbitrary start."""
     return exchange.clock if exchange._state.any.own else exchange.version()
 
 
