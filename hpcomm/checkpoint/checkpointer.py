@@ -408,9 +408,9 @@ class Checkpointer:
                 self._window.put_signal(peer, None, signal=signal, value=step, lane=self._lane)
 
     def _is_complete(self, step: int) -> bool:
-        """Returns whether every rank has written its file of this step. A rank that has failed at a later step may have
-        failed at this one too: it signals a failure before its next file, and the failure is read after the file
-        here."""
+        """Returns whether every rank has written its file of this step. A later signal of a written file says nothing
+        about a rank that failed at this step. It signals a failure before its next file, so this reads the failure
+        after the file."""
         window, size = self._window, self._size
         written = all(window.test_signal(r, step) and not window.test_signal(size + r, step) for r in range(size))
         return written and not self._is_mixed(step)

@@ -197,7 +197,8 @@ def _names(shard: Shard) -> list[str]:
 
 
 def own_keys(shard: Shard) -> frozenset[str]:
-    """Returns the keys whose parameters differ by rank. In shards without this entry these are all keys or none."""
+    """Returns the keys whose parameters differ by rank. In shards without the entry "own" these are all keys or
+    none."""
     if int(shard["replica"]) == SHARED:
         return frozenset()
     own = np.broadcast_to(np.asarray(shard.get("own", True), np.bool_), len(shard["keys"]))

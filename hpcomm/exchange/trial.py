@@ -1,5 +1,5 @@
-"""Measures how long a step of a key takes with each of several codecs, by exchanges of this key alone. For codecs whose
-work depends on the key's shape and on the rank that does it, so that no rate can predict it."""
+"""Measures how long a step of a key takes with each of several codecs, by exchanges of this key alone. This is for
+codecs whose work depends on the key's shape and on the rank that does it, so that no rate can predict it."""
 
 import struct
 import time

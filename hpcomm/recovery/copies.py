@@ -33,8 +33,8 @@ def furthest(ctx: Context, kept: Kept, keys: Container[str], timeout: float | No
 
 
 def equal_copies(ctx: Context, shard: Mapping[str, Any], keys: Container[str], timeout: float | None) -> dict[str, Any]:
-    """Returns this rank's shard with equal rows of these keys on all ranks: rank i mod n gives row i. Collective. All
-    ranks must have the same rows of these keys, in the same order."""
+    """Returns this rank's shard, in which rows of these keys are the same on all ranks: row i comes from rank i mod n,
+    of n ranks. Collective. All ranks must have the same rows of these keys, in the same order."""
     copied = np.isin(shard["row_key"], [i for i, name in enumerate(shard["keys"]) if str(name) in keys])
     rows = np.flatnonzero(copied)
     if ctx.size == 1 or not rows.size:

@@ -225,9 +225,9 @@ class DiLoCo(Wrapper):
         return loss
 
     def _tell_mates(self, mates: RollCall, call: Callable[[], None]) -> None:
-        """Makes the local step of ranks that train together: if one finds that ranks died, all raise PeerFailed after
-        the same step; otherwise some would wait in the next step for others that recover. After a Timeout or Ctrl-C,
-        wait completes it."""
+        """Calls step or wait of the local steps, on ranks of a host that train together. If one of them finds that
+        ranks died, all raise PeerFailed after the same step; otherwise some would wait in the next step for others that
+        recover. After a Timeout or Ctrl-C, wait completes it."""
         failed: PeerFailed | None = None
         try:
             call()

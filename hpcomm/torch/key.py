@@ -268,7 +268,8 @@ class ParamKey:
         """Adds the seconds of a copy that has ended to the counts."""
 
     def fetch(self) -> bool:
-        """Begins to copy a parameter that has come to its device; returns whether it has come."""
+        """If the new parameter has come from its owners, begins to copy it to its device. Returns whether it has
+        come."""
         return self.handle is None
 
     # ---- send --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def plain_name(model: nn.Module) -> Callable[[str], str]:
-    """Returns a function that removes such prefixes from a name of the model."""
+    """Returns a function that removes the prefixes of wrappers from a name of the model."""
     wrapped = set()
     for name, module in model.named_modules(remove_duplicate=False):
         inner = _COMPILED if _COMPILED in module._modules else "module" if _is_parallel(module) else None

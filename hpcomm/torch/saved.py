@@ -24,10 +24,10 @@ _AS_THEY_ARE = (Tensor, nn.Parameter, torch.dtype, torch.device, torch.Size)  # 
 
 
 def dumped(named: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of values. named: by the names that errors use.
+    """Returns the bytes of values. named: the values, under the names that errors use.
 
     Raises:
-        InvalidArgument: one of them could not be read again; the sentence names it.
+        InvalidArgument: a value could not be read again; the sentence names it.
     """
     stored: list[Any] = []
 

@@ -248,7 +248,7 @@ class Split(Mode):
                 if not key.sent:  # other ranks have folded this key
                     key.receive()
                     self._fold(key.name, nothing=True)
-            self._cast()  # as other ranks may have
+            self._cast()  # other ranks may have cast theirs
             for handle in [self.exchange.split.skip_nb(key.name) for key in self.keys]:
                 handle.wait()
         self._end()
@@ -358,7 +358,8 @@ class SplitQuorum(Split):
         self._finish() if self.synchronized else super().synchronize()
 
     def _free_slots(self) -> None:
-        """Puts this rank's own gradient where a mean comes, as a mean that has been applied is no longer gathered."""
+        """Also writes this rank's own gradient into the array that gather fills. If the mean has already been applied,
+        gather leaves it there."""
         super()._free_slots()
         for key in self.keys:
             grad, to = key.param.grad, self.exchange.split.gathered(key.name)

@@ -159,8 +159,9 @@ class Lent:
         return found
 
     def leave(self, names: int, *, p_grad: bool) -> None:
-        """Parts from a kept tensor, because the exchange writes the memory next. names: how many references to the
-        tensor the caller knows of, beside the one here; p_grad: whether it is p.grad."""
+        """Gives up the tensor if others hold it, because the exchange writes the memory next: then the holders keep the
+        old values. names: how many references the caller knows of, beside the one here; p_grad: whether the tensor is
+        p.grad."""
         if self.tensor is None:
             return
         moved = self.tensor.data_ptr() != self.address  # then references to its old memory cannot be counted

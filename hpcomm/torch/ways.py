@@ -275,7 +275,7 @@ class Ways:
         return (self.of, self.codecs) != before
 
     def _goes(self, key: LinearKey) -> None:
-        """Makes the key send by its way."""
+        """Makes the key send a matrix or pairs, as its way says."""
         if self.of[key.name] not in _PAIRS:
             key.goes_as_matrix()
         elif not key.most:
