@@ -60,7 +60,7 @@ def test_hosts_have_the_bits_of_dense_updates(places: list[int], cores: int, spl
                     for name, value in given.items():
                         ex.split.fold(name, value)
                     found += [ex.split.gather(name).tobytes() for name in given]
-                    found += [np.float64(sum(map(ex.squares, given))).tobytes()]
+                    found += [np.float64(sum(map(ex.split.squares, given))).tobytes()]
                     for name in given:
                         ex.split.apply(name)
                 found += [value.tobytes() for value in ex.params.values()]

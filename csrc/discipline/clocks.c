@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/owner/core.h"
 #include "engine/discipline.h"
 #include "engine/owner/mean.h"

@@ -1,9 +1,9 @@
 #include "discipline/graph.h"
 
 #include "discipline/split_state.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/layout/stages.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 /* ---- open ---- */
 

@@ -7,7 +7,7 @@
 #include "discipline/split_state.h"
 #include "discipline/servers_bsp.h"
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/layout/stages.h"
 #include "engine/owner/block.h"
 

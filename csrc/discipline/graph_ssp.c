@@ -9,9 +9,9 @@
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "discipline/split_state.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/layout/stages.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;

@@ -13,10 +13,10 @@
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "discipline/split_state.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/bytes.h"
 #include "engine/layout/stages.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 /* A mark before or behind an update that may be overwritten while it is read: equal versions in both mean a whole
  * update. */

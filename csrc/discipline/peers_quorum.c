@@ -28,7 +28,7 @@
 #include "discipline/discipline.h"
 #include "discipline/peers.h"
 #include "discipline/quorum_state.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/owner/core.h"
 #include "engine/worker/send.h"
 #include "engine/layout/stages.h"

@@ -35,17 +35,17 @@
 #include <string.h>
 
 #include "discipline/discipline.h"
-#include "discipline/servers_each.h"
+#include "discipline/servers_async.h"
 #include "discipline/graph.h"
 #include "discipline/peers.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "discipline/clocks.h"
 #include "engine/owner/core.h"
 #include "engine/owner/kind.h"
 #include "engine/owner/row.h"
 #include "engine/worker/send.h"
 #include "engine/layout/stages.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 enum { RUNS_TO_OWN = 1, RUNS_TO_ALL = 2 };
 

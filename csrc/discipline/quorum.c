@@ -50,7 +50,7 @@
  *   both are written for the next reply to the group, which comes after all its ranks had this one. A relay passes on
  *   from the place in which it got the outcome; that reply overwrites this place too.
  *
- * Parameters are sent from a copy for each receiver (rows.c), as in servers_each.c. Slots, forwarding accumulators and
+ * Parameters are sent from a copy for each receiver (rows.c), as in servers_async.c. Slots, forwarding accumulators and
  * relays are as under BSP (stages.c). Waits form no circle if all ranks of a group push all keys in the same order, or
  * push all before they wait. Inside a group all wait for the same folds, as under BSP, so a group pushes all keys for a
  * version as one worker does. Between groups it is as between workers of servers: when a share has made fold v, its
@@ -105,7 +105,7 @@
 #include "discipline/servers_groups.h"
 #include "discipline/peers.h"
 #include "discipline/servers_bsp.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/bytes.h"
 #include "engine/owner/forward.h"
 #include "engine/layout/layout.h"

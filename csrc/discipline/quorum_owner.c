@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "discipline/quorum_state.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/args.h"
 #include "engine/owner/core.h"
 #include "engine/owner/forward.h"

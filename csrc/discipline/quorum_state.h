@@ -8,7 +8,7 @@
 #include "discipline/clocks.h"
 #include "discipline/split_state.h"
 #include "engine/owner/row.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 /* The words that a share's owner writes with its answer to a sender, at hpc_told_at in the sender's memory. */
 typedef struct hpc_told {

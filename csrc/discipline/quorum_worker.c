@@ -7,7 +7,7 @@
 #include "base/overdue.h"
 #include "discipline/servers_groups.h"
 #include "discipline/quorum_state.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/bytes.h"
 #include "engine/pieces.h"
 #include "engine/worker/send.h"

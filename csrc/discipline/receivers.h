@@ -4,7 +4,7 @@
 
 #include "discipline/discipline.h"
 #include "discipline/clocks.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/owner/mean.h"
 #include "engine/owner/row.h"
 #include "engine/layout/stages.h"

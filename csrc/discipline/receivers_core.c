@@ -4,12 +4,12 @@
 #include <string.h>
 
 #include "discipline/receivers.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/args.h"
 #include "engine/bytes.h"
 #include "engine/owner/core.h"
 #include "engine/owner/forward.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 static uint64_t depth_of(const hpc_scheme *sc) {
     return (uint64_t)sc->layout.depth;

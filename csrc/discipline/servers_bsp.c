@@ -3,7 +3,7 @@
 #include "discipline/servers_bsp.h"
 
 #include "discipline/discipline.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/owner/forward.h"
 #include "engine/worker/send.h"
 

@@ -6,7 +6,7 @@
 #include "engine/args.h"
 #include "engine/scheme.h"
 #include "engine/owner/row.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 /* Slot of hpc_discipline. */
 int hpc_whole_row_came(hpc_core *core, hpc_work *w, int input, int slot);

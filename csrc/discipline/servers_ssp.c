@@ -2,7 +2,7 @@
  *
  * A worker's *clock* of a key is the number of its pushes since the last publish. A step at clock c may begin when the
  * parameters have all updates of clocks up to c - s - 1: that is, when every open worker has pushed c - s times. The
- * owner answers a pull when the smallest clock of all workers, its *minimum*, is at least that (servers_each.c). The
+ * owner answers a pull when the smallest clock of all workers, its *minimum*, is at least that (servers_async.c). The
  * answer is the share's parameters, then the minimum (8 bytes), then the number of the pull (a signal).
  *
  * The worker keeps the smallest minimum of its last pull of a key. While that suffices for its clock its copy is fresh
@@ -16,14 +16,14 @@
  * and a worker asks only when it must. The bound is the same: the minimum is the number of closed versions. */
 #include <string.h>
 
-#include "discipline/servers_each.h"
+#include "discipline/servers_async.h"
 #include "engine/bytes.h"
 #include "engine/layout/layout.h"
 #include "engine/params.h"
 #include "engine/owner/row.h"
 #include "engine/worker/send.h"
 #include "engine/state.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 #include "engine/worker/worker.h"
 
 /* A worker's view of a key. */

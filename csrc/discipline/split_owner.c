@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "discipline/split_state.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/args.h"
 #include "discipline/clocks.h"
 #include "engine/owner/core.h"

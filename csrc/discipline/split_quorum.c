@@ -51,7 +51,7 @@
 #include "discipline/servers_groups.h"
 #include "discipline/quorum_state.h"
 #include "discipline/servers_bsp.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/args.h"
 #include "engine/owner/core.h"
 #include "engine/owner/forward.h"

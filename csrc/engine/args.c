@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/discipline.h"
 #include "engine/worker/send.h"
 #include "engine/layout/stages.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 #include "kernel/rule.h"
 
 static double *place_of(const hpc_scheme *sc, const hpc_share *share, int rank, int slot) {

@@ -19,7 +19,7 @@
 #include "engine/worker/send.h"
 #include "engine/layout/stages.h"
 #include "engine/worker/worker.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 static const char op_create[] = "exchange";
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/bytes.h"
 #include "engine/layout/stages.h"
 

@@ -17,11 +17,11 @@
  *   kept.c      fold and apply as two calls: rows that keep their inputs, and no mean
  *   write.c     sends parameters to workers
  *   forward.c   sends a row's fold, or an input, on to another row
- *   answer.c    answers a share, or ends the exchange
+ *   signals.c    answers a share, or ends the exchange
  *   args.c      the arguments of rules, which travel with pushes
  *   send.c      the trainer's side: how an update gets to the owners
  *   pieces.c    updates that travel as pieces of variable length: their ranges, encoders, and decoding
- *   ticket.c    the waits of the trainer, and the ranks that they wait for
+ *   waits.c    the waits of the trainer, and the ranks that they wait for
  *   worker.c    a push and a pull of the trainer
  *   held.c      fold and apply as two calls, where each update is applied by itself
  *   open.c      opens a scheme, and leaves it

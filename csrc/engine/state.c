@@ -8,7 +8,7 @@
 #include "engine/worker/held.h"
 #include "engine/pieces.h"
 #include "engine/worker/send.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 #include "engine/bytes.h"
 
 hpc_key_facts hpc_facts_of_key(const hpc_scheme *sc, int key) {

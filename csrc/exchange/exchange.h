@@ -16,7 +16,7 @@
 #include "engine/worker/held.h"
 #include "engine/layout/layout.h"
 #include "engine/scheme.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 #include "engine/worker/worker.h"
 
 /* The place of a key: its scheme, and its number in that scheme. */

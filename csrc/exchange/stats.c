@@ -8,7 +8,7 @@
 #include "engine/counts.h"
 #include "engine/pieces.h"
 #include "engine/layout/progress.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 static void hear_all(const hpc_exchange *ex) {
     for (int i = 0; i < ex->n_schemes; i++) hpc_scheme_hear_all(ex->schemes[i]);

@@ -2,11 +2,11 @@
 
 #include <string.h>
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/discipline.h"
 #include "engine/worker/send.h"
 #include "engine/layout/stages.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 /* If senders have one slot (HPC_ONE_SLOT), the discipline itself tells when a push is read. */
 int hpc_graph_open(hpc_scheme *sc, const hpc_graph *graph, const char *op) {

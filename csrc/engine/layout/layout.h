@@ -3,7 +3,7 @@
 #ifndef HPC_LAYOUT_H
 #define HPC_LAYOUT_H
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/discipline.h"
 
 /* Finds shares, places and offsets from sc->plan. */

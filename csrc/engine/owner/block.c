@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/bytes.h"
 #include "engine/pieces.h"
 #include "engine/layout/layout.h"

@@ -14,14 +14,14 @@
 
 #include "base/crowd.h"
 #include "base/host.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/args.h"
 #include "engine/discipline.h"
 #include "engine/owner/forward.h"
 #include "engine/layout/progress.h"
 #include "engine/owner/row.h"
 #include "engine/layout/stages.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 #include "engine/owner/write.h"
 
 static const char op_engine[] = "exchange";

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/bytes.h"
 #include "engine/owner/kind.h"
 #include "engine/layout/layout.h"

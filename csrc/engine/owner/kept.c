@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/owner/block.h"
 #include "engine/owner/kind.h"
 #include "engine/owner/prox.h"

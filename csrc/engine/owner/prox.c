@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/owner/write.h"
 
 enum { LINE = 16 /* elements of 64 bytes: a block that begins at a multiple may be stored past the caches */ };

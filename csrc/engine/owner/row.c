@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/layout/graph.h"
 #include "engine/owner/kind.h"
 #include "engine/owner/row.h"

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/owner/block.h"
 #include "engine/owner/forward.h"
 #include "engine/owner/kind.h"

@@ -22,7 +22,7 @@
 #include "engine/pieces.h"
 #include "engine/worker/send.h"
 #include "engine/worker/worker.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 /* A key's update that the worker holds. */
 typedef struct hpc_held {

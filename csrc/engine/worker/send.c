@@ -3,11 +3,11 @@
 #include "engine/worker/send.h"
 
 #include "base/overdue.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/bytes.h"
 #include "engine/pieces.h"
 #include "engine/layout/stages.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 /* ---- slots ---- */
 

@@ -1,6 +1,6 @@
 #include "engine/worker/worker.h"
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/args.h"
 #include "engine/bytes.h"
 #include "engine/layout/graph.h"
@@ -8,7 +8,7 @@
 #include "engine/params.h"
 #include "engine/pieces.h"
 #include "engine/worker/send.h"
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
 /* ---- gradient ---- */
 

@@ -1,7 +1,7 @@
 /* A discipline of one's own: this program has a table with one more row, "every other step", and hpc_discipline_of
  * is its own. docs/architecture.md shows this file. */
 #include "discipline/discipline.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/owner/row.h"
 #include "engine/worker/send.h"
 #include "exchange_plans.h"

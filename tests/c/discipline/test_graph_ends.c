@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include <math.h>
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/bytes.h"
 #include "inside.h"
 #include "graph_jobs.h"

@@ -3,9 +3,9 @@
  * A ticket is the number of a push of its key or, where pulls ask for parameters, of a pull. It is done when all shares
  * that count (hpc_pushed.awaited) have answered that number. Every look at a ticket also works for this rank's own
  * rows. */
-#include "engine/worker/ticket.h"
+#include "engine/worker/waits.h"
 
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/discipline.h"
 #include "engine/params.h"
 

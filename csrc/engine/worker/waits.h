@@ -1,6 +1,6 @@
 /* Tickets: the waits of pushes and pulls, and the ranks that they wait for. */
-#ifndef HPC_TICKET_H
-#define HPC_TICKET_H
+#ifndef HPC_WAITS_H
+#define HPC_WAITS_H
 
 #include "engine/scheme.h"
 

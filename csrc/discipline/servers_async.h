@@ -1,7 +1,7 @@
-/* ASYNC and SSP(s) on servers, where each update is applied by itself as it comes (servers_each.c); and the worker's
+/* ASYNC and SSP(s) on servers, where each update is applied by itself as it comes (servers_async.c); and the worker's
  * side, which ends a pull without asking the owners if its copy is fresh enough (servers_ssp.c). */
-#ifndef HPC_EACH_H
-#define HPC_EACH_H
+#ifndef HPC_SERVERS_ASYNC_H
+#define HPC_SERVERS_ASYNC_H
 
 #include "discipline/discipline.h"
 #include "discipline/clocks.h"

@@ -1,4 +1,4 @@
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/bytes.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* News from a core to other ranks and the user: the failure that ended the exchange, answers, and counts. None of these
  * functions waits. */
-#ifndef HPC_ANSWER_H
-#define HPC_ANSWER_H
+#ifndef HPC_SIGNALS_H
+#define HPC_SIGNALS_H
 
 #include "engine/scheme.h"
 

@@ -35,14 +35,14 @@
  *
  * Waits form no circle: when a sender waits for another one, it has done at least s steps more, and s is 1 or more.
  * This holds even if the two take the keys in different orders. Inside a group all wait for the same folds. */
-#include "discipline/servers_each.h"
+#include "discipline/servers_async.h"
 
 #include <stdio.h>
 
 #include "discipline/graph.h"
 #include "discipline/servers_groups.h"
 #include "discipline/servers_bsp.h"
-#include "engine/owner/answer.h"
+#include "engine/owner/signals.h"
 #include "engine/args.h"
 #include "engine/owner/core.h"
 #include "engine/layout/rows.h"
