@@ -13,7 +13,7 @@
  * Conventions
  *   status    A function that can fail returns HPC_OK (0) or a negative hpc_status; hpc_last_error() has a sentence
  *             about it. The library prints nothing and never ends the process.
- *   units     Sizes and offsets are bytes, times are seconds.
+ *   units     Sizes and offsets are bytes, times are seconds. A value at the end of a setting's comment is its default.
  *   timeout   A negative one means the context's default, 0 means "look once". When the deadline passes, the call
  *             returns HPC_ERR_TIMEOUT, or HPC_ERR_PEER if a peer died meanwhile. Both errors name the ranks that the
  *             call still waited for. Every wait has a timeout.
@@ -603,10 +603,10 @@ typedef struct hpc_exchange_config {
                   graph (any consistency and quorum), and with ASYNC or SSP over servers or peers, where each worker
                   keeps its own updates. One update of a key can be pending, whatever the plan's depth */
     const struct hpc_codec_config *const
-        *codecs; /* by key: the settings of its codec of pieces (codec.h); NULL if the plan has no such codec */
+        *codecs; /* by key: settings of its codec of pieces (codec.h); NULL: no key has one */
     const struct hpc_exchange_config
-        *next; /* another configuration, with its own keys, plan and settings; NULL: none. Keys and rows are numbered
-                  through all configurations, in this order. A call that names no key is for all configurations */
+        *next; /* another configuration, with its own keys and plan; NULL: none. Keys and rows are numbered through all
+                  configurations, in this order; calls that name no key are for all of them */
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
