@@ -602,11 +602,9 @@ typedef struct hpc_exchange_config {
     int split; /* 1: fold and apply are two calls (hpc_exchange_apply). Allowed with BSP (servers: also a quorum), on a
                   graph (any consistency and quorum), and with ASYNC or SSP over servers or peers, where each worker
                   keeps its own updates. One update of a key can be pending, whatever the plan's depth */
-    const struct hpc_codec_config *const
-        *codecs; /* by key: settings of its codec of pieces (codec.h); NULL: no key has one */
-    const struct hpc_exchange_config
-        *next; /* another configuration, with its own keys and plan; NULL: none. Keys and rows are numbered through all
-                  configurations, in this order; calls that name no key are for all of them */
+    const struct hpc_codec_config *const *codecs; /* by key: its codec's settings (codec.h); NULL: no codec of pieces */
+    const struct hpc_exchange_config *next; /* another configuration; NULL: none. Keys and rows are numbered through all
+                                               of them, in this order; calls that name no key are for all */
 } hpc_exchange_config;
 
 HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);

@@ -23,7 +23,7 @@ typedef enum hpc_affinity {
 
 /* Returns how many cores (threads) each of these servers can have while every rank on its machine keeps a CPU, and
  * workers keep one for each compute thread (hpc_config.threads): the same number on all ranks; 0 if no CPU is to spare.
- * At least 1 of it is a good value for hub.cores with HPC_PROGRESS_AUTO. */
+ * Raised to 1, it is a good value for hub.cores with HPC_PROGRESS_AUTO. */
 HPC_API int hpc_spare_cores(const hpc_context *context, const int *workers, int n_workers, const int *servers,
                             int n_servers);
 
@@ -81,11 +81,10 @@ typedef struct hpc_hub {
                        of a key are equal, at most chunk bytes, and equally many for every core; if these would be
                        smaller than least, there are fewer chunks, of at least least bytes. For ranks joined by sockets
                        use chunk 256 KiB and least 16 KiB */
-    const int *
-        parents; /* a tree for each server (Parameter Flow, section 3.4.2), [server][worker], by their places in servers
-                    and workers: the place of the worker that sends the folds of the server's chunks on to this worker,
-                    or -1 for the server itself. Not with HPC_AT_OWNERS. NULL: each server sends to all workers */
-    int n_parents; /* n_servers * n_workers if parents is given, else 0 */
+    const int *parents; /* [server][worker], by place in servers and workers, a tree for each server (Parameter
+                           Flow, 3.4.2): the place of the worker that sends the server's folds on to this worker, or -1
+                           for the server itself. Not with HPC_AT_OWNERS. NULL: each server sends to all workers */
+    int n_parents;      /* n_servers * n_workers if parents is given, else 0 */
 } hpc_hub;
 
 /* A node communication graph (ASAP, section 3): every rank averages its own update with its in-neighbours' updates. The
@@ -130,8 +129,7 @@ typedef struct hpc_peer_to_peer {
     const int *hosts; /* by place in workers: the number of its host. One worker of each host then has a row of a chunk,
                          and writes the parameters for all workers of the host. Needs BSP, and neither sends nor
                          parents. NULL: each worker has its own row */
-    const unsigned char
-        *leads; /* with hosts, by place in workers: 1 if the worker may have rows, else 0; NULL: all may */
+    const unsigned char *leads; /* with hosts, by worker: 1 if it may have rows, else 0; NULL: all may */
 } hpc_peer_to_peer;
 
 /* How the groups of the outermost level exchange their folds (PHub, section 3.4). */
@@ -154,18 +152,17 @@ typedef struct hpc_hosts {
     int n_keys;
     const int *workers; /* ranks */
     int n_workers;
-    int n_levels; /* number of levels of groups, 1 to 8 */
-    const int
-        *groups; /* [level][worker]: the number of the worker's group, 0 or more; the groups of level 0 are the hosts */
-    const int *leads; /* by worker: 1 if it may fold for others, else 0; each host needs at least one. NULL: all may */
-    int top;          /* hpc_top */
-    int cores;        /* of each leading rank, 1 or more; a chunk has the same core on each of its ranks */
-    uint64_t chunk;   /* bytes of a chunk as float32, a multiple of 64; 64 KiB */
-    int depth;        /* how many pending updates of one key a worker may have; 1 */
-    int wire;         /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
-    int sum;          /* 0: the mean of the workers' updates, 1: their sum */
-    int codec_out;    /* hpc_dtype of parameters sent to workers: HPC_F32, HPC_F16 or HPC_BF16 */
-    const int *wires; /* the wire of each key, n_keys of them; NULL: wire for all keys */
+    int n_levels;      /* number of levels of groups, 1 to 8 */
+    const int *groups; /* [level][worker]: the number of the worker's group, 0 or more; level 0 are hosts */
+    const int *leads;  /* by worker: 1 if it may fold for others, else 0; each host needs at least one. NULL: all may */
+    int top;           /* hpc_top */
+    int cores;         /* of each leading rank, 1 or more; a chunk has the same core on each of its ranks */
+    uint64_t chunk;    /* bytes of a chunk as float32, a multiple of 64; 64 KiB */
+    int depth;         /* how many pending updates of one key a worker may have; 1 */
+    int wire;          /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
+    int sum;           /* 0: the mean of the workers' updates, 1: their sum */
+    int codec_out;     /* hpc_dtype of parameters sent to workers: HPC_F32, HPC_F16 or HPC_BF16 */
+    const int *wires;  /* the wire of each key, n_keys of them; NULL: wire for all keys */
     const int *codecs_out;     /* the codec_out of each key; NULL: codec_out for all keys */
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
     int apart;    /* 1: an owner gets the updates of each outermost group, also its own, as one input, which SSP and

@@ -108,8 +108,8 @@ typedef struct hpc_traffic {
  * Cores may count during the call; after close nothing changes. */
 HPC_API int hpc_exchange_get_traffic(const hpc_exchange *exchange, hpc_traffic *traffic, int cap);
 
-/* Counters of one key on this rank. The counters of pieces are for what this rank has encoded, as worker and as owner,
- * and for pieces that its rows have decoded; 0 if the key is sent as an array. */
+/* Counters of one key on this rank. The counters of pieces are for updates that this rank has encoded, as worker and as
+ * owner, and for pieces that its rows have decoded; 0 if the key is sent as an array. */
 typedef struct hpc_key_stats {
     uint64_t sent; /* bytes of the key that this rank has sent to all others, in all stages; the sum over the keys is
                       the sum of hpc_exchange_get_traffic's entries */
