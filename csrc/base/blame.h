@@ -27,7 +27,7 @@ _Static_assert(sizeof(hpc_last_word) == 8 + 64 * HPC_SHOWN_CULPRITS + HPC_REASON
 typedef struct hpc_blamed {
     hpc_culprit culprit;
     char why[HPC_REASON_BYTES];
-    int by_wait; /* found out by a wait here, not told */
+    int by_wait; /* 1: found by a wait here; 0: told by another rank */
 } hpc_blamed;
 
 typedef struct hpc_blame {
@@ -43,20 +43,20 @@ typedef struct hpc_blame {
  * first. */
 void hpc_blame_tell(hpc_blame *b, const hpc_last_word *word, int size);
 
-/* The wait in op has run out of time because of these. */
+/* Records the culprits of a wait in op that has timed out. */
 void hpc_blame_wait(hpc_blame *b, const char *op, uint64_t step, const hpc_culprit *culprits, int n);
 
-/* A wait in op has succeeded, or the trainer has reached a later step: the findings of an earlier wait in op are
- * forgotten. op NULL: of any operation. */
+/* Forgets the findings of an earlier wait in op, because a wait in op has succeeded or the trainer has reached a later
+ * step. op NULL: of waits in any operation. */
 void hpc_blame_settle_slow(hpc_blame *b, const char *op, uint64_t step);
 static inline void hpc_blame_settle(hpc_blame *b, const char *op, uint64_t step) {
     if (atomic_load_explicit(&b->waits, memory_order_relaxed) != 0) hpc_blame_settle_slow(b, op, step);
 }
 
-/* Keeps all entries from now on: this rank is leaving, so no later wait settles them. */
+/* Keeps all entries from now on, because this rank is leaving, so that no later wait removes them. */
 void hpc_blame_freeze(hpc_blame *b);
 
-/* Copies the entries into blamed[HPC_BLAMED], only the told ones if by_wait is 0; returns their number. */
+/* Copies the entries into blamed[HPC_BLAMED]; with by_wait 0 only those told by other ranks. Returns how many. */
 int hpc_blame_read(hpc_blame *b, int by_wait, hpc_blamed *blamed);
 
 /* Bounds the values in a peer's list of n culprits; returns how many culprits are left, at most cap. */
@@ -65,8 +65,8 @@ int hpc_culprits_check(hpc_culprit *culprits, int n, int cap, int size);
 /* Inserts culprit into the list in order of rank, unless its rank is already there; returns the new number. */
 int hpc_culprits_add(hpc_culprit *list, int n, int cap, const hpc_culprit *culprit);
 
-/* Chains of waits. They begin with waits for the ranks in start; these waits have lasted `seconds`. ranks holds the
- * known state of each rank that was asked; a rank that is missing there is skipped. */
+/* Chains of waits, which begin with waits for the ranks in start that have lasted `seconds`. ranks holds the known
+ * state of each rank that was asked; other ranks are skipped. */
 typedef struct hpc_chain {
     const hpc_shown_rank *ranks;
     int n, size;
@@ -75,21 +75,21 @@ typedef struct hpc_chain {
     double seconds;
 } hpc_chain;
 
-/* Writes the culprits at the ends of the chains into culprits, in rising order, at most the first cap of them. Returns
- * the number written. */
+/* Writes the culprits at the ends of the chains into culprits, in ascending order, the first cap of them. Returns how
+ * many it wrote. */
 int hpc_chain_ends(const hpc_chain *chain, hpc_culprit *culprits, int cap);
 
-/* Writes the chain from start to culprit, without its two ends, into text and returns text: "rank 2 waits for rank 3".
- * The text is "" if the culprit is waited for directly, or in a circle. */
+/* Writes the chain from a rank of start to culprit into text and returns text: "rank 2 waits for rank 3". The text is
+ * "" if culprit is in start, or in a circle. */
 const char *hpc_chain_way(const hpc_chain *chain, int culprit, char *text, size_t cap);
 
-/* Writes the sentence of an error about culprits ("rank 3 is stopped") into text, always 0-terminated; returns text. */
+/* Writes a sentence about culprits ("rank 3 is stopped") into text, always 0-terminated; returns text. */
 const char *hpc_culprits_text(const hpc_culprit *culprits, int n, char *text, size_t cap);
 
-/* Whether all culprits, at least one, are in a circle: a deadlock, which is no failure of a rank. */
+/* Returns whether there are culprits and all are in a circle, that is a deadlock, in which no rank has failed. */
 int hpc_culprits_are_circle(const hpc_culprit *culprits, int n);
 
-/* "1, 4 and 7", in text, which is returned. */
+/* Writes a list such as "1, 4 and 7" into text and returns text. */
 const char *hpc_ranks_text(const int *ranks, int n, char *text, size_t cap);
 
 #endif

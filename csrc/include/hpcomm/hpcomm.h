@@ -331,7 +331,7 @@ HPC_API int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout);
 
 /* Finds the culprits at the ends of the chains of waits of one job's n ranks. Writes the first cap of them into
  * culprits, in rising order, and a sentence about them ("rank 3 is stopped") into text, of at most nbytes with its 0
- * (text NULL: no sentence). Returns how many culprits there are, which may exceed cap; 0 if no rank waits. */
+ * (text NULL: no sentence). Returns how many culprits it wrote; 0 if no rank waits. */
 HPC_API int hpc_job_culprits(const hpc_shown_rank *ranks, int n, hpc_culprit *culprits, int cap, char *text,
                              size_t nbytes);
 

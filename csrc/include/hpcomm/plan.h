@@ -23,7 +23,7 @@ typedef enum hpc_affinity {
 
 /* Returns how many cores (threads) each of these servers can have while every rank on its machine keeps a CPU, and
  * workers keep one for each compute thread (hpc_config.threads): the same number on all ranks; 0 if no CPU is to spare.
- * Raised to 1, it is a good value for hub.cores with HPC_PROGRESS_AUTO. */
+ * With at least 1 it is a good value for hub.cores with HPC_PROGRESS_AUTO. */
 HPC_API int hpc_spare_cores(const hpc_context *context, const int *workers, int n_workers, const int *servers,
                             int n_servers);
 
