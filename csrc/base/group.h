@@ -91,8 +91,7 @@ typedef struct hpc_group {
     _Atomic int revoked;    /* 1: ranks that left count as failed (hpc_context_revoke) */
     _Atomic int closed;
     hpc_bell *bell;
-    const char
-        *owner; /* a page that the kernel zeroes in a forked child; its first byte is 1 in the process that made it */
+    const char *owner; /* a page whose first byte is 1; the kernel zeroes it in a forked child */
     /* Works for transports and schemes; returns hpc_left_over. NULL if there is no such work. */
     int (*_Atomic progress)(void *arg, hpc_looker looker);
     void *progress_arg;
