@@ -107,8 +107,7 @@ typedef struct hpc_group {
 typedef struct hpc_wait {
     const char *op;
     int (*ready)(void *arg); /* returns nonzero when the wait is over; called often, and also after that */
-    int (*waiting_for)(void *arg,
-                       int *ranks); /* writes the ranks that are waited for, at most size; returns how many */
+    int (*waiting_for)(void *arg, int *ranks); /* lists the ranks waited for, at most size; returns how many */
     void *arg;
     int every; /* 1: every rank must make the call op */
 } hpc_wait;

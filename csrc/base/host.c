@@ -98,8 +98,7 @@ static int cgroup_find(const char *root, const char *controller, struct cgroup *
     FILE *file = fopen(name, "re");
     if (file == NULL) return 0;
     while (!found && fgets(line, sizeof line, file) != NULL) {
-        char *second =
-            strstr(line, " - "); /* a line is: id parent device root mount options ... - type source options */
+        char *second = strstr(line, " - "); /* a line: id parent device root mount options ... - type source options */
         if (second == NULL || sscanf(line, "%*s %*s %*s %4095s %4095s", top, mount) != 2) continue;
         if (sscanf(second, " - %31s %*s %1023s", type, options) != 2) continue;
         found =

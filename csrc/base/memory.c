@@ -122,8 +122,7 @@ int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, 
     unplaced = place(data, length, places, n); /* before the pages exist */
     if (madvise(data, length, MADV_POPULATE_WRITE) != 0) {
         if (errno != EINVAL) goto err_errno;
-        while (fallocate(fd, 0, 0, (off_t)length) !=
-               0) /* on an older kernel: the pages exist then, but are not mapped yet */
+        while (fallocate(fd, 0, 0, (off_t)length) != 0) /* older kernels: pages exist, but are not mapped yet */
             if (errno != EINTR) goto err_errno;
     }
     /* No holder of the descriptor can now shorten the file under a mapping, so no access can raise SIGBUS. */

@@ -50,9 +50,8 @@ static _Thread_local double slices_limit; /* seconds; 0: unknown */
 static _Thread_local struct {
     hpc_group *group; /* may be freed by now: is_entered(group, serial) tells */
     uint64_t serial;
-    hpc_wait wait; /* only op and every are used */
-    unsigned long
-        failures; /* value of hpc_failures when this failure was recorded; after another failure it is not followed */
+    hpc_wait wait;          /* only op and every are used */
+    unsigned long failures; /* hpc_failures when it was recorded; after another failure it is not followed */
 } last_timeout;
 
 int hpc_slice_waits(int slices) {

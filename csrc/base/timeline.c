@@ -222,8 +222,7 @@ static track *take_track(hpc_timeline *t, double start) {
     }
     if (k != NULL) k->taken = pthread_setspecific(t->key, k) == 0;
     if (k != NULL && !k->taken) k = NULL;
-    if (k != NULL)
-        atomic_fetch_add_explicit(&t->references, 1, memory_order_relaxed); /* this reference goes with taken */
+    if (k != NULL) atomic_fetch_add_explicit(&t->references, 1, memory_order_relaxed); /* goes with taken */
     pthread_mutex_unlock(&t->lock);
     return k;
 }

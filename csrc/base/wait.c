@@ -40,8 +40,7 @@ void hpc_bell_wake(hpc_bell *bell) {
     hpc_calls_count(HPC_CALL_FUTEX);
     int alarm = atomic_load_explicit(&bell->alarm, memory_order_acquire); /* the descriptor exists since then */
     if (alarm != 0) hpc_calls_count(HPC_CALL_ALARM);
-    if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0)
-        return; /* the eventfd's counter is full, so the alarm rings anyway */
+    if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it rings anyway */
 }
 
 int hpc_group_check_rank(const hpc_group *group, int rank, const char *what, const char *op) {
@@ -331,8 +330,7 @@ int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, i
     for (int i = 0; i < q.n_culprits; i++) q.culprits[i] = blamed[i].culprit;
     if (q.n_culprits == 0 && group->follow != NULL) {
         group->follow(group->follow_arg, &q);
-        if (q.n_culprits > 0)
-            remember(group, op, q.culprits, q.n_culprits); /* so that this rank can answer ranks that ask it */
+        if (q.n_culprits > 0) remember(group, op, q.culprits, q.n_culprits); /* to answer ranks that ask */
     }
     for (n_ranks = 0; n_ranks < q.n_culprits; n_ranks++) ranks[n_ranks] = q.culprits[n_ranks].rank;
     for (int i = 0; i < n && left != NULL; i++) {
@@ -469,16 +467,14 @@ enum { SEEN_RANKS = HPC_WATCHED_RANKS };
 _Static_assert((int)SEEN_RANKS >= (int)HPC_SPAN_RANKS, "a span tells of ranks that were kept");
 
 static const double LONG_SECONDS = 1e-3; /* a wait is shown when it has lasted so long, and looked at again as often */
-static const double TRACED_SECONDS =
-    10e-6; /* with a timeline: shown after TRACED_SECONDS, looked at again after RETRACED_SECONDS */
+static const double TRACED_SECONDS = 10e-6; /* with a timeline: shown after it */
 static const double RETRACED_SECONDS = 100e-6;
 
 /* A long wait, with the ranks for which it waited at its last look. */
 typedef struct seen {
     double start, due;
-    double since,
-        look;     /* of the whole wait, of which this may be a slice: its start, and its next look (hpc_overdue) */
-    int place, n; /* place in the group's watch; number of ranks */
+    double since, look; /* of the whole wait, of which this may be a slice: its start and next look */
+    int place, n;       /* place in the group's watch; number of ranks */
     int ranks[SEEN_RANKS];
 } seen;
 
@@ -568,8 +564,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             if (status != HPC_IN_PROGRESS) return status;
             show(group, wait, seen, now);
         }
-        if (group->eases && now < spin_until && hpc_crowd_is(now))
-            spin_until = start; /* ends spinning after one round */
+        if (group->eases && now < spin_until && hpc_crowd_is(now)) spin_until = start; /* one round of spins is over */
         if (now < spin_until || held & HPC_MORE) continue;
         if ((held & HPC_LEFT) || (now < yield_until && !(group->eases && hpc_crowd_find(now)))) {
             sched_yield();

@@ -65,8 +65,7 @@ static void leave_family(hpc_context *c, const char *why) {
         others = close_others(c);
     else
         remove_heir(c);
-    int last =
-        why != NULL || --root->open == 0; /* an abort always stops the root's channel, and does not count open down */
+    int last = why != NULL || --root->open == 0; /* an abort stops the root's channel, and does not count open down */
     pthread_mutex_unlock(&root->family);
     hpc_bell_ring(root->group.bell); /* a shrink may wait there */
     for (; others != NULL; others = next) {

@@ -57,8 +57,8 @@ static int check_addresses(const hpc_context *c) {
  * of them. */
 static int choose_transports(hpc_context *c) {
     char why[512];
-    for (int apart = 1; apart <= c->group.size;
-         apart++) /* apart == size pairs a rank with itself; this comes last, so that errors name two ranks */
+    /* apart == size, each rank with itself, comes last, so that errors name two ranks */
+    for (int apart = 1; apart <= c->group.size; apart++)
         for (int a = 0; a < c->group.size; a++) {
             int b = (a + apart) % c->group.size;
             const hpc_transport *t = hpc_transport_choose(hpc_transport_names(&c->self), &c->addresses[a],

@@ -159,9 +159,8 @@ int hpc_queue_acquire(hpc_queue *q, int i, double timeout) {
         if (status != HPC_OK) return status;
     }
     q->sent[i] = 0;
-    set_version(buffer_header(q, i),
-                ++q->stamp);                   /* the header is now ahead of the footer: the buffer is being written */
-    atomic_thread_fence(memory_order_release); /* release: the header is visible before any later write */
+    set_version(buffer_header(q, i), ++q->stamp); /* header ahead of footer: being written */
+    atomic_thread_fence(memory_order_release);    /* release: the header is visible before later writes */
     return HPC_OK;
 }
 

@@ -40,11 +40,9 @@ enum {
 enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200, LEAST_PART = 36 };
 
 static const char op[] = "bandwidth";
-static const double PERIOD = 2e-3; /* seconds between packets at slow rates; their packets are smaller */
-static const double MOST_LOSS =
-    0.1; /* fraction of a stream's packets; after a higher loss its fleet is above the available bandwidth */
-static const double LOSS_AMID =
-    0.03; /* fraction of packets; a stream amid the job's traffic with a higher loss found no room */
+static const double PERIOD = 2e-3;    /* seconds between packets at slow rates; their packets are smaller */
+static const double MOST_LOSS = 0.1;  /* of a stream's packets; with a higher loss its fleet is above */
+static const double LOSS_AMID = 0.03; /* of its packets; a stream amid the job's traffic that lost more found no room */
 static const double WHOLE = 0.9;      /* fraction of a stream's rate above which it arrived as it was sent */
 static const double CONFIRMED = 0.5;  /* fraction of a guessed bucket that a train must find to confirm it */
 static const double MOST_OWN = 0.1;   /* fraction of a stream's bytes that the job's own traffic may have */
@@ -117,8 +115,7 @@ static int await_pause(const probe_round *c, job *j, double *rate, double *backl
         double gone = hpc_now() - last;
         last += gone;
         if (now.sent_to > before.sent_to) j->busy_bytes += (double)(now.sent_to - before.sent_to);
-        j->busy_seconds +=
-            gone; /* also between two bursts of the traffic, while some of it waits or is not acknowledged */
+        j->busy_seconds += gone; /* also between two bursts, while some of it waits or is not acknowledged */
         before = now;
         if (c->options->at_least > 0 && j->busy_seconds >= LEAST_BUSY) {
             *rate = j->busy_bytes / j->busy_seconds;

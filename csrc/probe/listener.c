@@ -20,8 +20,7 @@
 
 enum { MOST_CALLS = 256, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 1000000000 };
 
-static const double STRAGGLERS =
-    0.06; /* seconds after END in which packets may arrive; a link may hold packets for 50 ms */
+static const double STRAGGLERS = 0.06; /* seconds after END for late packets; a link may hold them for 50 ms */
 static const double PATIENCE = 0.25;   /* seconds for which a grant waits for a pause in the job's incoming traffic */
 static const double AMID = 0.03;       /* seconds, for a stream that may be sent without a pause */
 static const double LOOK = 1e-3;       /* seconds between two looks for a pause */
@@ -107,8 +106,7 @@ static void read_packets(probe_call *c) {
     } controls[BATCH];
     struct mmsghdr messages[BATCH];
     struct iovec parts[BATCH];
-    for (int n = BATCH, left = MOST_BATCHES; n == BATCH && left > 0;
-         left--) { /* a flood of packets must leave time for others */
+    for (int n = BATCH, left = MOST_BATCHES; n == BATCH && left > 0; left--) { /* a flood leaves time for others */
         memset(messages, 0, sizeof messages);
         for (int i = 0; i < BATCH; i++) {
             parts[i] = (struct iovec){room[i], sizeof room[i]};

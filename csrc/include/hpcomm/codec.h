@@ -16,8 +16,8 @@ extern "C" {
  * planners. A piece is the encoded part of an update that one row takes; it is at most 16 bytes longer than the part as
  * float32. The encoder keeps the values that a piece leaves out in a residual, and adds the residual to the next
  * update, so nothing is lost. A worker encodes its pushes, and an owner encodes the folds that it forwards
- * (hpc_apply_at); parameters cannot be encoded so. All rows that take the same elements of a worker's update get the
- * same piece. */
+ * (hpc_apply_at); parameters are never sent as pieces. All rows that take the same elements of a worker's update get
+ * the same piece. */
 typedef enum hpc_codec_number {
     HPC_THRESHOLD = 8,  /* elements with a magnitude above delta (Parameter Flow, 3.3) */
     HPC_TOPK = 9,       /* about a given fraction of the elements, the largest ones; the delta adapts to the fraction */
@@ -42,9 +42,9 @@ enum { HPC_PIECE_ELEMENTS = 1 << 29 }; /* the most elements of one piece */
 
 /* A filter, which chooses the elements of an update to send. For each of n elements, with u = x + residual, it keeps u
  * if |u| > delta or u is NaN. It writes the kept elements into values, one after the other, in the filter's format. It
- * sets the residual to the part that is not sent: u if it is not kept, else the rounding error, or 0 if u is NaN or
- * infinite. It sets bit i % 8 of byte i / 8 of bits to 1 if element i is kept, and to 0 otherwise and after the last
- * element.
+ * sets the residual to the part that is not sent: u if u is not kept, otherwise the rounding error, or 0 for a u that
+ * is NaN or infinite. It sets bit i % 8 of byte i / 8 of bits to 1 if element i is kept, and to 0 otherwise and after
+ * the last element.
  *
  * Returns the number of kept elements. values has room for n elements, and all of it may be written; bits has (n + 7) /
  * 8 bytes. A user's filter may choose other elements, and returns a negative number if it fails. It may be called again
@@ -60,11 +60,11 @@ typedef int64_t hpc_filter_fn(const float *x, float *residual, int64_t n, float 
 typedef int64_t hpc_encode_fn(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
 typedef int hpc_decode_add_fn(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args);
 
-/* How the delta of HPC_THRESHOLD follows the network (Parameter Flow, 3.3.3), between the values delta (the paper's low
- * one) and up of hpc_codec_config. BY_PROBES: pushes of a worker use up while a path on which it sends has less than
- * at_least left, and forwarded folds of an owner use up while a path of its tree has less; probes of
- * hpc_context_bandwidth measure this. SMOOTHLY, without probes: delta falls from up, when this rank's connections reach
- * the rate at_least, to delta, when they reach twice that. */
+/* How the delta of HPC_THRESHOLD follows the network (Parameter Flow, 3.3.3). It is between two members of
+ * hpc_codec_config: delta (the paper's low value) and up. BY_PROBES: a worker's pushes use the value up while a path on
+ * which it sends has less than at_least left, and the folds that an owner forwards use it while a path of the owner's
+ * tree has less; probes of hpc_context_bandwidth measure this. SMOOTHLY, without probes: delta falls from up, when this
+ * rank's connections reach the rate at_least, to delta, when they reach twice that. */
 typedef enum hpc_follow_how {
     HPC_FOLLOW_NOTHING = 0,
     HPC_FOLLOW_BY_PROBES = 1,
@@ -102,8 +102,8 @@ typedef struct hpc_codec_config {
 
 HPC_API void hpc_codec_config_init(hpc_codec_config *config);
 
-/* The memory of a HPC_FACTORS update, which the trainer fills: the update is the sum of the products u v^T of the first
- * *count pairs of vectors. Vectors that are mostly 0 are sent as indices and values. */
+/* The memory of an HPC_FACTORS update, which the trainer fills: the update is the sum of the products u v^T of the
+ * first *count pairs of vectors. Vectors that are mostly 0 are sent as indices and values. */
 typedef struct hpc_factors {
     int *count; /* the trainer sets it, 0 to pairs; 0 at first */
     float *u;   /* [pairs][rows] */

@@ -108,8 +108,7 @@ class Wire {
 class CodecsByKey {
   public:
     CodecsByKey(const std::vector<CodecConfig> &codecs, const hpc_plan &plan) {
-        std::vector<int> wires(static_cast<std::size_t>(plan.n_keys),
-                               HPC_F32); // by key: its codec of pieces, or HPC_F32
+        std::vector<int> wires(static_cast<std::size_t>(plan.n_keys), HPC_F32); // F32: no codec of pieces
         for (int i = 0; i < plan.n_rows; i++) {
             const hpc_row &row = plan.rows[i];
             const int number = std::max(row.codec_in, row.codec_out);

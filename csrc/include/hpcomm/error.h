@@ -55,8 +55,7 @@ typedef struct hpc_culprit {
 typedef enum hpc_error_detail {
     HPC_DETAIL_NONE = 0,
     HPC_DETAIL_UNFINISHED = 1, /* the last call on the key was cut short; repeat that call first */
-    HPC_DETAIL_HELD_UP =
-        2 /* the wait ended before its deadline, because nothing could come any more (hpc_config.look_after) */
+    HPC_DETAIL_HELD_UP = 2 /* the wait ended before its deadline: nothing could come any more (hpc_config.look_after) */
 } hpc_error_detail;
 
 /* The last failure of the calling thread. Its pointers stay valid until the thread's next failing call. */

@@ -33,8 +33,7 @@ struct SufficientFactorsConfig {
     std::vector<unsigned char> sends; // as in PeerToPeerConfig: partial broadcast; empty: all to all
     std::vector<int> parents;         // as in PeerToPeerConfig: relays
     int cores = 1;                    // of each rank
-    bool sum =
-        true; // true: W -= lr * the sum of all ranks' products u v^T; false: that sum is divided by the number of ranks
+    bool sum = true; // true: W -= lr * the sum of all ranks' products u v^T; false: that sum by the number of ranks
 
     CodecConfig codec(const Matrix &matrix) const noexcept {
         return CodecConfig::factors(matrix.rows, matrix.columns, pairs);
@@ -146,7 +145,7 @@ class SufficientFactors {
         return write(V, i, key, report, in_place);
     }
 
-    // Sends the pairs of every matrix that were written since the last commit; if there are none, an empty update. It
+    // Sends the pairs of every matrix that were written since the last commit; without any it sends an empty update. It
     // waits for the commit before, not for this one. It is refused, and sends nothing, if a pair has no u or no v, or a
     // value is NaN or infinite. After a Timeout nothing is lost: the next call continues where this one stopped.
     void commit(double timeout = default_timeout, Report report = {}) {

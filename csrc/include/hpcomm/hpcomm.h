@@ -152,11 +152,11 @@ HPC_API int hpc_context_address(const hpc_context *context, void *address);
 HPC_API int hpc_context_connect(hpc_context *context, const void *addresses, double timeout);
 
 /* An out-of-band allgather for jobs whose launcher has none: rank 0 listens at host:port, and the others connect to it.
- * With a secret (16 bytes or more) both ends of a connection prove that they know it; without one host must be loopback
- * (else HPC_ERR_AUTH). create returns when all ranks have come; its HPC_ERR_TIMEOUT names, on every rank, the ranks
- * that did not come. allgather takes the same number of bytes from every rank, at most 16 MiB in all; a failed
- * allgather ends the rendezvous on every rank. A negative timeout means 30 s; to learn which ranks are missing a rank
- * may wait one second more. Rank 0 serves the others only during its calls. It is for one thread at a time. */
+ * With a secret (16 bytes or more) both ends of a connection prove that they know it; without a secret, host must be a
+ * loopback address (else HPC_ERR_AUTH). create returns when all ranks have come; its HPC_ERR_TIMEOUT names, on every
+ * rank, the ranks that did not come. allgather takes the same number of bytes from every rank, at most 16 MiB in all; a
+ * failed allgather ends the rendezvous on every rank. A negative timeout means 30 s; to learn which ranks are missing a
+ * rank may wait one second more. Rank 0 serves the others only during its calls. It is for one thread at a time. */
 typedef struct hpc_rendezvous hpc_rendezvous;
 HPC_API int hpc_rendezvous_create(int rank, int size, const char *host, int port, const void *secret,
                                   size_t secret_bytes, double timeout, hpc_rendezvous **rendezvous);
@@ -169,7 +169,7 @@ HPC_API int hpc_context_size(const hpc_context *context);
 
 typedef struct hpc_peer {
     int state;             /* hpc_peer_state */
-    const char *transport; /* "self" for this rank; "" before connect */
+    const char *transport; /* the transport to this peer; "self" for this rank, "" before connect */
     const char *host;
     int64_t pid;
     const char *path; /* the network path to the peer: "10.0.0.2:40001 by eth0" over TCP, else "" */
@@ -330,7 +330,7 @@ typedef struct hpc_shown_rank {
 HPC_API int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout);
 
 /* Finds the culprits at the ends of the chains of waits of one job's n ranks. Writes the first cap of them into
- * culprits, in rising order, and a sentence about them ("rank 3 is stopped") into text, of at most nbytes with its 0
+ * culprits, in ascending order, and a sentence about them ("rank 3 is stopped") into text, of at most nbytes with its 0
  * (text NULL: no sentence). Returns how many culprits it wrote; 0 if no rank waits. */
 HPC_API int hpc_job_culprits(const hpc_shown_rank *ranks, int n, hpc_culprit *culprits, int cap, char *text,
                              size_t nbytes);
@@ -366,8 +366,8 @@ HPC_API void hpc_memory_release(hpc_memory *memory);
 
 /* Memory for arrays whose values must survive the next write. hpc_memory_view maps the pages of nbytes at `at` a second
  * time; `at` must lie in the memory of a window, a queue or an exchange, and the view's data begins with the page of
- * `at`. hpc_memory_part then gives the view private pages at the same addresses, which keep their present bytes. No
- * thread or peer may write these pages during the call. */
+ * `at`. hpc_memory_part then gives the view private pages at the same addresses, which keep the bytes that they have
+ * now. No thread or peer may write these pages during the call. */
 HPC_API int hpc_memory_view(const void *at, size_t nbytes, hpc_memory **view);
 HPC_API int hpc_memory_part(hpc_memory *view);
 
@@ -443,7 +443,7 @@ typedef struct hpc_queue_config {
     size_t nbytes;    /* bytes of one update; the same on all ranks */
     int depth;        /* updates that a sender may send before they are acknowledged, 1 or more */
     int buffers;      /* registered buffers of this rank, 0 to 64; the same on all ranks */
-    const char *type; /* a text all ranks must agree on, e.g. "float32 (1024,)", or NULL */
+    const char *type; /* a text that all ranks must agree on, e.g. "float32 (1024,)", or NULL */
 } hpc_queue_config;
 
 typedef struct hpc_queue_stats {
@@ -506,8 +506,8 @@ typedef struct hpc_edge {
 
 typedef enum hpc_action {
     HPC_APPLY = 0,   /* the rule changes the parameters, which go to the out-edges */
-    HPC_FORWARD = 1, /* the folded update goes to the rows of the out-edges */
-    HPC_EMIT = 2,    /* the folded update itself goes to the out-edges as parameters */
+    HPC_FORWARD = 1, /* the fold goes to the rows of the out-edges */
+    HPC_EMIT = 2,    /* the fold itself goes to the out-edges, as parameters */
     HPC_RELAY = 3    /* the parameters of another row go to the out-edges, unchanged */
 } hpc_action;
 
@@ -517,9 +517,9 @@ typedef struct hpc_row {
     int key, owner, core;
     int action;              /* hpc_action */
     uint64_t offset, count;  /* first element, and number of elements, of the key */
-    int depth;               /* inputs that each in-edge may hold at once, 1 to HPC_PLAN_DEPTH */
+    int depth;               /* inputs that each in-edge may hold at the same time, 1 to HPC_PLAN_DEPTH */
     int quorum;              /* number of inputs that make a fold: all of them, or 1 (each input by itself) */
-    int codec_in, codec_out; /* hpc_dtype of the inputs, and of the outputs */
+    int codec_in, codec_out; /* hpc_dtype or hpc_codec_number of the inputs, and of the outputs */
     int n_in, n_out;
     const hpc_edge *in, *out; /* several rows may share one array */
 } hpc_row;
@@ -554,10 +554,9 @@ typedef enum hpc_consistency {
     HPC_SSP = 3, /* no worker begins a step while it is more than staleness steps ahead of the slowest. Each update is
                     applied as it comes, with its weight in the plan (hub.each 0); pulls wait for slow workers;
                     staleness 0 is BSP. On a graph a fold takes the newest updates, none more than staleness steps old.
-                    With several stages, under SSP and ASYNC, each input of a row that applies is an update, and
+                    With several stages, under SSP and ASYNC, each input of a row that applies counts as one update, and
                     parameters come with the answer to the push */
-    HPC_BARRIER =
-        4 /* only on graphs: all ranks meet, without a flush; then a fold takes the updates that have come completely */
+    HPC_BARRIER = 4 /* on graphs: all ranks meet, without a flush; then each folds the updates that are complete */
 } hpc_consistency;
 
 typedef enum hpc_progress {
@@ -587,8 +586,8 @@ typedef struct hpc_exchange_config {
     int quorum; /* inputs that suffice for a fold; 0: all. An input after its fold is left out, and its worker is told.
                    On a graph it counts in-neighbours' inputs, and a rank with fewer in-neighbours needs all of theirs.
                    With servers each worker must push every key once, and pull all, before it pushes one again. If rows
-                   forward to others, it counts inputs of the rows that apply; each is a group of ranks
-                   (hpc_hosts.apart), the same groups for all keys */
+                   forward to others, it counts inputs of the rows that apply, each from one group of ranks
+                   (hpc_hosts.apart); all keys have the same groups */
     double grace;    /* seconds that a fold with its quorum waits for more inputs; negative: learned */
     double patience; /* 1 or more: a negative timeout of a call on a key means patience times the usual time of a push
                         (hpc_exchange_stats.usual), at least 1 s and at most the context's timeout (ASAP, section 5: a
@@ -679,21 +678,21 @@ HPC_API int hpc_exchange_wait(hpc_exchange *exchange, int key, uint64_t ticket, 
 HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *src, double timeout);
 
 /* Calls for config.split = 1. HPC_PUSH is then a fold: the owners keep the mean of all workers' updates of the key (the
- * plan's weighted sum), and its ticket ends when all updates are in it. Then all workers must make the same one of
- * these calls, else the exchange ends with HPC_ERR_CONFIG. After squares or gather follows another of these calls, or a
- * fold that replaces the mean. Do not touch the gradient until apply or skip has ended; after a gather it may be
+ * plan's weighted sum), and its ticket ends when all updates are in it. Then all workers must make the same one of the
+ * calls below, else the exchange ends with HPC_ERR_CONFIG. After squares or gather they make another of these calls, or
+ * a fold that replaces the mean. Do not touch the gradient until apply or skip has ended; after a gather it may be
  * written. HPC_PUSH | HPC_PULL is a fold and an apply with scale 1. Cores work on the lowest key first.
  *
  * Among peers each rank keeps the updates that it gets, and its calls are for its own parameters: they wait for no
  * other rank's call, and are not compared with it. Copies stay equal while all ranks make the same calls with the same
- * scale and args. The plan's depth must be 2 or more. So it is on a graph of one phase under BSP and NOTIFY_ACK. On
- * other graphs each rank keeps the mean of its fold, and no neighbour waits for its calls.
+ * scale and args. The plan's depth must be 2 or more. The same holds on a graph of one phase under BSP and NOTIFY_ACK.
+ * On other graphs each rank keeps the mean of its fold, and no neighbour waits for its calls.
  *
  * With a quorum the first apply or skip by a worker whose update is in the mean counts for all, with its args. Other
  * workers whose updates are in the mean must give the same scale. The apply or skip of a late worker changes nothing:
  * it ends when the mean is applied or skipped, and brings the newest parameters. squares and gather are of the kept
- * mean; if none is kept any more, squares gives the last known sum, or 0, and gather writes nothing. No fold replaces
- * another.
+ * mean; if none is kept any more, squares gives the last known sum, or 0, and gather writes nothing. A fold cannot
+ * replace a kept mean.
  *
  * Under ASYNC and SSP each update is applied by itself. A fold keeps this worker's own update and sends nothing.
  * squares and gather are of that update, without its weight in the plan, and have ended when they return. apply scales
@@ -721,8 +720,8 @@ HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double ti
 
 /* Waits until the owners have applied all pushes of this rank. Under SSP with servers a pull may end before that;
  * get_row, set_row and publish are refused meanwhile. If receivers apply the rule, it waits until this rank's receiver
- * has applied this rank's pushes, and equally many of every worker: if all have pushed equally often, all then have the
- * same parameters. */
+ * has applied all pushes of this rank and as many of every other worker (all, if it has made fewer). If all workers
+ * have pushed equally often, all then have the same parameters. */
 HPC_API int hpc_exchange_settle(hpc_exchange *exchange, double timeout);
 /* together 1: from now on starts of this rank may be kept back, in order, and sent with later ones, so that many small
  * keys need few messages. A start that brings the bytes kept for one peer to 64 KiB sends them. together 0 sends all
@@ -739,8 +738,9 @@ HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
  * others.
  *   BSP     all workers of a key must set the same args before the same push; else the exchange ends with
  *           HPC_ERR_CONFIG, which names two ranks
- *   others  a rank's args are for its own updates or parameters; with several stages for its group's, and all ranks of
- *           the group must set the same. With a quorum of servers the args of the lowest rank in a fold are used */
+ *   others  a rank's args are for its own updates or parameters; with several stages they are for its group's, and all
+ *           ranks of the group must set the same. With a quorum of servers the args of the lowest rank in a fold are
+ *           used */
 HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, int key, const double *args);
 
 /* Writes the HPC_RULE_ARGS args of this rank's next push of key into args; on a rank that only serves, the args of the
@@ -761,13 +761,13 @@ HPC_API int hpc_exchange_publish(hpc_exchange *exchange, double timeout);
  * keys. For ASYNC and SSP with servers; otherwise 0. Others may push meanwhile. After a death or a revoke it stops this
  * rank's part, as get_row does. */
 HPC_API int hpc_exchange_get_folded(hpc_exchange *exchange, int rank, uint64_t *pushes);
-/* For the remaining ranks after others are lost, when get_row has stopped this rank's part. heard[row], for each of the
- * plan's n rows: how many folds this worker's copy of the row's elements contains, as its owner has answered (under SSP
- * with servers: how many updates of the slowest worker; if pulls have separate answers: how many pulls); UINT64_MAX if
- * this worker gets no parameters of the row. Parameters that came encoded are decoded first. hpc_exchange_get_sent with
- * row -1: *count gets how often this worker has begun to push key, and values the sum of the pieces of its last push,
- * or zeros if its codec keeps no residual (values NULL: only the count, at any time). With a row of this rank: how
- * often it was folded, and the piece that it forwarded last; key is not used. */
+/* For the remaining ranks after others are lost; get_row must have stopped this rank's part first. heard[row], for each
+ * of the plan's n rows: how many folds this worker's copy of the row's elements contains, as its owner has answered
+ * (under SSP with servers: how many updates of the slowest worker; if pulls have separate answers: how many pulls);
+ * UINT64_MAX if this worker gets no parameters of the row. The call decodes parameters that came encoded.
+ * hpc_exchange_get_sent with row -1: *count gets how often this worker has begun to push key, and values the sum of the
+ * pieces of its last push, or zeros if its codec keeps no residual (values NULL: only the count, at any time). With a
+ * row of this rank: how often it was folded, and the piece that it forwarded last; key is not used. */
 HPC_API int hpc_exchange_get_heard(hpc_exchange *exchange, uint64_t *heard, int n);
 HPC_API int hpc_exchange_get_sent(hpc_exchange *exchange, int key, int row, uint64_t *count, float *values);
 /* Returns a key whose push or pull by this rank is pending, so that get_row and set_row are refused; else -1. Also for

@@ -23,7 +23,7 @@ typedef enum hpc_affinity {
 
 /* Returns how many cores (threads) each of these servers can have while every rank on its machine keeps a CPU, and
  * workers keep one for each compute thread (hpc_config.threads): the same number on all ranks; 0 if no CPU is to spare.
- * With at least 1 it is a good value for hub.cores with HPC_PROGRESS_AUTO. */
+ * The larger of it and 1 is a good value for hub.cores with HPC_PROGRESS_AUTO. */
 HPC_API int hpc_spare_cores(const hpc_context *context, const int *workers, int n_workers, const int *servers,
                             int n_servers);
 
@@ -32,7 +32,7 @@ HPC_API int hpc_spare_cores(const hpc_context *context, const int *workers, int 
 HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n_servers);
 
 /* Returns 1 if two of these ranks neither map each other's memory nor reach each other by RDMA, judged by the addresses
- * of all ranks, else 0: the same on all ranks. If it is 1, set hub.least. */
+ * of all ranks, else 0: the same on all ranks. If it is 1, hub.least is of use. */
 HPC_API int hpc_over_sockets(const hpc_context *context, const int *ranks, int n_ranks);
 
 /* Checks a plan for size ranks. Returns HPC_OK if every rank that is sent a key's parameters gets each element once,
@@ -51,11 +51,11 @@ typedef enum hpc_apply_at {
     HPC_AT_BOTH = 2       /* receivers apply, and an owner that is no receiver does too, to keep parameters */
 } hpc_apply_at;
 
-/* A parameter server (PHub, sections 3.2.3 and 3.2.4). Keys are cut into chunks. Largest first, each chunk is given to
- * the core (of all servers) that has the fewest bytes so far, which is within 4/3 of the best partition. With several
- * interfaces a chunk is given to the interface with the fewest bytes, and there to the core with the fewest; each of
- * the two partitions is within 4/3 of its best. Cores c and d belong to one interface if c mod interfaces == d mod
- * interfaces. */
+/* A parameter server (PHub, sections 3.2.3 and 3.2.4). Keys are cut into chunks. Beginning with the largest chunk, each
+ * is given to the core, of any server, that has the fewest bytes so far; this is within 4/3 of the best partition. With
+ * several interfaces a chunk is given to the interface with the fewest bytes, and there to the core with the fewest;
+ * each of the two partitions is within 4/3 of its best. Cores c and d belong to one interface if c mod interfaces == d
+ * mod interfaces. */
 typedef struct hpc_hub {
     size_t size; /* sizeof(hpc_hub), set by hpc_plan_args_init */
     const hpc_key *keys;
@@ -67,9 +67,9 @@ typedef struct hpc_hub {
     int depth;      /* how many pending updates of one key a worker may have; 1 */
     int wire;       /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
     int sum;        /* 0: the mean of the workers' updates, 1: their sum */
-    int each; /* 0: an update is applied when all workers' updates have come, as their sum or mean; 1: each is applied
-                 as it comes, with its full weight; if receivers apply, sums of updates are */
-    int affinity;   /* hpc_affinity; it does not change which core has a chunk */
+    int each;     /* 0: all workers' updates are applied together, as their mean or sum; 1: each is applied as it comes,
+                     with weight 1; if receivers apply, owners send them sums of updates */
+    int affinity; /* hpc_affinity; it does not change which core has a chunk */
     int interfaces; /* NICs of each server over which chunks are balanced, at most cores; 0: one */
     int codec_out;  /* hpc_dtype of parameters sent to workers: HPC_F32, HPC_F16 or HPC_BF16. In 16 bits all workers get
                        rounded values, in float32 arrays; the servers keep masters in full float32 */
@@ -78,9 +78,9 @@ typedef struct hpc_hub {
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
     int apply_at;              /* hpc_apply_at; any but HPC_AT_OWNERS needs depth 2 or more, and under SSP(s) s + 2 */
     uint64_t least; /* bytes, at most chunk. 0: all chunks of a key but the last have chunk bytes. Above 0: all chunks
-                       of a key are equal, at most chunk bytes, and equally many for every core; if these would be
-                       smaller than least, there are fewer chunks, of at least least bytes. For ranks joined by sockets
-                       use chunk 256 KiB and least 16 KiB */
+                       of a key are equal, at most chunk bytes, and equally many for every core; if these would have
+                       fewer than `least` bytes, there are fewer chunks, with `least` bytes or more. For ranks joined by
+                       sockets use a chunk of 256 KiB and a least of 16 KiB */
     const int *parents; /* [server][worker], by place in servers and workers, a tree for each server (Parameter
                            Flow, 3.4.2): the place of the worker that sends the server's folds on to this worker, or -1
                            for the server itself. Not with HPC_AT_OWNERS. NULL: each server sends to all workers */
@@ -135,8 +135,7 @@ typedef struct hpc_peer_to_peer {
 /* How the groups of the outermost level exchange their folds (PHub, section 3.4). */
 typedef enum hpc_top {
     HPC_TOP_SHARDED = 0, /* each group sends its fold to the chunk's owner, which sends an answer to each group */
-    HPC_TOP_RING =
-        1 /* the fold goes from group to group until it is at the owner's, and the answer goes the same way */
+    HPC_TOP_RING = 1     /* the fold goes around the groups to the owner's, and the answer goes around likewise */
 } hpc_top;
 
 /* A hierarchy of hosts (PHub, section 3.4). The workers of a host are a group of level 0; hosts may form groups of

@@ -73,7 +73,7 @@ struct HubConfig {
     std::vector<int> wires;        // the wire of each key; empty: wire for all keys
     std::vector<int> codecs_out;   // the codec_out of each key; empty: codec_out for all keys
     hpc_apply_at apply_at = HPC_AT_OWNERS;
-    std::size_t least = 0; // bytes; with it every core gets an equal part of a key, in chunks of at least least bytes
+    std::size_t least = 0;    // bytes of a chunk; above 0 every core gets an equal part of a key (hpc_hub)
     std::vector<int> parents; // [server][worker], by their places; empty: servers send to all workers
 
     int plan(const Context &context, hpc_plan **out) const {
@@ -131,11 +131,9 @@ struct GraphConfig {
 // hpc_peer_to_peer.
 struct PeerToPeerConfig {
     std::vector<Key> keys;
-    std::vector<int> workers; // ranks; empty: all ranks of the context
-    std::vector<unsigned char>
-        sends; // [from][to], by place in workers: 1 if from sends to to, else 0; empty: all to all
-    std::vector<int>
-        parents; // [from][to], by place in workers: the worker that sends from's pushes to to; empty: from itself
+    std::vector<int> workers;         // ranks; empty: all ranks of the context
+    std::vector<unsigned char> sends; // [from][to], by worker: 1 if from sends to to, else 0; empty: all to all
+    std::vector<int> parents;         // [from][to], by worker: the worker that sends from's pushes to to; empty: from
     std::vector<int> hosts; // by worker: the number of its host; one worker of a host applies for all; empty: each
                             // applies for itself
     std::vector<unsigned char> leads; // with hosts, by worker: 1 if it may apply for others, else 0; empty: all may
@@ -188,7 +186,7 @@ struct HostsConfig {
     bool apart = false; // each outermost group's updates are one input of an owner's row, which SSP and quorums need
     bool each = false;  // such an input is the mean or the sum of the group's workers alone, which ASYNC needs
     hpc_apply_at apply_at = HPC_AT_OWNERS;
-    std::size_t least = 0; // bytes; with it every core gets an equal part of a key, in chunks of at least least bytes
+    std::size_t least = 0; // bytes of a chunk; above 0 every core gets an equal part of a key (hpc_hosts)
 
     int plan(const Context &context, hpc_plan **out) const {
         const std::vector<int> working = detail::all_unless(workers, context);
