@@ -58,13 +58,13 @@ HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
 HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange, int key);
 
 typedef enum hpc_histogram {
-    HPC_FOLDS_BY_INPUTS =
-        0, /* counts[k]: folds so far with k whole inputs, of neighbours or, with servers and a quorum, of workers.
-Returns the largest number of inputs that a fold can have; 0 with servers without a quorum */
-    HPC_STEPS_BY_STALENESS = 1 /* counts[d]: how many steps (of a key, by this rank) began with the slowest worker d
-                                  steps behind, as far as this rank's parameters have its updates. Returns the staleness
-                                  of SSP (servers of one stage, or if receivers apply); of ASYNC among peers, or if
-                                  receivers apply, the staleness that the plan's slots allow; else 0 */
+    /* counts[k]: how many folds so far had k whole inputs, of neighbours or, with servers and a quorum, of workers.
+     * Returns the largest number of inputs that a fold can have; 0 with servers without a quorum. */
+    HPC_FOLDS_BY_INPUTS = 0,
+    /* counts[d]: how many steps (of a key, by this rank) began with the slowest worker d steps behind, as far as this
+     * rank's parameters have its updates. Returns the staleness of SSP (servers of one stage, or if receivers apply);
+     * of ASYNC among peers, or if receivers apply, the staleness that the plan's slots allow; else 0. */
+    HPC_STEPS_BY_STALENESS = 1
 } hpc_histogram;
 
 /* Writes the first cap counts of a histogram into counts, 0 for values that cannot occur. See hpc_histogram for the
