@@ -51,9 +51,9 @@ HPC_API int hpc_exchange_get_progress(const hpc_exchange *exchange, char *text, 
 /* With a quorum hpc_exchange_late returns how many shares (one core's rows of a key; where rows relay, the rows that
  * send this rank its parameters) of this rank's last push of key were late and left out. The push must have ended.
  * hpc_exchange_version returns the newest version of the parameters (the number of their folds) that any owner has
- * answered this rank, or on a graph the newest that was folded here; the next push is for the version after it. key -1:
- * late of all keys, and the newest version of all keys; with a quorum all keys of a configuration have the same
- * version. Without a quorum late is 0, and version is the number of pushes. */
+ * answered this rank, or on a graph the newest that was folded here; the next push is for the version after it. With
+ * key -1 they return the late shares of all keys, and the newest version of any key; with a quorum all keys of a
+ * configuration have the same version. Without a quorum late is 0, and version is the number of pushes. */
 HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
 HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange, int key);
 
