@@ -1,9 +1,9 @@
 /* The ranks to blame: ranks that failed by themselves, as other ranks report in their last words, and ranks at the end
- * of a chain of waits that ran out of time here.
+ * of a chain of waits that timed out here.
  *
- * Entries told by other ranks stay. The entries that a wait of this rank found when it ran out of time are forgotten
- * once that wait has succeeded after all (hpc_blame_settle). Any thread may write and read. busy is a spin lock that is
- * held while a few hundred bytes are copied. */
+ * Entries told by other ranks stay. Entries that a wait of this rank found at its timeout are removed if a later try of
+ * that wait succeeds (hpc_blame_settle). Any thread may write and read. busy is a spin lock that is held while a few
+ * hundred bytes are copied. */
 #ifndef HPC_BLAME_H
 #define HPC_BLAME_H
 
@@ -15,11 +15,11 @@
 
 enum { HPC_REASON_BYTES = 160, HPC_BLAMED = 16 };
 
-/* The message by which a leaving rank says why it leaves: a payload of the control channel, without holes. */
+/* The message by which a leaving rank says why it leaves: a payload of the control channel, so it has no padding. */
 typedef struct hpc_last_word {
     uint32_t n_culprits, unused; /* 0: no other rank makes it leave */
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
-    char why[HPC_REASON_BYTES]; /* reason why it goes or culprits[0] failed; "": none given */
+    char why[HPC_REASON_BYTES]; /* the reason why the rank leaves, or why culprits[0] failed; "": none */
 } hpc_last_word;
 _Static_assert(sizeof(hpc_culprit) == 64, "a culprit has no holes");
 _Static_assert(sizeof(hpc_last_word) == 8 + 64 * HPC_SHOWN_CULPRITS + HPC_REASON_BYTES, "a last word has no holes");
@@ -35,12 +35,12 @@ typedef struct hpc_blame {
     _Atomic int waits; /* number of entries found by a wait; 0 spares a look at the list */
     int n;
     hpc_blamed list[HPC_BLAMED];
-    const char *op; /* operation of the wait behind those entries; step is the trainer's step then */
+    const char *op; /* op: the wait that found those entries; step: the trainer's step at that time */
     uint64_t step;
 } hpc_blame;
 
-/* Records the culprits in another rank's last word, if it names any. Numbers are bounded and texts are terminated
- * first. */
+/* Records the culprits in another rank's last word, if it names any. It first bounds the numbers and terminates the
+ * texts. */
 void hpc_blame_tell(hpc_blame *b, const hpc_last_word *word, int size);
 
 /* Records the culprits of a wait in op that has timed out. */
@@ -59,7 +59,8 @@ void hpc_blame_freeze(hpc_blame *b);
 /* Copies the entries into blamed[HPC_BLAMED]; with by_wait 0 only those told by other ranks. Returns how many. */
 int hpc_blame_read(hpc_blame *b, int by_wait, hpc_blamed *blamed);
 
-/* Bounds the values in a peer's list of n culprits; returns how many culprits are left, at most cap. */
+/* Removes invalid entries from a peer's list of n culprits, and bounds the values of the others. Returns how many are
+ * left, at most cap. */
 int hpc_culprits_check(hpc_culprit *culprits, int n, int cap, int size);
 
 /* Inserts culprit into the list in order of rank, unless its rank is already there; returns the new number. */

@@ -144,7 +144,7 @@ static void reach(const search *s, int rank, char *to, int *stack) {
     }
 }
 
-/* Lists one circle: waiting ranks from each of which every other one can be reached, and no rank outside. */
+/* Lists one circle: ranks that wait for each other, directly or through others, and for no rank outside the circle. */
 static int list_circle(const search *s, hpc_culprit *culprits, int cap) {
     size_t size = (size_t)s->chain->size;
     char *from = malloc(2 * size + 1), *back = from + size;

@@ -18,9 +18,9 @@ typedef struct hpc_crowd {
  * seconds, because its waits no longer yield, which makes the load harder to see. */
 void hpc_crowd_look(hpc_crowd *crowd, double now, uint64_t ran, uint64_t waited);
 
-/* Return whether the calling thread is crowded. hpc_crowd_is only reads the state; hpc_crowd_find first looks at the
- * kernel's counts, if the last look was at least a tenth of a second ago. If the kernel does not count, no thread is
- * crowded. */
+/* Both return whether the calling thread is crowded. hpc_crowd_is only reads the state; hpc_crowd_find first looks at
+ * the kernel's counts, if the last look was at least a tenth of a second ago. If the kernel does not count, no thread
+ * is crowded. */
 int hpc_crowd_is(double now);
 int hpc_crowd_find(double now);
 

@@ -59,7 +59,7 @@ typedef struct hpc_fleet {
     int rising, level, unclear;
 } hpc_fleet;
 
-/* Returns the verdict as soon as the remaining streams cannot change it, before that HPC_FLEET_OPEN. */
+/* Returns the verdict once the remaining streams cannot change it, until then HPC_FLEET_OPEN. */
 hpc_fleet_says hpc_fleet_judge(const hpc_fleet *fleet);
 
 /* ---- the search over all fleets ---- */

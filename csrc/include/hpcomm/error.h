@@ -19,9 +19,9 @@ typedef enum hpc_status {
     HPC_OK = 0,
     HPC_IN_PROGRESS = 1,      /* not an error: the work goes on, ask again */
     HPC_ERR_INVALID = -1,     /* a bad argument; the message has its name and value */
-    HPC_ERR_CONFIG = -2,      /* ranks disagree, or a setting has no meaning */
+    HPC_ERR_CONFIG = -2,      /* ranks disagree about a setting, or a setting makes no sense */
     HPC_ERR_UNSUPPORTED = -3, /* this transport, host or build cannot do it */
-    HPC_ERR_TRANSPORT = -4,   /* the connection to a peer failed; hpc_error.transport and peer say which */
+    HPC_ERR_TRANSPORT = -4,   /* the connection to a peer failed; see hpc_error.transport and peer */
     HPC_ERR_PEER = -5,        /* ranks failed; see hpc_error.ranks and left */
     HPC_ERR_TIMEOUT = -6,     /* the deadline passed; see hpc_error.waiting_for and culprits */
     HPC_ERR_AUTH = -7,        /* a stranger or a peer of another job connected */

@@ -232,7 +232,7 @@ typedef struct hpc_bandwidth_options {
     size_t size;     /* sizeof(hpc_bandwidth_options), set by hpc_bandwidth_options_init */
     double at_least; /* above 0: the call only finds out whether a path has this rate left; 0: it finds the range of the
                         rate that is left */
-    double timeout;  /* seconds for the whole call, 60; at the deadline a range that is still wider than resolution is
+    double timeout;  /* seconds for the whole call; 60. At the deadline a range that is still wider than resolution is
                         returned as it is */
     double resolution; /* width of the range at which the search ends, as a fraction of its middle; 0.2 */
     double share;      /* fraction of a fleet's rate that its streams may take on average, pauses included; 0.1 */
@@ -639,8 +639,8 @@ typedef struct hpc_key_facts {
     int copied;         /* every rank has a copy, and copies after equally many steps have equal bits */
     int may_differ;     /* several ranks apply the same updates, and nothing says which of their copies is newer */
     int counts_folds;   /* rows and workers count steps alike: one push of each worker makes one fold, or one version */
-    int counts_updates; /* rows count updates and not steps: under ASYNC and SSP, but not on graphs */
-    int counts_versions; /* all keys of the configuration get each version together: with a quorum */
+    int counts_updates; /* rows count updates, not steps: under ASYNC and SSP, except on graphs */
+    int counts_versions; /* there is a quorum, so all keys of the configuration get each version together */
     int jumps;           /* the steps of a worker may skip numbers, because folds go on without late workers */
     int in_step;         /* between two steps all workers have made the same number of steps */
     int settles;         /* a pull may end before its push is applied, see hpc_exchange_settle */
@@ -775,7 +775,7 @@ HPC_API int hpc_exchange_get_sent(hpc_exchange *exchange, int key, int row, uint
 HPC_API int hpc_exchange_under_way(hpc_exchange *exchange);
 
 /* A reference that keeps the memory at `at` mapped (see hpc_window_memory). `at` must be an address that
- * hpc_exchange_params, hpc_exchange_gradient or hpc_exchange_gathered has returned for key; NULL: the memory of this
+ * hpc_exchange_params, hpc_exchange_gradient or hpc_exchange_gathered has returned for key; at NULL: the memory of this
  * rank's part. */
 HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int key, const void *at);
 

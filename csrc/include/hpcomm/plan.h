@@ -14,8 +14,8 @@ extern "C" {
 
 /* cffi: begin */
 
-/* On hosts with several NICs: which NIC carries a chunk between a worker and its owner, in both directions (PHub,
- * sections 3.2.4 and 4.5). It makes no difference on shm and tcp, which choose no NIC. */
+/* The choice of NIC, on hosts with several: which one carries a chunk between a worker and its owner, in both
+ * directions (PHub, sections 3.2.4 and 4.5). It makes no difference on shm and tcp, which choose no NIC. */
 typedef enum hpc_affinity {
     HPC_KEY_BY_CORE = 0, /* the NIC of the chunk's core, for every worker: core c uses NIC c mod (number of NICs) */
     HPC_WORKER_BY_INTERFACE = 1 /* the NIC of the pair of ranks, for every chunk */
