@@ -1,5 +1,5 @@
 /* Memory that other processes can map: a memfd whose pages are all allocated at once, mapped until its last reference
- * is released. Also memory of this process alone, which one core uses. Either may be placed on NUMA nodes. */
+ * is released. Also private memory of this process, which a single core uses. Either may be placed on NUMA nodes. */
 #ifndef HPC_MEMORY_H
 #define HPC_MEMORY_H
 

@@ -9,8 +9,8 @@
 #include "base/group.h"
 
 /* Waits until ready. Returns HPC_OK then, even if one of the following holds too; HPC_ERR_PEER if any rank is lost, or
- * one of waiting_for has left (or all of them have gone from the list); HPC_ERR_TIMEOUT at the deadline, or if ranks
- * have left because of a deadlock; HPC_ERR_INVALID if the context is closed meanwhile. */
+ * one of waiting_for has left, or ranks have left and waiting_for lists none any more; HPC_ERR_TIMEOUT at the deadline,
+ * or if ranks have left because of a deadlock; HPC_ERR_INVALID if the context is closed meanwhile. */
 int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout);
 
 /* Returns HPC_ERR_INVALID unless 0 <= rank < size. */

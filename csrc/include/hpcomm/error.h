@@ -95,9 +95,9 @@ HPC_API double hpc_slices_limit(double seconds);
  * waits are shown under this name: in errors, in warnings, and by hpc_jobs. */
 typedef struct hpc_calling hpc_calling;
 
-/* Returns a call with this name, of which 35 bytes are kept; the same name gives the same call, which lives as long as
- * the process. every: 1 if every rank of the job must make the call; errors about ranks that wait for each other then
- * say so. Returns NULL without memory, or after 1000 names. Any thread may call it. */
+/* Returns a call with this name, of which 35 bytes are kept; the same name and every give the same call, which lives as
+ * long as the process. every: 1 if every rank of the job must make the call; errors about ranks that wait for each
+ * other then say so. Returns NULL without memory, or after 1000 names. Any thread may call it. */
 HPC_API const hpc_calling *hpc_calling_named(const char *name, int every);
 
 /* Marks the calling thread as being in the call; NULL: in no call. Returns the call that it was in before, or NULL. */

@@ -231,7 +231,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         return pushes;
     }
 
-    // Counters of key: bytes that this rank has sent, and pieces that it has encoded.
+    // Returns counters of key: bytes that this rank has sent, and pieces that it has encoded.
     hpc_key_stats key_stats(int key, Report report = {}) const {
         hpc_key_stats stats{};
         report(hpc_exchange_get_key_stats(get(), key, &stats));

@@ -141,7 +141,8 @@ typedef struct hpc_oob {
     int (*free)(void *request);
 } hpc_oob;
 
-/* Creates this rank's context and waits until all others have done so (hpc_config.init_timeout). NULL: the defaults. */
+/* Creates this rank's context and waits until all others have done so (hpc_config.init_timeout). config NULL: the
+ * defaults. */
 HPC_API int hpc_init(const hpc_oob *oob, const hpc_config *config, hpc_context **context);
 
 /* hpc_init in three steps, for a caller that distributes the addresses itself: create a context, give the result of
@@ -381,10 +382,12 @@ HPC_API int hpc_put(hpc_lane *lane, hpc_window *window, int peer, const void *sr
 HPC_API int hpc_put_signal(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
                            int signal, uint64_t value);
 
-/* Returns HPC_OK if this rank's own signal word is at_least or more, else HPC_IN_PROGRESS. *value (or NULL) gets it. */
+/* Returns HPC_OK if this rank's own signal word is at_least or more, else HPC_IN_PROGRESS. *value gets the word, unless
+ * value is NULL. */
 HPC_API int hpc_test_signal(hpc_window *window, int signal, uint64_t at_least, uint64_t *value);
 
-/* Waits until this rank's own signal word is at_least or more. Errors name peer, which should write it; -1: unknown. */
+/* Waits until this rank's own signal word is at_least or more. peer is the rank that should write it, for errors; -1:
+ * unknown. *value gets the word, unless value is NULL. */
 HPC_API int hpc_wait_signal(hpc_window *window, int signal, uint64_t at_least, int peer, double timeout,
                             uint64_t *value);
 

@@ -167,8 +167,8 @@ typedef struct hpc_hosts {
     int apart;    /* 1: an owner gets the updates of each outermost group, also its own, as one input, which SSP and
                      quorums need; not with a ring. 0: the owner itself folds its own group's updates */
     int each;     /* 1: each of these inputs is the mean or the sum of its group's workers alone, which ASYNC needs */
-    int apply_at; /* hpc_apply_at; here owners are receivers, so HPC_AT_BOTH is HPC_AT_RECEIVERS, and depth must be 2 or
-                     more. Each host has one receiver, for its workers; with apart, which SSP needs, each worker is a
+    int apply_at; /* hpc_apply_at; here owners are receivers, so HPC_AT_BOTH means HPC_AT_RECEIVERS, and depth must be 2
+                     or more. Each host has one receiver, for its workers; with apart, which SSP needs, each worker is a
                      receiver */
     uint64_t least; /* as in hpc_hub, for the cores of all leading ranks */
 } hpc_hosts;
@@ -186,7 +186,7 @@ typedef struct hpc_tree {
     int cores;                 /* of each rank with children, 1 or more */
     uint64_t chunk;            /* bytes of a chunk as float32, a multiple of 64; 128 KiB */
     int depth;                 /* how many updates of one key may be pending; 1 */
-    int wire;                  /* hpc_dtype of the root's pushes to itself: HPC_F32, HPC_F16 or HPC_BF16 */
+    int wire;                  /* hpc_dtype of the root's pushes: HPC_F32, HPC_F16 or HPC_BF16 */
     int codec_out;             /* hpc_dtype of parameters sent to other ranks: HPC_F32, HPC_F16 or HPC_BF16 */
     const int *wires;          /* the wire of each key, n_keys of them; NULL: wire for all keys */
     const int *codecs_out;     /* the codec_out of each key; NULL: codec_out for all keys */
