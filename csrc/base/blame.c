@@ -12,7 +12,7 @@ static void unlock(hpc_blame *b) {
     atomic_store_explicit(&b->busy, 0, memory_order_release);
 }
 
-/* An entry told by another rank stays, unless the news is that the rank has died. */
+/* Adds or changes an entry. An entry told by another rank stays, unless the rank is now known to have died. */
 static void put(hpc_blame *b, const hpc_culprit *culprit, const char *why, int by_wait) {
     int i = 0;
     while (i < b->n && b->list[i].culprit.rank != culprit->rank) i++;
@@ -42,7 +42,7 @@ int hpc_culprits_check(hpc_culprit *culprits, int n, int cap, int size) {
     for (int i = 0; i < n && i < cap; i++) {
         hpc_culprit c = culprits[i];
         if (c.rank < 0 || c.rank >= size || c.state < HPC_CULPRIT_DIED || c.state > HPC_CULPRIT_CIRCLE) continue;
-        if (!(c.seconds >= 0 && c.seconds < 1e12)) c.seconds = 0; /* also a NaN */
+        if (!(c.seconds >= 0 && c.seconds < 1e12)) c.seconds = 0; /* also if it is a NaN */
         c.every = c.every != 0;
         c.op[sizeof c.op - 1] = 0;
         for (char *at = c.op; *at != 0; at++)
@@ -95,7 +95,7 @@ int hpc_blame_read(hpc_blame *b, int by_wait, hpc_blamed *blamed) {
     return n;
 }
 
-/* ---- lists and words ---- */
+/* ---- lists and sentences ---- */
 
 int hpc_culprits_add(hpc_culprit *list, int n, int cap, const hpc_culprit *culprit) {
     int at = 0;
@@ -123,7 +123,7 @@ const char *hpc_ranks_text(const int *ranks, int n, char *text, size_t cap) {
     return text;
 }
 
-enum { TOLD = 16 }; /* culprits in a sentence */
+enum { TOLD = 16 }; /* the most culprits in a sentence */
 
 static const char *state_text(const hpc_culprit *c, int many, char *text, size_t cap) {
     switch (c->state) {
@@ -145,8 +145,8 @@ static const char *state_text(const hpc_culprit *c, int many, char *text, size_t
     }
 }
 
-/* "rank 0 is in state_dict(), which every rank must call; ranks 1 and 2 are in step()". Where no call says that every
- * rank must make it, or all ranks are in the same call: "rank 0 in send, ranks 1 and 2 in recv". */
+/* Writes a text such as "rank 0 is in state_dict(), which every rank must call; ranks 1 and 2 are in step()". If no
+ * call must be made by every rank, or all ranks are in the same call: "rank 0 in send, ranks 1 and 2 in recv". */
 static size_t circle_text(const hpc_culprit *culprits, int n, char *text, size_t cap) {
     char done[TOLD] = {0}, who[256];
     size_t used = 0;

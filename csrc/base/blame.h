@@ -1,9 +1,9 @@
 /* The ranks to blame: ranks that failed by themselves, as other ranks report in their last words, and ranks at the end
- * of a chain of waits that ran out of time here.
+ * of a chain of waits that timed out here.
  *
- * Entries told by other ranks stay. The entries that a wait of this rank found when it ran out of time are forgotten
- * once that wait has succeeded after all (hpc_blame_settle). Any thread may write and read. busy is a spin lock that is
- * held while a few hundred bytes are copied. */
+ * Entries told by other ranks stay. Entries that a wait of this rank found at its timeout are removed if a later try of
+ * that wait succeeds (hpc_blame_settle). Any thread may write and read. busy is a spin lock that is held while a few
+ * hundred bytes are copied. */
 #ifndef HPC_BLAME_H
 #define HPC_BLAME_H
 
@@ -15,11 +15,11 @@
 
 enum { HPC_REASON_BYTES = 160, HPC_BLAMED = 16 };
 
-/* The message by which a leaving rank says why it leaves: a payload of the control channel, without holes. */
+/* The message by which a leaving rank says why it leaves: a payload of the control channel, so it has no padding. */
 typedef struct hpc_last_word {
     uint32_t n_culprits, unused; /* 0: no other rank makes it leave */
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
-    char why[HPC_REASON_BYTES]; /* reason why it goes or culprits[0] failed; "": none given */
+    char why[HPC_REASON_BYTES]; /* the reason why the rank leaves, or why culprits[0] failed; "": none */
 } hpc_last_word;
 _Static_assert(sizeof(hpc_culprit) == 64, "a culprit has no holes");
 _Static_assert(sizeof(hpc_last_word) == 8 + 64 * HPC_SHOWN_CULPRITS + HPC_REASON_BYTES, "a last word has no holes");
@@ -27,7 +27,7 @@ _Static_assert(sizeof(hpc_last_word) == 8 + 64 * HPC_SHOWN_CULPRITS + HPC_REASON
 typedef struct hpc_blamed {
     hpc_culprit culprit;
     char why[HPC_REASON_BYTES];
-    int by_wait; /* found out by a wait here, not told */
+    int by_wait; /* 1: found by a wait here; 0: told by another rank */
 } hpc_blamed;
 
 typedef struct hpc_blame {
@@ -35,38 +35,39 @@ typedef struct hpc_blame {
     _Atomic int waits; /* number of entries found by a wait; 0 spares a look at the list */
     int n;
     hpc_blamed list[HPC_BLAMED];
-    const char *op; /* operation of the wait behind those entries; step is the trainer's step then */
+    const char *op; /* op: the wait that found those entries; step: the trainer's step at that time */
     uint64_t step;
 } hpc_blame;
 
-/* Records the culprits in another rank's last word, if it names any. Numbers are bounded and texts are terminated
- * first. */
+/* Records the culprits in another rank's last word, if it names any. It first bounds the numbers and terminates the
+ * texts. */
 void hpc_blame_tell(hpc_blame *b, const hpc_last_word *word, int size);
 
-/* The wait in op has run out of time because of these. */
+/* Records the culprits of a wait in op that has timed out. */
 void hpc_blame_wait(hpc_blame *b, const char *op, uint64_t step, const hpc_culprit *culprits, int n);
 
-/* A wait in op has succeeded, or the trainer has reached a later step: the findings of an earlier wait in op are
- * forgotten. op NULL: of any operation. */
+/* Forgets the findings of an earlier wait in op, because a wait in op has succeeded or the trainer has reached a later
+ * step. op NULL: of waits in any operation. */
 void hpc_blame_settle_slow(hpc_blame *b, const char *op, uint64_t step);
 static inline void hpc_blame_settle(hpc_blame *b, const char *op, uint64_t step) {
     if (atomic_load_explicit(&b->waits, memory_order_relaxed) != 0) hpc_blame_settle_slow(b, op, step);
 }
 
-/* Keeps all entries from now on: this rank is leaving, so no later wait settles them. */
+/* Keeps all entries from now on, because this rank is leaving, so that no later wait removes them. */
 void hpc_blame_freeze(hpc_blame *b);
 
-/* Copies the entries into blamed[HPC_BLAMED], only the told ones if by_wait is 0; returns their number. */
+/* Copies the entries into blamed[HPC_BLAMED]; with by_wait 0 only those told by other ranks. Returns how many. */
 int hpc_blame_read(hpc_blame *b, int by_wait, hpc_blamed *blamed);
 
-/* Bounds the values in a peer's list of n culprits; returns how many culprits are left, at most cap. */
+/* Removes invalid entries from a peer's list of n culprits, and bounds the values of the others. Returns how many are
+ * left, at most cap. */
 int hpc_culprits_check(hpc_culprit *culprits, int n, int cap, int size);
 
 /* Inserts culprit into the list in order of rank, unless its rank is already there; returns the new number. */
 int hpc_culprits_add(hpc_culprit *list, int n, int cap, const hpc_culprit *culprit);
 
-/* Chains of waits. They begin with waits for the ranks in start; these waits have lasted `seconds`. ranks holds the
- * known state of each rank that was asked; a rank that is missing there is skipped. */
+/* Chains of waits, which begin with waits for the ranks in start that have lasted `seconds`. ranks holds the known
+ * state of each rank that was asked; other ranks are skipped. */
 typedef struct hpc_chain {
     const hpc_shown_rank *ranks;
     int n, size;
@@ -75,21 +76,21 @@ typedef struct hpc_chain {
     double seconds;
 } hpc_chain;
 
-/* Writes the culprits at the ends of the chains into culprits, in rising order, at most the first cap of them. Returns
- * the number written. */
+/* Writes the culprits at the ends of the chains into culprits, in ascending order, the first cap of them. Returns how
+ * many it wrote. */
 int hpc_chain_ends(const hpc_chain *chain, hpc_culprit *culprits, int cap);
 
-/* Writes the chain from start to culprit, without its two ends, into text and returns text: "rank 2 waits for rank 3".
- * The text is "" if the culprit is waited for directly, or in a circle. */
+/* Writes the chain from a rank of start to culprit into text and returns text: "rank 2 waits for rank 3". The text is
+ * "" if culprit is in start, or in a circle. */
 const char *hpc_chain_way(const hpc_chain *chain, int culprit, char *text, size_t cap);
 
-/* Writes the sentence of an error about culprits ("rank 3 is stopped") into text, always 0-terminated; returns text. */
+/* Writes a sentence about culprits ("rank 3 is stopped") into text, always 0-terminated; returns text. */
 const char *hpc_culprits_text(const hpc_culprit *culprits, int n, char *text, size_t cap);
 
-/* Whether all culprits, at least one, are in a circle: a deadlock, which is no failure of a rank. */
+/* Returns whether there are culprits and all are in a circle, that is a deadlock, in which no rank has failed. */
 int hpc_culprits_are_circle(const hpc_culprit *culprits, int n);
 
-/* "1, 4 and 7", in text, which is returned. */
+/* Writes a list such as "1, 4 and 7" into text and returns text. */
 const char *hpc_ranks_text(const int *ranks, int n, char *text, size_t cap);
 
 #endif

@@ -1,7 +1,7 @@
-/* System calls and wake-ups of this process, counted where they are made.
+/* Counts of this process's system calls and wake-ups, made where the calls are.
  *
- * Any thread counts, and one word for all of them is enough: a relaxed add stands beside a call that takes a hundred
- * times as long. Nothing is counted where no call is made. */
+ * All threads count in the same words, with relaxed adds: the system call beside an add takes a hundred times as
+ * long. */
 #ifndef HPC_CALLS_H
 #define HPC_CALLS_H
 
@@ -12,12 +12,12 @@
 typedef enum hpc_call {
     HPC_CALL_SEND,    /* send, sendmsg */
     HPC_CALL_RECEIVE, /* recv, readv */
-    HPC_CALL_EMPTY,   /* both, if they moved no byte */
+    HPC_CALL_EMPTY,   /* of both kinds, calls that moved no byte */
     HPC_CALL_POLL,    /* epoll_wait, poll */
     HPC_CALL_FUTEX,   /* waits and wakes */
     HPC_CALL_ALARM,   /* reads and writes of eventfds */
-    HPC_CALL_YIELD,   /* sched_yield of a wait */
-    HPC_CALL_WAKEUP,  /* no call: a sleep that ended, in epoll_wait, poll, a futex or nanosleep */
+    HPC_CALL_YIELD,   /* sched_yield calls of waits */
+    HPC_CALL_WAKEUP,  /* not a call: a sleep that ended, in epoll_wait, poll, a futex or nanosleep */
     HPC_CALLS
 } hpc_call;
 
@@ -33,7 +33,7 @@ static inline void hpc_calls_count_moved(hpc_call call, ssize_t moved) {
     if (moved <= 0) hpc_calls_count(HPC_CALL_EMPTY);
 }
 
-/* All counts so far. */
+/* Copies all counts so far. */
 void hpc_calls_read(uint64_t counts[HPC_CALLS]);
 
 #endif

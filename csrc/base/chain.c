@@ -1,23 +1,23 @@
-/* Chains of waits, followed to their ends: a rank that died, is stopped, does not answer or computes; or a circle. It
- * reads the states that ranks have shown and asks no rank. */
+/* Follows chains of waits to their ends: ranks that died, are stopped, do not answer or compute; or to a circle. It
+ * reads the states that ranks have shown, and asks no rank. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/blame.h"
 
-/* The search's notes of a rank: where it is in chain->ranks, whether the search has come to it, from which rank, and
- * how long others have waited for it. */
+/* The search's notes about a rank: its place in chain->ranks, whether and from which rank the search has reached it,
+ * and how long others have waited for it. */
 typedef struct visit {
-    int known; /* index + 1; 0: nothing is known of it */
+    int known; /* index in chain->ranks + 1; 0: its state is unknown */
     int seen, from;
     double waited;
-    int stopped; /* a rank of its host says so */
+    int stopped; /* another rank of its host says so */
 } visit;
 
 typedef struct search {
     const hpc_chain *chain;
-    visit *visits; /* by rank */
+    visit *visits; /* indexed by rank */
     int *queue;    /* ranks in the order in which they were found */
     int n;
 } search;
@@ -33,12 +33,12 @@ static void find(search *s, int rank, int from, double waited, int stopped) {
     s->queue[s->n++] = rank;
 }
 
-/* Whether the chain goes no further there: the rank is an end, or names the ends. */
+/* Returns whether the chain ends here: the rank does not wait, or it names culprits itself. */
 static int is_end(const hpc_shown_rank *r, const visit *v) {
     return r->gone[0] != 0 || r->stopped || v->stopped || !r->answers || r->n_culprits > 0 || r->n_waits == 0;
 }
 
-/* A wait that lists too few of its ranks may be for any. */
+/* Follows the waits of a rank. A wait that does not list all of its ranks may be for any rank. */
 static void follow(search *s, int rank) {
     const hpc_shown_rank *r = &s->chain->ranks[s->visits[rank].known - 1];
     for (int i = 0; i < r->n_waits; i++) {
@@ -89,13 +89,13 @@ static hpc_culprit end_of(const hpc_shown_rank *r, const visit *v) {
     return c;
 }
 
-/* A rank that has just done something for others does not hold them up: it is between two waits. */
+/* Returns whether c has just done something for others: it is between two waits, so it does not hold them up. */
 static int is_brief(const hpc_culprit *c, const visit *v) {
     return c->state == HPC_CULPRIT_COMPUTING && c->seconds < v->waited / 2;
 }
 
-/* A culprit that another rank has found silent, and that is not silent now: otherwise a finding could go from rank to
- * rank for ever, if waits are tried again and again. */
+/* Returns whether c, which another rank found silent, answers now. Without this check a finding could go from rank to
+ * rank forever while waits are tried again. */
 static int has_answered_since(const search *s, const hpc_culprit *c) {
     if (c->state != HPC_CULPRIT_SILENT || c->rank < 0 || c->rank >= s->chain->size) return 0;
     const int known = s->visits[c->rank].known;
@@ -118,7 +118,7 @@ static int list_ends(const search *s, int brief, hpc_culprit *culprits, int cap)
 
 /* ---- circles ---- */
 
-/* A rank whose other thread has just begun to wait is not at a standstill. */
+/* Returns the shortest wait of a rank's threads: a rank is not stuck if one of its threads has just begun to wait. */
 static double shortest_wait(const hpc_shown_rank *r) {
     double least = r->waits[0].seconds;
     for (int i = 1; i < r->n_waits; i++)
@@ -126,7 +126,7 @@ static double shortest_wait(const hpc_shown_rank *r) {
     return least;
 }
 
-/* Marks in to, by rank, the ranks that can be reached from rank. */
+/* Marks the ranks that can be reached from rank: to[r] = 1. */
 static void reach(const search *s, int rank, char *to, int *stack) {
     int n = 0;
     memset(to, 0, (size_t)s->chain->size);
@@ -144,7 +144,7 @@ static void reach(const search *s, int rank, char *to, int *stack) {
     }
 }
 
-/* Lists one circle: waiting ranks, such that every rank reached from one of them leads back to it. */
+/* Lists one circle: ranks that wait for each other, directly or through others, and for no rank outside the circle. */
 static int list_circle(const search *s, hpc_culprit *culprits, int cap) {
     size_t size = (size_t)s->chain->size;
     char *from = malloc(2 * size + 1), *back = from + size;
@@ -171,7 +171,7 @@ static int list_circle(const search *s, hpc_culprit *culprits, int cap) {
     return n;
 }
 
-/* ---- all of it ---- */
+/* ---- results ---- */
 
 int hpc_chain_ends(const hpc_chain *chain, hpc_culprit *culprits, int cap) {
     search s;

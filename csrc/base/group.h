@@ -1,4 +1,4 @@
-/* A group: the ranks of a context as its waits see them, and the parts of a wait. */
+/* A group: the ranks of a context as seen by its waits, and the parts of a wait. */
 #ifndef HPC_GROUP_H
 #define HPC_GROUP_H
 
@@ -13,110 +13,114 @@
 #include "base/watch.h"
 
 typedef struct hpc_bell {
-    _Alignas(64) _Atomic uint32_t sleepers; /* threads between "about to look once more" and "awake" */
-    _Alignas(64) _Atomic uint32_t rings;    /* the futex word */
-    _Atomic int alarm; /* 1 + an eventfd to write to as well, where the bell is mapped by its owner alone; else 0 */
+    _Alignas(64) _Atomic uint32_t sleepers; /* threads that are about to look a last time, or sleep */
+    _Alignas(64) _Atomic uint32_t rings;    /* the futex word; a ring adds 1 */
+    _Atomic int alarm; /* 1 + an eventfd that a ring also writes to, if only the owner maps the bell; else 0 */
 } hpc_bell;
 
 enum { HPC_NOTE_BYTES = 200, HPC_NOTES = 16 };
 
-/* A place where a wait may sleep instead of on the futex: a set of sockets, which wakes it without a detour. Only one
- * thread can at a time. claim comes before the last look at the condition; leave after the sleep, or without one. sleep
- * takes its thread out of the bell's sleepers before it handles what woke it, which would ring for itself otherwise. */
+/* A bed: a set of sockets on which a wait may sleep instead of on the futex, so that a message wakes it directly. Only
+ * one thread at a time can use it. A wait calls claim before its last look at the condition, and leave after the sleep,
+ * or when it does not sleep. sleep takes its thread out of the bell's sleepers before it handles the message that woke
+ * it: handling may ring the bell, which would otherwise wake this thread again. */
 typedef struct hpc_bed {
     int (*claim)(void *arg);
-    int (*sleep)(void *arg, double seconds); /* nonzero if more is left than it has handled */
+    int (*sleep)(void *arg, double seconds); /* returns nonzero if it left some of the messages unhandled */
     void (*leave)(void *arg);
 } hpc_bed;
 
-/* The place of a look for progress in a wait. A look just before or after a sleep in the bed asks no transport whose
- * news ends such a sleep (hpc_transport.wakes_beds). */
+/* Where in a wait the look for progress is. A look just before or after a sleep in the bed skips the transports whose
+ * messages end such a sleep (hpc_transport.wakes_beds). */
 typedef enum hpc_looker { HPC_LOOKS_ALL = 0, HPC_LOOKS_BESIDE_BED } hpc_looker;
 
-/* The answer of progress. A wait looks again at once, or in a while; with nothing left it may sleep on its bell. */
+/* The result of progress: whether the wait looks again at once, or after a while. With 0 it may sleep on its bell. */
 typedef enum hpc_left_over {
-    HPC_LEFT = 1,    /* more has come, or another thread is at it */
-    HPC_AWAITED = 2, /* something is to come that rings no bell, and it may be long */
-    HPC_MORE = 4     /* beside HPC_LEFT: the caller itself has more to do, and does not yield */
+    HPC_LEFT = 1,    /* more has come, or another thread works on it */
+    HPC_AWAITED = 2, /* something will come that rings no bell, perhaps only after a long time */
+    HPC_MORE = 4     /* with HPC_LEFT: the caller itself has more to do, so it must not yield */
 } hpc_left_over;
 
-/* A question to other ranks: because of whom does nothing come? */
+/* A question to other ranks: which ranks hold this wait up? */
 typedef enum hpc_asks {
-    HPC_ASK_ENDS = 0, /* the ends of the chains that begin with a wait for waiting_for */
-    HPC_ASK_CAUSES,   /* the ranks in waiting_for have closed an exchange: only they are asked, for their culprits */
-    HPC_ASK_WHO_WAITS /* the first rank of waiting_for that has waited itself for `waited` seconds: asked in turn */
+    HPC_ASK_ENDS = 0, /* find the ends of the chains that begin with a wait for waiting_for */
+    HPC_ASK_CAUSES,   /* the ranks in waiting_for have closed an exchange: ask only these, for their culprits */
+    HPC_ASK_WHO_WAITS /* find the first rank of waiting_for that has waited for `waited` seconds itself: ask them in
+                         turn */
 } hpc_asks;
 
 typedef struct hpc_inquiry {
     hpc_asks asks;
-    hpc_doing doing; /* of the wait, by the names that others see */
+    hpc_doing doing; /* the call of the wait, by the name that others see */
     const int *waiting_for;
     int n;
-    double waited, most; /* seconds: so far, and for the answers */
-    uint64_t moved;      /* by all that were asked, see hpc_watch */
+    double waited, most; /* seconds: how long the wait has lasted; how long the answers may take */
+    uint64_t moved;      /* sum of hpc_watch_moved of all ranks that were asked */
     int n_culprits;
     hpc_culprit culprits[HPC_BLAMED];
-    char way[256]; /* from one of waiting_for to the first culprit; "": directly, or a circle */
+    char way[256]; /* the chain from a rank of waiting_for to the first culprit; "" if waiting_for has that culprit, or
+                      in a circle */
 } hpc_inquiry;
 
-/* Puts the question; 0 culprits if none can be found. It may block for most seconds. */
+/* Asks the question; sets n_culprits 0 if no culprit is found. It may block for inquiry->most seconds. */
 typedef void hpc_follow(void *arg, hpc_inquiry *inquiry);
 
-/* How a rank departs: the first thread that learns of it writes here, then why, then the rank's state. */
-typedef enum hpc_departing { HPC_GOES_BY_ITSELF = 1, HPC_GOES_BECAUSE = 2 /* of others */ } hpc_departing;
+/* Why a rank departs. The first thread that learns of a departure writes this, then the reason, then the rank's
+ * state. */
+typedef enum hpc_departing { HPC_GOES_BY_ITSELF = 1, HPC_GOES_BECAUSE = 2 /* of other ranks */ } hpc_departing;
 
-/* The facts that a wait must know of the group. */
+/* The facts about a group that its waits use. */
 typedef struct hpc_group {
     int rank, size;
     double timeout, spin, yield;
-    int eases;         /* a thread that others keep from its CPU neither spins nor yields: it sleeps at once */
-    double slice;      /* hpc_config's, as are these: */
-    double look_after; /* 0: never */
+    int eases;    /* 1: a thread that other threads keep from its CPU neither spins nor yields, but sleeps at once */
+    double slice; /* this and the next four are hpc_config's */
+    double look_after; /* seconds; 0: never look */
     double init_timeout;
     void (*warn)(void *arg, const char *sentence);
     void *warn_arg;
-    uint64_t serial;                   /* of hpc_group_enter; 0: not entered */
-    struct hpc_group *next;            /* entered before this one */
-    _Atomic int *states;               /* hpc_peer_state by rank */
+    uint64_t serial;                   /* number that hpc_group_enter gave; 0: not entered */
+    struct hpc_group *next;            /* the group that was entered before this one */
+    _Atomic int *states;               /* by rank: hpc_peer_state */
     _Atomic char *departing;           /* by rank: hpc_departing; written before its state */
-    char (*reasons)[HPC_REASON_BYTES]; /* why a rank failed; written before its state */
+    char (*reasons)[HPC_REASON_BYTES]; /* by rank: why it failed; written before its state */
     hpc_blame blame;
     hpc_follow *follow; /* NULL: no rank can be asked */
     void *follow_arg;
-    _Atomic int departures; /* ranks that left or failed: 0 spares the look at states */
-    _Atomic int revoked;    /* a rank that left counts as failed: hpc_context_revoke */
+    _Atomic int departures; /* number of ranks that left or failed; while it is 0, waits need not look at states */
+    _Atomic int revoked;    /* 1: ranks that left count as failed (hpc_context_revoke) */
     _Atomic int closed;
     hpc_bell *bell;
-    const char *owner; /* a page that the kernel wipes in a forked child: 1 in the process that made it */
-    /* Does the work of transports and schemes; hpc_left_over. NULL if they have none. */
+    const char *owner; /* a page whose first byte is 1; the kernel zeroes it in a forked child */
+    /* Works for transports and schemes; returns hpc_left_over. NULL if there is no such work. */
     int (*_Atomic progress)(void *arg, hpc_looker looker);
     void *progress_arg;
-    const hpc_bed *bed; /* NULL: the futex alone */
+    const hpc_bed *bed; /* NULL: waits sleep on the futex alone */
     void *bed_arg;
-    char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* hpc_context_note's; each written once, before noted counts it */
-    int note_kinds[HPC_NOTES];             /* likewise; hpc_note_kind */
+    char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* of hpc_context_note; each is written once, before noted counts it */
+    int note_kinds[HPC_NOTES];             /* by note: hpc_note_kind, written likewise */
     _Atomic int noting, noted;
     hpc_watch watch;
-    hpc_timeline *timeline; /* NULL: none is asked for */
+    hpc_timeline *timeline; /* NULL: no timeline was asked for */
 } hpc_group;
 
 typedef struct hpc_wait {
     const char *op;
-    int (*ready)(void *arg);                   /* nonzero when the wait is over; called often, and again after that */
-    int (*waiting_for)(void *arg, int *ranks); /* fills in the awaited ranks, at most size; how many */
+    int (*ready)(void *arg); /* returns nonzero when the wait is over; called often, and also after that */
+    int (*waiting_for)(void *arg, int *ranks); /* lists the ranks waited for, at most size; returns how many */
     void *arg;
-    int every; /* every rank must make the call op */
+    int every; /* 1: every rank must make the call op */
 } hpc_wait;
 
 static inline int hpc_group_is_mine(const hpc_group *group) {
     return *(volatile const char *)group->owner == 1;
 }
 
-/* Tells of something degraded, refused or lost (hpc_note_kind), from any thread; only the first HPC_NOTES are kept. */
+/* Adds a note (hpc_note_kind) from any thread; only the first HPC_NOTES are kept. */
 void hpc_group_note(hpc_group *group, int kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
-const char *hpc_group_note_at(const hpc_group *group, int i); /* NULL past the end */
+const char *hpc_group_note_at(const hpc_group *group, int i); /* returns note i; NULL past the end */
 
-/* Forgets the culprits that earlier tries of a wait in op have found: it has succeeded. */
+/* Forgets the culprits that earlier tries of the wait in op found, because the wait has succeeded. */
 static inline void hpc_group_settle(hpc_group *group, const char *op) {
     hpc_blame_settle(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed));
 }
@@ -126,12 +130,12 @@ static inline int hpc_group_has_departed(const hpc_group *group, int rank) {
     return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED;
 }
 
-/* Whether a rank that has departed did so because of others. */
+/* Returns whether a departed rank left because of other ranks. */
 static inline int hpc_group_left_because(const hpc_group *group, int rank) {
     return atomic_load_explicit(&group->departing[rank], memory_order_relaxed) == HPC_GOES_BECAUSE;
 }
 
-/* Does the group's work besides the caller's own; hpc_left_over. */
+/* Works for the group, besides the caller's own work; returns hpc_left_over. */
 static inline int hpc_group_look(hpc_group *group, hpc_looker looker) {
     int (*progress)(void *, hpc_looker) = atomic_load_explicit(&group->progress, memory_order_acquire);
     return progress == NULL ? 0 : progress(group->progress_arg, looker);

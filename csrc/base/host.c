@@ -32,7 +32,8 @@
 
 enum { PATH_BYTES = 4096, LINE_BYTES = 4 * PATH_BYTES };
 
-/* A cgroup's folder, and the length of the mount point in it: cutting the path gives the cgroups above. */
+/* A cgroup's folder. mount_length is the length of its mount point; the path can be cut down to it, to get the
+ * parents. */
 struct cgroup {
     char folder[2 * PATH_BYTES];
     size_t mount_length;
@@ -57,7 +58,7 @@ const char *hpc_build_info(void) {
     return BUILD("generic");
 }
 
-/* The words of a comma list. */
+/* Returns whether a comma-separated list contains word. */
 static int has_word(const char *list, const char *word) {
     size_t length = strlen(word);
     for (const char *at = list; (at = strstr(at, word)) != NULL; at += length)
@@ -65,14 +66,14 @@ static int has_word(const char *list, const char *word) {
     return 0;
 }
 
-/* This process's path in the hierarchy of a version 1 controller, or in the unified one (NULL). */
+/* Gets this process's path in the hierarchy of a version 1 controller, or in version 2 (controller NULL). */
 static int cgroup_path(const char *root, const char *controller, char *path) {
     char name[PATH_BYTES], line[LINE_BYTES];
     int found = 0;
     snprintf(name, sizeof name, "%s/proc/self/cgroup", root);
     FILE *file = fopen(name, "re");
     if (file == NULL) return 0;
-    while (!found && fgets(line, sizeof line, file) != NULL) { /* hierarchy:controllers:path */
+    while (!found && fgets(line, sizeof line, file) != NULL) { /* a line is hierarchy:controllers:path */
         line[strcspn(line, "\n")] = '\0';
         char *controllers = strchr(line, ':');
         char *rest = controllers ? strchr(controllers + 1, ':') : NULL;
@@ -86,8 +87,8 @@ static int cgroup_path(const char *root, const char *controller, char *path) {
     return found;
 }
 
-/* The place where that path can be read. A container may see only a part of the hierarchy, mounted from its own cgroup
- * down. */
+/* Finds the folder in which that cgroup can be read. A container may see only a part of the hierarchy, mounted from its
+ * own cgroup down. */
 static int cgroup_find(const char *root, const char *controller, struct cgroup *cgroup) {
     char name[PATH_BYTES], line[LINE_BYTES], path[PATH_BYTES], top[PATH_BYTES], mount[PATH_BYTES], type[32],
         options[1024];
@@ -97,7 +98,7 @@ static int cgroup_find(const char *root, const char *controller, struct cgroup *
     FILE *file = fopen(name, "re");
     if (file == NULL) return 0;
     while (!found && fgets(line, sizeof line, file) != NULL) {
-        char *second = strstr(line, " - "); /* id parent device root mount options ... - type source options */
+        char *second = strstr(line, " - "); /* a line: id parent device root mount options ... - type source options */
         if (second == NULL || sscanf(line, "%*s %*s %*s %4095s %4095s", top, mount) != 2) continue;
         if (sscanf(second, " - %31s %*s %1023s", type, options) != 2) continue;
         found =
@@ -116,7 +117,7 @@ static int cgroup_find(const char *root, const char *controller, struct cgroup *
     return 1;
 }
 
-/* Moves to the cgroup above; 0 when this was the topmost that can be seen. */
+/* Moves to the parent cgroup; returns 0 if none can be seen. */
 static int cgroup_up(struct cgroup *cgroup) {
     char *last = strrchr(cgroup->folder, '/');
     if (last == NULL || (size_t)(last - cgroup->folder) < cgroup->mount_length) return 0;
@@ -134,14 +135,14 @@ static int read_line(const char *folder, const char *name, char *line, size_t ca
     return read;
 }
 
-/* A file that holds one number; "max", or no such file, is no number. */
+/* Reads a file with one number. Returns 0 if it contains "max" or does not exist. */
 static int read_number(const char *folder, const char *name, long long *value) {
     char line[64];
     return read_line(folder, name, line, sizeof line) && sscanf(line, "%lld", value) == 1;
 }
 
-/* The number after a name in a file of lines "name number", or of "name: number kB", in the file's unit; 0 if absent.
- */
+/* Returns the number after field in a file with lines "name number" or "name: number kB", in the file's unit; 0 if
+ * absent. */
 static long long read_field(const char *folder, const char *name, const char *field) {
     char path[3 * PATH_BYTES], line[256];
     size_t length = strlen(field);
@@ -162,14 +163,14 @@ static int quota_of(const char *folder, const char *controller, long long *quota
     return read_number(folder, "cpu.cfs_quota_us", quota) && read_number(folder, "cpu.cfs_period_us", period);
 }
 
-/* A number that tells the cgroup from others in every namespace: device and inode of its folder. */
+/* Returns a number that identifies the cgroup in every namespace, from the device and inode of its folder. */
 static uint64_t cgroup_id(const struct cgroup *cgroup) {
     struct stat s;
     return stat(cgroup->folder, &s) == 0 ? (uint64_t)s.st_dev << 48 ^ (uint64_t)s.st_ino : 0;
 }
 
 int hpc_host_quota(const char *root, uint64_t *of) {
-    static const char *const controllers[] = {NULL, "cpu"}; /* a host may have both versions mounted */
+    static const char *const controllers[] = {NULL, "cpu"}; /* a host may have mounted both versions */
     struct cgroup cgroup;
     long long quota, period, cores = 0;
     *of = 0;
@@ -186,7 +187,8 @@ int hpc_host_quota(const char *root, uint64_t *of) {
     return (int)cores;
 }
 
-/* The bytes that a cgroup may still take. Its usage counts cached file pages, which go when memory is asked for. */
+/* Gets the bytes that a cgroup may still take. Its usage includes cached file pages, which the kernel frees when
+ * needed. */
 static int room_of(const char *folder, const char *controller, uint64_t *room) {
     long long limit, usage, cached;
     if (controller == NULL) {
@@ -219,8 +221,8 @@ uint64_t hpc_host_memory(const char *root) {
     return available;
 }
 
-/* Reads the size of the last-level cache from sysfs: the C library gives the whole package's, even on CPUs whose groups
- * of cores have separate caches. */
+/* Reads the last-level cache's size from sysfs, because the C library returns that of the whole package, even on CPUs
+ * whose groups of cores have separate caches. */
 size_t hpc_host_cache(const char *root) {
     char folder[PATH_BYTES], line[64], unit;
     unsigned long long value;
@@ -233,7 +235,7 @@ size_t hpc_host_cache(const char *root) {
     }
 }
 
-/* The mask may be larger than cpu_set_t: the kernel says EINVAL until there is room for all of its CPUs. */
+/* The mask may be larger than cpu_set_t: the kernel returns EINVAL until the set has room for all of its CPUs. */
 int hpc_host_cpus(int *cpus, int cap) {
     for (int size = CPU_SETSIZE; size <= 1 << 20; size *= 2) {
         cpu_set_t *set = CPU_ALLOC(size);
@@ -261,7 +263,7 @@ int hpc_core_count(void) {
     return quota > 0 && quota < cores ? quota : cores;
 }
 
-/* A CPU's folder has a link named after its node. */
+/* Reads the node from a link's name in the CPU's folder. */
 int hpc_host_node(const char *root, int cpu) {
     char path[PATH_BYTES], rest;
     int node = 0, found = 0;
@@ -282,11 +284,11 @@ int hpc_host_is_stopped(const char *root, int64_t pid) {
     size_t n = fread(line, 1, sizeof line - 1, file);
     fclose(file);
     line[n] = 0;
-    const char *after = strrchr(line, ')'); /* the command before it may hold anything */
+    const char *after = strrchr(line, ')'); /* skip the command, which may contain anything */
     return after != NULL && after[1] == ' ' && (after[2] == 'T' || after[2] == 't');
 }
 
-/* Reads without stdio, which would make two system calls more: waits ask this. */
+/* Reads without stdio, which would need two more system calls, because waits call this. */
 int hpc_host_waited(const char *root, uint64_t *ran, uint64_t *waited) {
     char name[PATH_BYTES], line[128];
     unsigned long long run, wait;
@@ -305,7 +307,7 @@ int hpc_host_waited(const char *root, uint64_t *ran, uint64_t *waited) {
 uint64_t hpc_host_files(uint64_t needed) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
-    if (limit.rlim_cur >= needed) return limit.rlim_cur; /* RLIM_INFINITY is the largest number */
+    if (limit.rlim_cur >= needed) return limit.rlim_cur; /* RLIM_INFINITY is the largest value */
     struct rlimit raised = {needed < limit.rlim_max ? needed : limit.rlim_max, limit.rlim_max};
     return setrlimit(RLIMIT_NOFILE, &raised) == 0 ? raised.rlim_cur : limit.rlim_cur;
 }

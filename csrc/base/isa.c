@@ -1,4 +1,4 @@
-/* The instruction sets that this CPU supports, and the sizes of the data types that their kernels work on. */
+/* The instruction sets that this CPU supports. */
 #include "base/isa.h"
 #include "base/status.h"
 
@@ -13,15 +13,15 @@ static int ask_cpu(void) {
     unsigned a, b, c, d, first, low, high;
     int has = ASKED;
     if (!__get_cpuid(1, &a, &b, &first, &d) || (first & bit_OSXSAVE) == 0) return has;
-    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); /* the registers that the kernel saves */
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); /* which registers the kernel saves */
     if ((low & AVX_STATE) != AVX_STATE || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
     if ((b & bit_AVX2) != 0 && (first & bit_FMA) != 0 && (first & bit_F16C) != 0) has |= HAS_AVX2;
     if ((b & bit_AVX512F) != 0 && (low & AVX512_STATE) == AVX512_STATE) has |= HAS_AVX512;
     return has;
 }
 
-/* Asks CPUID because clang 14's __builtin_cpu_supports does not know "f16c", and that of zig cc finds nothing. The
- * answer is kept: in a virtual machine, each CPUID exits to the hypervisor. */
+/* Asks CPUID, because clang 14's __builtin_cpu_supports does not know "f16c", and zig cc's finds nothing. The answer is
+ * kept, because in a virtual machine each CPUID exits to the hypervisor. */
 static int cpu_has(int set) {
     static _Atomic int known;
     int has = atomic_load_explicit(&known, memory_order_relaxed);
@@ -58,8 +58,8 @@ int hpc_isa_check(int isa, const char *op) {
     return HPC_OK;
 }
 
-/* The choice is made at the first fold. Relaxed order suffices: every thread would make the same choice, and the tables
- * are constant. */
+/* Chooses at the first fold. Relaxed order suffices: every thread makes the same choice, and the tables are
+ * constant. */
 static int best_isa(void) {
     static _Atomic int chosen;
     int isa = atomic_load_explicit(&chosen, memory_order_relaxed);

@@ -14,7 +14,7 @@
 #include "base/host.h"
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23 /* from Linux 5.14 on */
 #endif
 
 enum { HUGE_PAGE = 2 << 20, CACHE_LINE = 64, NODES = 1024, WORD_BITS = 8 * sizeof(unsigned long) };
@@ -28,8 +28,8 @@ static size_t whole_pages(size_t nbytes) {
     return nbytes > SIZE_MAX - page ? 0 : (nbytes + page - 1) / page * page;
 }
 
-/* Huge pages need a mapping whose address and file offset agree modulo their size, so large blocks are mapped at such
- * an address: reserve more than needed, map over the aligned part, give back the rest. fd -1: private memory. */
+/* Maps fd, or private memory if fd is -1. Huge pages need a mapping whose address and file offset are equal modulo
+ * their size. So for large blocks it reserves more than needed, maps over the aligned part, and unmaps the rest. */
 static void *map(int fd, size_t nbytes) {
     int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     if (nbytes < HUGE_PAGE) return mmap(NULL, nbytes, PROT_READ | PROT_WRITE, flags, fd, 0);
@@ -44,27 +44,28 @@ static void *map(int fd, size_t nbytes) {
     }
     if (start > room) munmap(room, (size_t)(start - room));
     if (room + nbytes + HUGE_PAGE > end) munmap(end, (size_t)(room + nbytes + HUGE_PAGE - end));
-    madvise(data, nbytes, MADV_HUGEPAGE); /* refused if the system has no huge pages of this kind: then small ones */
+    madvise(data, nbytes, MADV_HUGEPAGE); /* fails if the system has no such huge pages; the pages are small then */
     return data;
 }
 
-/* Chooses the node of pages that are not there yet: preferred, for a process bound to a full node would be killed. The
- * policy of a memfd belongs to the file, so it holds no matter which process touches a page first. */
+/* Chooses the node of pages that do not exist yet. It only prefers the node, because a process bound to a full node
+ * would be killed. The policy of a memfd belongs to the file, so it does not matter which process touches a page
+ * first. */
 static int prefer(void *data, size_t nbytes, int node) {
     unsigned long nodes[NODES / WORD_BITS] = {0};
     if (node >= NODES) return EINVAL;
     nodes[node / WORD_BITS] = 1ul << (node % WORD_BITS);
-    /* The kernel reads one bit less than it is told. */
+    /* The kernel reads one bit less than the length says. */
     return syscall(SYS_mbind, data, nbytes, MPOL_PREFERRED, nodes, (unsigned long)NODES + 1, 0) == 0 ? 0 : errno;
 }
 
-/* A huge page that two nodes would share is left to small ones. */
+/* Uses small pages where two nodes would share a huge page. */
 static void split_at(char *data, size_t length, size_t border) {
     size_t start = border / HUGE_PAGE * HUGE_PAGE, end = start + HUGE_PAGE < length ? start + HUGE_PAGE : length;
     if (start < border && start < end) madvise(data + start, end - start, MADV_NOHUGEPAGE);
 }
 
-/* One call for each run of ranges on one node: the kernel keeps the range of every call. */
+/* Makes one call for each run of ranges on one node, because the kernel keeps the range of every call. */
 static int place(char *data, size_t length, const hpc_placement *places, int n) {
     size_t page = page_size();
     int refused = 0;
@@ -106,7 +107,7 @@ int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, 
     int fd = -1, unplaced, status;
     void *data = MAP_FAILED;
 
-    /* Touching more than there is would bring the OOM killer, not an error, so ask before. */
+    /* Touching more memory than is available would start the OOM killer instead of failing, so check first. */
     if (length == 0 || length > available)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: %zu bytes asked, %llu available on this host; use a smaller one", op,
                         nbytes, (unsigned long long)available);
@@ -118,13 +119,13 @@ int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, 
     if (ftruncate(fd, (off_t)length) != 0) goto err_errno;
     data = map(fd, length);
     if (data == MAP_FAILED) goto err_errno;
-    unplaced = place(data, length, places, n); /* before there are pages */
+    unplaced = place(data, length, places, n); /* before the pages exist */
     if (madvise(data, length, MADV_POPULATE_WRITE) != 0) {
         if (errno != EINVAL) goto err_errno;
-        while (fallocate(fd, 0, 0, (off_t)length) != 0) /* an older kernel: pages, but not yet mapped */
+        while (fallocate(fd, 0, 0, (off_t)length) != 0) /* older kernels: pages exist, but are not mapped yet */
             if (errno != EINTR) goto err_errno;
     }
-    /* No holder of the descriptor can cut the file short under a mapping, so no access can raise SIGBUS. */
+    /* No holder of the descriptor can now shorten the file under a mapping, so no access can raise SIGBUS. */
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) goto err_errno;
     status = wrap(data, length, fd, op, memory);
     if (status != HPC_OK) goto err;
@@ -152,7 +153,7 @@ int hpc_memory_attach(int fd, size_t nbytes, const char *op, hpc_memory **memory
         status = hpc_fail(HPC_ERR_MEMORY, op, "%s: cannot map %zu bytes of a peer: %s", op, length, strerror(errno));
         goto out;
     }
-    /* Fill the page tables now rather than in the first put; without it the pages are there all the same. */
+    /* Fill the page tables now rather than during the first put. The pages exist even if this fails. */
     (void)madvise(data, length, MADV_POPULATE_WRITE);
     status = wrap(data, length, -1, op, memory);
     if (status != HPC_OK) munmap(data, length);
@@ -177,7 +178,8 @@ void *hpc_memory_data(const hpc_memory *memory) {
 
 void hpc_memory_release(hpc_memory *memory) {
     if (memory == NULL) return;
-    /* Release orders this holder's accesses before the drop; acquire orders every holder's before the unmapping. */
+    /* Release: this holder's accesses come before the drop. Acquire: all holders' accesses come before the
+     * unmapping. */
     if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1) return;
     munmap(memory->data, memory->nbytes);
     if (memory->fd >= 0) close(memory->fd);
@@ -191,7 +193,7 @@ int hpc_memory_view(const void *at, size_t nbytes, hpc_memory **view) {
     if (at == NULL || nbytes == 0) return hpc_fail(HPC_ERR_INVALID, op, "%s: %zu bytes at %p", op, nbytes, at);
     char *start = (char *)((uintptr_t)at / page_size() * page_size());
     size_t length = whole_pages((size_t)((const char *)at - start) + nbytes);
-    /* An old size of 0 leaves the old mapping where it is; the kernel takes it for shared memory alone. */
+    /* An old size of 0 keeps the old mapping; the kernel allows it only for shared memory. */
     void *data = mremap(start, 0, length, MREMAP_MAYMOVE);
     if (data == MAP_FAILED)
         return hpc_fail(errno == EINVAL ? HPC_ERR_INVALID : HPC_ERR_MEMORY, op,
@@ -208,7 +210,7 @@ int hpc_memory_part(hpc_memory *view) {
     void *own = mmap(NULL, view->nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (own == MAP_FAILED) goto err;
     memcpy(own, view->data, view->nbytes);
-    /* The copy takes the view's place in one step: a thread that reads meanwhile sees the same bytes. */
+    /* The copy replaces the view in one step, so a thread that reads meanwhile sees the same bytes. */
     if (mremap(own, view->nbytes, view->nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, view->data) == MAP_FAILED) goto err;
     return HPC_OK;
 
@@ -223,10 +225,10 @@ void *hpc_private_alloc(size_t nbytes, int node) {
     if (length == 0 || length > hpc_memory_available()) return NULL;
     void *p = map(-1, length);
     if (p == MAP_FAILED) return NULL;
-    if (node >= 0) (void)prefer(p, length, node); /* refused: it lies where the caller runs */
+    if (node >= 0) (void)prefer(p, length, node); /* if refused, it lies on the caller's node */
     if (madvise(p, length, MADV_POPULATE_WRITE) != 0) {
         if (errno != EINVAL) goto err;
-        memset(p, 0, length); /* an older kernel */
+        memset(p, 0, length); /* on an older kernel */
     }
     return p;
 
@@ -239,9 +241,9 @@ void hpc_private_free(void *p, size_t nbytes) {
     if (p != NULL) munmap(p, whole_pages(nbytes));
 }
 
-/* ---- memory that is freed all at once ---- */
+/* ---- arena ---- */
 
-/* The bytes that were taken lie behind it, in the next cache line. */
+/* The head of a block; the bytes given to the caller begin in the next cache line. */
 struct hpc_arena_piece {
     struct hpc_arena_piece *before;
 };

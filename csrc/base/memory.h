@@ -1,5 +1,5 @@
-/* Memory that other processes can map: a memfd, allocated in full, mapped until its last reference goes. And memory of
- * this process alone, for what only one core works on. Either may be asked onto NUMA nodes. */
+/* Memory that other processes can map: a memfd whose pages are all allocated at once, mapped until its last reference
+ * is released. Also private memory of this process, which a single core uses. Either may be placed on NUMA nodes. */
 #ifndef HPC_MEMORY_H
 #define HPC_MEMORY_H
 
@@ -7,50 +7,52 @@
 
 struct hpc_memory {
     void *data;
-    size_t nbytes; /* of the mapping, whole pages */
-    int fd;        /* the owner's memfd until its descriptor is closed, else -1 */
-    int unplaced;  /* errno of the first placement that the kernel refused; 0 for none */
+    size_t nbytes; /* of the mapping: whole pages */
+    int fd;        /* the owner's memfd; -1 once its descriptor is closed */
+    int unplaced;  /* errno of the first placement that the kernel refused; 0 if none was refused */
     _Atomic int references;
 };
 
-/* Allocates nbytes (more than 0) of zeroed memory: huge pages where the system gives them to shared memory, every page
- * present on return, so that no later touch can fail. HPC_ERR_MEMORY if there is too little. */
+/* Allocates nbytes (more than 0) of zeroed memory, with huge pages if the system gives them to shared memory. Every
+ * page is present on return, so no later access can fail. Returns HPC_ERR_MEMORY if there is too little memory. */
 int hpc_memory_create(size_t nbytes, const char *op, hpc_memory **memory);
 
-/* The node that a range of a block is to lie on; -1 for wherever. */
+/* The NUMA node on which a range of a block should lie; -1: any node. */
 typedef struct hpc_placement {
     size_t offset, nbytes;
     int node;
 } hpc_placement;
 
-/* The same with each page on the node of its range; a page that two ranges share goes with the later of them.
- * Ranges are given in rising order and cut at the end of the block. A node that is full gives way
- * to others. A refusal (no such node, a container's system call filter) is no error: memory->unplaced says it. */
+/* Does the same, and places each page on the node of its range; a page in two ranges goes with the later one. Ranges
+ * must be in ascending order, and are cut at the end of the block. If a node is full, other nodes are used. A placement
+ * that the kernel refuses (no such node, a container's system call filter) is no error: memory->unplaced says so. */
 int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, const char *op, hpc_memory **memory);
 
-/* Maps another process's memory; takes fd over, also on failure. */
+/* Maps another process's memory. It owns fd from then on, also on failure. */
 int hpc_memory_attach(int fd, size_t nbytes, const char *op, hpc_memory **memory);
 
 hpc_memory *hpc_memory_retain(hpc_memory *memory);
 
-/* Every process that maps the memory has got its descriptor: closes this one, so that memory in use costs none. */
+/* Closes the descriptor, once every process that maps the memory has received it, so that memory in use needs no
+ * descriptor. */
 void hpc_memory_close_descriptor(hpc_memory *memory);
 
-/* Zeroed memory of this process, from a page's start on, every page present: on the node where it can be had there, by
- * huge pages if it is large; node -1: wherever. NULL, with no error recorded, if there is too little. */
+/* Allocates zeroed memory of this process, from a page boundary on, with every page present: on node if that has room
+ * (-1: on any), in huge pages if it is large. Returns NULL, without recording an error, if there is too little
+ * memory. */
 void *hpc_private_alloc(size_t nbytes, int node);
 
-/* nbytes as allocated; p may be NULL. */
+/* Frees p, of nbytes as allocated; p may be NULL. */
 void hpc_private_free(void *p, size_t nbytes);
 
-/* ---- memory of this process that is taken in many places and freed all at once, with its owner ---- */
+/* ---- an arena: memory of this process that is taken in many places and freed all at once ---- */
 
-/* Begins as zeroes, and again after hpc_arena_free. One thread at a time uses it. */
+/* An arena must be zeroed at first; hpc_arena_free leaves it so. One thread at a time may use it. */
 typedef struct hpc_arena {
     struct hpc_arena_piece *last;
 } hpc_arena;
 
-/* n times size bytes of zeroes, aligned to 64; NULL: there is no memory. */
+/* Returns n times size zero bytes, aligned to 64; NULL without memory. */
 void *hpc_arena_take(hpc_arena *arena, size_t n, size_t size);
 void hpc_arena_free(hpc_arena *arena);
 

@@ -1,4 +1,4 @@
-/* Notes of a context: each is written once, by any thread, and stays. */
+/* Notes of a context. A note is written once, by any thread, and never changes. */
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Looks into waits that last, and into waits that have run out of time. The header lists the findings of a look, and
- * how each changes the wait. */
+/* Looks of waits that last long, and failures of waits that have timed out. The header lists the possible findings of a
+ * look, and how each changes the wait. */
 #define _GNU_SOURCE
 #include "base/overdue.h"
 
@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- groups that are there ---- */
+/* ---- groups that exist ---- */
 
 static pthread_mutex_t entering = PTHREAD_MUTEX_INITIALIZER;
-static hpc_group *entered; /* under entering, as are serials and next */
+static hpc_group *entered; /* guarded by entering, as are serials and next */
 static uint64_t serials;
 
 void hpc_group_enter(hpc_group *group) {
@@ -48,10 +48,10 @@ static int is_entered(const hpc_group *group, uint64_t serial) {
 static _Thread_local int sliced;
 static _Thread_local double slices_limit; /* seconds; 0: unknown */
 static _Thread_local struct {
-    hpc_group *group; /* which may be gone by now: serial tells */
+    hpc_group *group; /* may be freed by now: is_entered(group, serial) tells */
     uint64_t serial;
-    hpc_wait wait;          /* only op and every count */
-    unsigned long failures; /* hpc_failures when this one was recorded; another one since then is not followed */
+    hpc_wait wait;          /* only op and every are used */
+    unsigned long failures; /* hpc_failures when it was recorded; after another failure it is not followed */
 } last_timeout;
 
 int hpc_slice_waits(int slices) {
@@ -80,7 +80,7 @@ static int record_timeout(hpc_group *group, const hpc_wait *wait, const int *wai
     int status = hpc_fail_fault(HPC_ERR_TIMEOUT, op, &f, "rank %d: %s: nothing came from rank%s %s in %.3g s%s%s%s%s",
                                 group->rank, op, n == 1 ? "" : "s", hpc_ranks_text(waiting, n, whom, sizeof whom),
                                 timeout, ends[0] == 0 ? "" : ": ", q->way, q->way[0] == 0 ? "" : "; ", ends);
-    if (hpc_failures() == before) return status; /* muted */
+    if (hpc_failures() == before) return status; /* failures are muted, so none was recorded */
     last_timeout.group = group;
     last_timeout.serial = group->serial;
     last_timeout.failures = hpc_failures();
@@ -88,7 +88,8 @@ static int record_timeout(hpc_group *group, const hpc_wait *wait, const int *wai
     return status;
 }
 
-/* The time for answers is at most as long as the wait, so a wait that looks often is not delayed for long. */
+/* Asks the other ranks. The answers may take at most as long as the wait has lasted, so a wait that looks often is not
+ * delayed for long. */
 static int ask(hpc_group *group, hpc_inquiry *q) {
     q->most = q->waited < HPC_FOLLOW_SECONDS ? q->waited : HPC_FOLLOW_SECONDS;
     int others = 0;
@@ -98,7 +99,8 @@ static int ask(hpc_group *group, hpc_inquiry *q) {
     return 1;
 }
 
-/* op: that of the wait, whose success settles it, whatever name the call has for others. */
+/* Records the culprits. op must be the wait's, whose success removes them again, even if others see the call by another
+ * name. */
 static void blame(hpc_group *group, const char *op, const hpc_inquiry *q) {
     hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), q->culprits,
                    q->n_culprits);
@@ -155,14 +157,15 @@ int hpc_follow_timeout(double waited) {
 
 /* ---- looks ---- */
 
-/* The findings of the looks of this thread's wait so far. Slices of one wait have the same beginning, which the group's
- * watch knows. */
+/* The findings of earlier looks of this thread's wait. Slices of one wait have the same start, which the group's watch
+ * keeps. */
 static _Thread_local struct {
     double since, due;
-    double last;         /* the time of the last look; 0: none yet */
-    int stopped, circle; /* it found a rank that is stopped, or a circle */
-    uint64_t moved;      /* count of the ranks on its way then */
-    double held, warns;  /* seconds that a rank had held up the wait then, and at which the next warning is due */
+    double last;         /* when the last look was; 0: none yet */
+    int stopped, circle; /* whether that look found a stopped rank, or a circle */
+    uint64_t moved;      /* hpc_inquiry.moved of that look */
+    double held, warns;  /* seconds: how long a rank had held up the wait then; length of the wait at which the next
+                            warning is due */
 } looks;
 
 static _Thread_local int gave_up;
@@ -198,7 +201,7 @@ static int keep_those(hpc_inquiry *q, hpc_culprit_state state) {
     return q->n_culprits = n;
 }
 
-/* A circle whose waits have all lasted for so many seconds. */
+/* Returns whether all culprits are in a circle, and their waits have lasted for `seconds`. */
 static int is_closed(const hpc_inquiry *q, double seconds) {
     int n = 0;
     for (int i = 0; i < q->n_culprits; i++)
@@ -206,8 +209,8 @@ static int is_closed(const hpc_inquiry *q, double seconds) {
     return n > 0 && n == q->n_culprits;
 }
 
-/* Keeps the culprits that have computed or been silent for `least` seconds; returns the longest time, or 0.
- */
+/* Keeps the culprits that have computed or been silent for `least` seconds; returns the longest of their times, or
+ * 0. */
 static double held_for(hpc_inquiry *q, double least) {
     double held = 0;
     int n = 0;
@@ -221,7 +224,7 @@ static double held_for(hpc_inquiry *q, double least) {
     return held;
 }
 
-/* Whether a lower rank waits as well, which then warns. */
+/* Returns whether a lower rank waits as well, and will warn instead of this one. */
 static int leaves_it_to_others(hpc_group *group, const hpc_inquiry *of) {
     int *lower = malloc(((size_t)group->rank + 1) * sizeof *lower);
     hpc_inquiry q = {.asks = HPC_ASK_WHO_WAITS, .doing = of->doing, .waiting_for = lower, .waited = of->waited / 2};
@@ -232,7 +235,7 @@ static int leaves_it_to_others(hpc_group *group, const hpc_inquiry *of) {
     return q.n_culprits > 0;
 }
 
-/* limit: seconds for which the wait may last; 0: unknown. */
+/* Warns about a wait. limit: seconds that the wait may last; 0: unknown. */
 static void warn(hpc_group *group, const hpc_inquiry *q, double limit) {
     char whom[128], ends[300], until[48] = "", sentence[600];
     if (limit > 0) snprintf(until, sizeof until, " (until %.0f s)", limit);
@@ -246,10 +249,10 @@ static void warn(hpc_group *group, const hpc_inquiry *q, double limit) {
         hpc_group_note(group, HPC_NOTE_HELD_UP, "%s", sentence);
 }
 
-/* The first warning comes after look_after seconds, another each time that they have doubled. */
+/* Warns after look_after seconds, and again each time that the wait's length has doubled. */
 static void warn_if_due(hpc_group *group, hpc_inquiry *q, double period, double limit) {
     double held = held_for(q, group->look_after / 2);
-    if (held < looks.held || looks.warns == 0) looks.warns = group->look_after; /* another computation */
+    if (held < looks.held || looks.warns == 0) looks.warns = group->look_after; /* another computation has begun */
     looks.held = held;
     if (held + period / 2 < looks.warns) return;
     while (held + period / 2 >= looks.warns) looks.warns *= 2;
@@ -259,13 +262,13 @@ static void warn_if_due(hpc_group *group, hpc_inquiry *q, double period, double 
 static int give_up(hpc_group *group, const hpc_wait *wait, const hpc_inquiry *q) {
     blame(group, wait->op, q);
     int status = record_timeout(group, wait, q->waiting_for, q->n, q->waited, q);
-    last_timeout.group = NULL; /* its culprits are known */
+    last_timeout.group = NULL; /* its culprits are known, so hpc_follow_timeout need not ask */
     hpc_overdue_told();
     return status;
 }
 
-/* Seconds until the next look at a wait that has lasted for so many: it looks after 3, 6, 10, 20 and 30 s, where period
- * is 10 s. */
+/* Returns the seconds until the next look of a wait that has lasted for `waited`. With a period of 10 s it looks after
+ * 3, 6, 10, 20 and 30 s. */
 static double rest_of(double waited, double period) {
     const double rest = waited < period / 2 ? waited : period - waited;
     return rest < period / 10 ? period : rest;

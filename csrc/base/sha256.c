@@ -7,7 +7,7 @@ enum { BLOCK_BYTES = 64, ROUNDS = 64, LENGTH_BYTES = 8 };
 
 typedef struct hash {
     uint32_t h[8];
-    uint64_t nbytes; /* so far */
+    uint64_t nbytes; /* hashed so far */
     unsigned char block[BLOCK_BYTES];
 } hash;
 
@@ -26,7 +26,7 @@ static uint32_t rotate(uint32_t x, int n) {
     return x >> n | x << (32 - n);
 }
 
-/* FIPS 180-4, section 6.2.2, with its names. */
+/* FIPS 180-4, section 6.2.2, with the names used there. */
 static void compress(uint32_t h[8], const unsigned char *block) {
     uint32_t w[ROUNDS], v[8];
     for (int t = 0; t < 16; t++)

@@ -6,7 +6,7 @@
 
 enum { MESSAGE_BYTES = 1024, RANKS_KEPT = 1024, CULPRITS_KEPT = 64 };
 
-/* One block per thread, inside thread-local storage: a failure can be recorded when no memory is left. */
+/* One block per thread, in thread-local storage, so that a failure can be recorded without allocating memory. */
 static _Thread_local struct {
     hpc_error error;
     char message[MESSAGE_BYTES];

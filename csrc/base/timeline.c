@@ -19,9 +19,9 @@
 
 enum { EVENTS = 512, LINE_BYTES = 1536, TEXT_BYTES = 16 << 10, NAME_BYTES = 16 };
 
-static const double FLUSH_SECONDS = 1;   /* a thread that works loses no more than this when it is killed */
-static const double REST_SECONDS = 0.02; /* and one that sleeps no more than this */
-static const double JOIN_SECONDS = 5e-6; /* rows of a key with no more between them are one span */
+static const double FLUSH_SECONDS = 1;   /* a working thread that is killed loses at most the spans of this time */
+static const double REST_SECONDS = 0.02; /* a sleeping thread that is killed loses at most the spans of this time */
+static const double JOIN_SECONDS = 5e-6; /* rows of a key with gaps below this are one span */
 
 typedef struct event {
     double start, end;
@@ -32,15 +32,15 @@ typedef struct event {
     char label[HPC_LABEL_BYTES];
 } event;
 
-/* put belongs to the producer, written to the holder of "writing"; each acquires the other's release, so that an event
- * is whole when it is made text and its place free when it is written again. */
+/* A track: one thread's ring of events. The producer writes put, the holder of "writing" writes written. Each acquires
+ * the other's release, so an event is complete when it is read, and its place is free when it is written again. */
 typedef struct track {
     struct track *next;
     hpc_timeline *timeline;
-    int number, taken; /* by a thread; of the timeline's lock */
+    int number, taken; /* taken: a thread uses the track; guarded by the timeline's lock */
     char name[NAME_BYTES];
-    double flushed, until; /* until: where its last event ends */
-    event open;            /* rows that may go on; the producer's own */
+    double flushed, until; /* until: end of its last event */
+    event open;            /* a span of rows that may get longer; only the producer uses it */
     int is_open;
     _Atomic uint64_t put, written;
     _Atomic int writing;
@@ -48,19 +48,19 @@ typedef struct track {
 } track;
 
 struct hpc_timeline {
-    _Atomic int references; /* the handle, and every thread that has a track */
+    _Atomic int references; /* the handle, and every thread with a track */
     int rank, file;
     pid_t process;
-    pthread_key_t key;    /* a thread's track */
-    pthread_mutex_t lock; /* of the list of tracks, and who has which */
+    pthread_key_t key;    /* of each thread's track */
+    pthread_mutex_t lock; /* guards the list of tracks, and which are taken */
     track *tracks;
     int n_tracks;
-    _Atomic int closed, failed; /* failed: the errno of the first write that did */
+    _Atomic int closed, failed; /* errno of the first write that failed, or 0 */
 };
 
 /* ---- text ---- */
 
-/* A label as JSON's text, without its quotes. What follows a byte that is no text is left out. */
+/* Writes a label as a JSON string without quotes, cut where to is full. */
 static size_t escape(const char *from, char *to, size_t cap) {
     size_t n = 0;
     for (; *from != 0 && n + 7 < cap; from++) {
@@ -129,13 +129,13 @@ static void append_metadata(hpc_timeline *t, int thread, const char *name, const
     append(t, line, (size_t)n);
 }
 
-/* Writes the spans of a track into the file. is_last: for close, which writes last; once the timeline is closed, other
- * calls write nothing more. */
+/* Writes the spans of a track into the file. is_last: set by close, which writes last; once the timeline is closed,
+ * other calls write nothing. */
 static void flush(track *k, int is_last) {
     hpc_timeline *t = k->timeline;
     char text[TEXT_BYTES];
     size_t n = 0;
-    if (t->process != getpid()) return; /* a forked child: the parent writes them, and may have held the flag */
+    if (t->process != getpid()) return; /* a forked child: the parent writes the spans, and may hold the flag */
     while (atomic_exchange_explicit(&k->writing, 1, memory_order_acquire)) sched_yield();
     uint64_t from = atomic_load_explicit(&k->written, memory_order_relaxed);
     uint64_t to = atomic_load_explicit(&k->put, memory_order_acquire);
@@ -171,7 +171,7 @@ static int is_full(const track *k, uint64_t put) {
 static void push(track *k, const event *e) {
     uint64_t put = atomic_load_explicit(&k->put, memory_order_relaxed);
     if (is_full(k, put)) flush(k, 0);
-    if (is_full(k, put)) return; /* closed meanwhile */
+    if (is_full(k, put)) return; /* the timeline was closed meanwhile */
     k->events[put % EVENTS] = *e;
     atomic_store_explicit(&k->put, put + 1, memory_order_release);
 }
@@ -181,7 +181,7 @@ static void push_open(track *k) {
     k->is_open = 0;
 }
 
-/* The thread that has the track ends. */
+/* Releases the track of a thread that ends. */
 static void give_track(void *arg) {
     track *k = arg;
     hpc_timeline *t = k->timeline;
@@ -207,13 +207,13 @@ static track *new_track(hpc_timeline *t, const char *thread) {
     return k;
 }
 
-/* The calling thread's, for a span that began at start; NULL once the timeline is closed, or without memory. One that
- * another thread has left serves if that had ended by then. */
+/* Returns the calling thread's track, for a span that began at start; NULL if the timeline is closed, or without
+ * memory. The track of an ended thread is used again only if its last event ended before start. */
 static track *take_track(hpc_timeline *t, double start) {
     track *k = pthread_getspecific(t->key);
     char thread[NAME_BYTES] = "";
     if (k != NULL || atomic_load_explicit(&t->closed, memory_order_relaxed)) return k;
-    if (t->process != getpid()) return NULL; /* a forked child: the lock may have been held */
+    if (t->process != getpid()) return NULL; /* in a forked child the lock may be held forever */
     prctl(PR_GET_NAME, thread);
     pthread_mutex_lock(&t->lock);
     if (!atomic_load(&t->closed)) {
@@ -222,14 +222,14 @@ static track *take_track(hpc_timeline *t, double start) {
     }
     if (k != NULL) k->taken = pthread_setspecific(t->key, k) == 0;
     if (k != NULL && !k->taken) k = NULL;
-    if (k != NULL) atomic_fetch_add_explicit(&t->references, 1, memory_order_relaxed); /* with taken, which it is for */
+    if (k != NULL) atomic_fetch_add_explicit(&t->references, 1, memory_order_relaxed); /* goes with taken */
     pthread_mutex_unlock(&t->lock);
     return k;
 }
 
 /* ---- recording ---- */
 
-/* Copies as much of a text in UTF-8 as fits, without half a character at its end. */
+/* Copies as much of a UTF-8 text as fits, without half a character at its end. */
 static void copy_label(char *to, const char *from) {
     size_t n = from == NULL ? 0 : strnlen(from, HPC_LABEL_BYTES);
     if (n == HPC_LABEL_BYTES) {
@@ -291,8 +291,8 @@ void hpc_timeline_rest(hpc_timeline *t, double now) {
 
 /* ---- the file ---- */
 
-/* Files of this process's timelines, so that a second one at the same path overwrites nothing. Never freed: a process
- * has few. */
+/* File names that this process's timelines have used, so that a second timeline at the same path overwrites nothing.
+ * They are never freed; a process has few. */
 typedef struct used_name {
     struct used_name *next;
     int times;
@@ -302,7 +302,7 @@ typedef struct used_name {
 static pthread_mutex_t names_lock = PTHREAD_MUTEX_INITIALIZER;
 static used_name *names;
 
-/* Counts the uses of a name in this process: 1 for the first; 0 without memory. */
+/* Returns how often this process has used a name, 1 for the first time; 0 without memory. */
 static int count_name(const char *text) {
     used_name *at;
     pthread_mutex_lock(&names_lock);
@@ -317,13 +317,13 @@ static int count_name(const char *text) {
     return times;
 }
 
-/* The place where the suffix begins, or the end. */
+/* Returns where the suffix begins, or the path's length if it has none. */
 static size_t suffix_at(const char *path) {
     const char *dot = strrchr(path, '.'), *slash = strrchr(path, '/');
     return dot == NULL || (slash != NULL && dot < slash + 2) || dot == path ? strlen(path) : (size_t)(dot - path);
 }
 
-/* Writes the file's name; whether it fitted. */
+/* Writes the file's name; returns whether it fits. */
 static int name_file(const char *path, int rank, char name[PATH_MAX]) {
     size_t n = 0;
     int replaced = 0;
@@ -350,7 +350,7 @@ static int name_file(const char *path, int rank, char name[PATH_MAX]) {
     return snprintf(name, PATH_MAX, "%.*s-%d%s", (int)stem, first, times, first + stem) < PATH_MAX;
 }
 
-/* The same for all timelines of this process; a forked child has another pid. */
+/* Returns a number that all timelines of this process share. (A forked child has another pid.) */
 static uint64_t process_id(void) {
     static _Atomic uint64_t id;
     uint64_t none = 0, made = 0;
@@ -359,8 +359,8 @@ static uint64_t process_id(void) {
     return atomic_load(&id);
 }
 
-/* Facts for a reader of several files: which clock ts is of, and how far it is from the wall clock; which files are of
- * one process, and so of one job; and the rank's number in the first context of a family. */
+/* Writes facts for programs that read several files: the clock of ts and its offset from the wall clock; which process,
+ * and so which job, a file is from; and the rank's number in the first context. */
 static void append_head(hpc_timeline *t, int first, int size, const char *host) {
     char args[1024], id[64] = "", where[7 * 64];
     struct timespec wall;
@@ -431,7 +431,7 @@ int hpc_timeline_close(hpc_timeline *t) {
         append(t, line, (size_t)snprintf(line, sizeof line, end, t->rank));
         close(t->file);
     }
-    if (own != NULL) { /* the main thread's end runs no destructor */
+    if (own != NULL) { /* the end of the main thread runs no destructor */
         pthread_setspecific(t->key, NULL);
         give_track(own);
     }

@@ -1,15 +1,16 @@
 /* A record of a rank's threads over time, in a file that chrome://tracing and Perfetto read: a JSON array of trace
  * events, with the rank as pid and the thread as tid.
  *
- * Each thread writes its spans into its own track, without a lock: a ring of events with one producer. The events are
- * made text and appended to the file when the ring is full, once a second, when the thread is about to sleep, when it
- * ends, and at close. The thread that makes the text of a track holds its "writing" flag, which is contended at close
- * alone. The file is appended to by whole lines in single writes, so that tracks need no order among each other, and a
- * rank that is killed leaves a file that ends after some line: the format needs no closing bracket.
+ * Each thread writes its spans into its own track, without a lock: a ring of events with one producer. Its events are
+ * written to the file, as text, when the ring is full, once a second, when the thread is about to sleep, when it ends,
+ * and at close. The thread that writes a track holds its "writing" flag, which is contended only at close. Each write
+ * appends whole lines to the file, so tracks need no order among each other, and the file of a killed rank ends after a
+ * whole line. The format needs no closing bracket.
  *
- * A thread that ends leaves its track to the next new one of its name: Python makes a thread for each collective.
+ * The track of a thread that ended is used again by the next new thread of the same name, because Python makes a thread
+ * for each collective.
  *
- * Off, that is without a timeline (NULL), a span costs one branch at either end. */
+ * Without a timeline (NULL) a span costs one branch at its start and one at its end. */
 #ifndef HPC_TIMELINE_H
 #define HPC_TIMELINE_H
 
@@ -23,43 +24,44 @@ typedef struct hpc_timeline hpc_timeline;
 enum { HPC_SPAN_RANKS = 8, HPC_LABEL_BYTES = 48 };
 
 typedef enum hpc_span_kind {
-    HPC_SPAN_CALL, /* of the library */
-    HPC_SPAN_WAIT, /* in op name, for ranks */
-    HPC_SPAN_FOLD, /* rows of a key that are folded, applied and written */
-    HPC_SPAN_USER  /* a trainer's own, named by the label */
+    HPC_SPAN_CALL, /* a call of the library */
+    HPC_SPAN_WAIT, /* a wait in op `name`, for ranks */
+    HPC_SPAN_FOLD, /* rows of a key being folded, applied and written */
+    HPC_SPAN_USER  /* a trainer's own span, named by label */
 } hpc_span_kind;
 
-/* Records a span from start until now. */
+/* A span, which is recorded when it ends. */
 typedef struct hpc_span {
     hpc_timeline *timeline; /* NULL: nothing is recorded */
     double start;
     const char *name;  /* a string literal */
     const char *label; /* copied when the span ends, at most HPC_LABEL_BYTES - 1 bytes; NULL: none */
     hpc_span_kind kind;
-    int n_ranks; /* all of them; the first HPC_SPAN_RANKS are told */
+    int n_ranks; /* number of all ranks; the first HPC_SPAN_RANKS are written */
     const int *ranks;
     uint64_t rows, bytes;
 } hpc_span;
 
-/* Opens the file: path with every %r replaced by number, or if it has none, with ".rankN" before its suffix; a second
- * timeline of this process at the same path gets "-2" behind that, and so on. number is the rank, after shrinks the one
- * in the first context: no other process has it. HPC_ERR_CONFIG if it cannot be made. */
+/* Opens a timeline file. In path every %r is replaced by number; without %r, ".rankN" is put before the suffix. A
+ * second timeline of this process at the same path gets "-2" after that, and so on. number is the rank in the first
+ * context, also after shrinks, so no other process has it. Returns HPC_ERR_CONFIG if the file cannot be made. */
 int hpc_timeline_open(const char *path, int number, int rank, int size, const char *host, hpc_timeline **timeline);
 
-/* Writes the name that only the timelines of this context's ranks share, once it is known. */
+/* Writes the job's name, which only the timelines of this context's ranks share, once it is known. */
 void hpc_timeline_name_job(hpc_timeline *timeline, const char *job);
 
-/* Writes the records of all threads and ends the file; spans that end later are dropped. 0, or the errno of the first
- * write that failed. */
+/* Writes the records of all threads and ends the file; spans that end later are dropped. Returns 0, or the errno of the
+ * first write that failed. */
 int hpc_timeline_close(hpc_timeline *timeline);
-void hpc_timeline_free(hpc_timeline *timeline); /* closes if need be; nothing in a forked child */
+void hpc_timeline_free(hpc_timeline *timeline); /* also closes, if needed; does nothing in a forked child */
 
 void hpc_timeline_record(const hpc_span *span, double end);
 
-/* The calling thread is about to sleep: its records go to the file, if the last write is long ago. */
+/* Writes the calling thread's records to the file if the last write is long ago; called before the thread sleeps. */
 void hpc_timeline_rest(hpc_timeline *timeline, double now);
 
-/* Now, when a span begins in the calling thread: no rows before it become one span with rows in it. */
+/* Returns the time at which a span of the calling thread begins. Rows of a key before it are not joined with later
+ * ones. */
 double hpc_timeline_enter(hpc_timeline *timeline);
 
 static inline hpc_span hpc_span_begin(hpc_timeline *timeline, const char *name, const char *label) {
@@ -88,7 +90,7 @@ static inline void hpc_span_end(hpc_span *span) {
     if (__builtin_expect(span->timeline != NULL, 0)) hpc_timeline_record(span, hpc_now());
 }
 
-/* A span from here to the end of the block, however it is left. */
+/* Records a span from here to the end of the block, also when the block is left early. */
 #define HPC_SPAN(timeline, name, label)                                                                                \
     __attribute__((cleanup(hpc_span_end))) hpc_span span_of_block = hpc_span_begin(timeline, name, label)
 

@@ -1,10 +1,10 @@
-/* How long something usually takes, by RFC 6298 (section 2): a mean and a mean deviation that forget. */
+/* The usual duration of something, as in RFC 6298, section 2: an exponential mean and mean deviation. */
 #ifndef HPC_USUAL_H
 #define HPC_USUAL_H
 
 #include <stdint.h>
 
-enum { HPC_USUAL_ENOUGH = 8 }; /* measurements, before which nothing is usual */
+enum { HPC_USUAL_ENOUGH = 8 }; /* measurements before the duration counts as known */
 
 typedef struct hpc_usual {
     double mean, deviation;
@@ -22,7 +22,7 @@ static inline void hpc_usual_learn(hpc_usual *u, double took) {
     u->mean += off / 8;
 }
 
-/* A high estimate: it hardly ever takes longer. 0 before enough is known. */
+/* Returns a high estimate, which a measurement rarely exceeds; 0 if too little is known. */
 static inline double hpc_usual_limit(const hpc_usual *u) {
     return u->measured < HPC_USUAL_ENOUGH ? 0 : u->mean + 4 * u->deviation;
 }

@@ -17,8 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A timeout as it counts: a negative one or a NaN is the default, and no wait is longer than what time_t surely holds.
- */
+/* Returns the timeout that counts: the default for a negative one or a NaN, and at most 1e9 s, which time_t can
+ * hold. */
 static double limit_of(const hpc_group *group, double timeout) {
     if (!(timeout >= 0)) timeout = group->timeout;
     return timeout < 1e9 ? timeout : 1e9;
@@ -35,12 +35,12 @@ double hpc_left(double deadline) {
 
 void hpc_bell_wake(hpc_bell *bell) {
     atomic_fetch_add_explicit(&bell->rings, 1, memory_order_release);
-    /* Not FUTEX_PRIVATE: the sleeper is in another process. */
+    /* Not FUTEX_PRIVATE, because the sleeper is in another process. */
     syscall(SYS_futex, &bell->rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     hpc_calls_count(HPC_CALL_FUTEX);
-    int alarm = atomic_load_explicit(&bell->alarm, memory_order_acquire); /* the descriptor is there */
+    int alarm = atomic_load_explicit(&bell->alarm, memory_order_acquire); /* the descriptor exists since then */
     if (alarm != 0) hpc_calls_count(HPC_CALL_ALARM);
-    if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it rings all the same */
+    if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it rings anyway */
 }
 
 int hpc_group_check_rank(const hpc_group *group, int rank, const char *what, const char *op) {
@@ -60,7 +60,7 @@ int hpc_group_usable(const hpc_group *group, const char *op) {
 
 int hpc_group_others(const hpc_group *group, int *ranks) {
     int n = 0;
-    for (int r = 0; r < group->size; r++) /* in a world of one it is another thread of this rank */
+    for (int r = 0; r < group->size; r++) /* in a context of one rank another thread of this rank may send */
         if ((r != group->rank || group->size == 1) &&
             atomic_load_explicit(&group->states[r], memory_order_acquire) == HPC_PEER_ALIVE)
             ranks[n++] = r;
@@ -90,7 +90,7 @@ static int state_of(const hpc_group *group, int rank) {
     return atomic_load_explicit(&group->states[rank], memory_order_acquire);
 }
 
-/* Whether rank departed to this state, and not because of others. */
+/* Returns whether rank departed to this state, and not because of others. */
 static int went_by_itself(const hpc_group *group, int rank, int state) {
     return state_of(group, rank) == state && !hpc_group_left_because(group, rank);
 }
@@ -127,11 +127,11 @@ void hpc_group_last_word(hpc_group *group, const char *why, hpc_last_word *word)
 }
 
 static void depart(hpc_group *group, int rank, int state, const char *reason, hpc_departing how) {
-    char nobody = 0; /* one writer of the reason */
+    char nobody = 0; /* only the first thread writes the reason */
     if (!atomic_compare_exchange_strong(&group->departing[rank], &nobody, (char)how)) return;
     snprintf(group->reasons[rank], HPC_REASON_BYTES, "%s", reason);
-    atomic_store_explicit(&group->states[rank], state, memory_order_release); /* the reason before the state */
-    atomic_fetch_add_explicit(&group->departures, 1, memory_order_release);   /* the state before the count */
+    atomic_store_explicit(&group->states[rank], state, memory_order_release); /* release: the reason before the state */
+    atomic_fetch_add_explicit(&group->departures, 1, memory_order_release);   /* release: the state before the count */
     hpc_bell_ring(group->bell);
 }
 
@@ -139,7 +139,7 @@ void hpc_group_depart(hpc_group *group, int rank, int state, const char *reason)
     depart(group, rank, state, reason, HPC_GOES_BY_ITSELF);
 }
 
-static const char just_left[] = "it left"; /* the reason of a rank that gives none */
+static const char just_left[] = "it left"; /* the reason of a rank that gave none */
 
 void hpc_group_depart_saying(hpc_group *group, int rank, int state, const hpc_last_word *word) {
     char reason[HPC_REASON_BYTES], who[HPC_REASON_BYTES / 2];
@@ -154,11 +154,11 @@ void hpc_group_depart_saying(hpc_group *group, int rank, int state, const hpc_la
                  hpc_ranks_text(ranks, n, who, sizeof who));
     else
         snprintf(reason, sizeof reason, "%s", w.why[0] != 0 ? w.why : just_left);
-    hpc_blame_tell(&group->blame, word, group->size); /* the culprits before the state */
+    hpc_blame_tell(&group->blame, word, group->size); /* first the culprits, then the state */
     depart(group, rank, state, reason, n > 0 ? HPC_GOES_BECAUSE : HPC_GOES_BY_ITSELF);
 }
 
-/* A sentence in parts, with "; " between them. */
+/* A sentence made of parts, which "; " separates. */
 typedef struct sentence {
     char *text;
     size_t used, cap;
@@ -181,7 +181,7 @@ static const hpc_blamed *find_told(const hpc_blamed *told, int n_told, int rank)
     return NULL;
 }
 
-/* Why a rank is gone: its reason, or "" if it left without one; NULL if it is alive as far as this rank knows. */
+/* Returns why a rank is gone, or "" if it left without a reason; NULL if it is alive as far as this rank knows. */
 static const char *why_gone(const hpc_group *group, int rank, const hpc_blamed *told) {
     if (hpc_group_has_departed(group, rank) && (told == NULL || !hpc_group_left_because(group, rank)))
         return strcmp(group->reasons[rank], just_left) == 0 ? "" : group->reasons[rank];
@@ -189,7 +189,7 @@ static const char *why_gone(const hpc_group *group, int rank, const hpc_blamed *
     return NULL;
 }
 
-/* The ranks marked in by. */
+/* Lists the ranks whose mark is by. */
 static int list_marked(const char *marks, int size, char by, int *ranks) {
     int n = 0;
     for (int r = 0; r < size; r++)
@@ -201,8 +201,8 @@ static int same_ranks(const int *a, int n_a, const int *b, int n_b) {
     return n_a == n_b && (n_a == 0 || memcmp(a, b, (size_t)n_a * sizeof *a) == 0);
 }
 
-/* "ranks 1 and 3 have ended; rank 2 failed (its process died); ranks 4 and 5 left because of them; rank 0 still waits
- * for rank 2". */
+/* Writes a sentence such as "ranks 1 and 3 have ended; rank 2 failed (its process died); ranks 4 and 5 left because of
+ * them; rank 0 still waits for rank 2". */
 static void tell_peers(const hpc_group *group, const hpc_fault *f, const hpc_blamed *told, int n_told, char *text,
                        size_t cap) {
     enum { MOST = 6 };
@@ -241,13 +241,13 @@ static void tell_peers(const hpc_group *group, const hpc_fault *f, const hpc_bla
     free(ended);
 }
 
-/* These are to blame if this rank leaves because of this failure. */
+/* Records the culprits that this rank will blame if it leaves because of this failure. */
 static void remember(hpc_group *group, const char *op, const hpc_culprit *culprits, int n) {
     hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), culprits, n);
 }
 
-/* Ranks that left by themselves, while they were still waited for, are to blame if this rank leaves because of this
- * failure. Failed ranks are known by their state. */
+/* Records ranks that left by themselves while this rank still waited for them, as culprits if this rank leaves because
+ * of this failure. Failed ranks are known by their state. */
 static void remember_left(hpc_group *group, const char *op, const int *ranks, int n) {
     hpc_culprit left[HPC_BLAMED];
     int n_left = 0;
@@ -257,7 +257,7 @@ static void remember_left(hpc_group *group, const char *op, const int *ranks, in
     if (n_left > 0) remember(group, op, left, n_left);
 }
 
-/* Other ranks have found a deadlock and left because of it: no rank has failed. */
+/* Fails with a deadlock that other ranks have found, and because of which they left: no rank has failed. */
 static int fail_circle(hpc_group *group, const char *op, const hpc_fault *f, const hpc_culprit *culprits, int n,
                        const char *text) {
     const hpc_fault timeout = {
@@ -267,9 +267,9 @@ static int fail_circle(hpc_group *group, const char *op, const hpc_fault *f, con
     return status;
 }
 
-/* Finds the ranks that failed by themselves, and ranks that left because of them; a rank that left by itself counts as
- * failed if it is still asked for, or no other rank is to blame. In a wait (n_waiting is not 0) a deadlock that others
- * have found is HPC_ERR_TIMEOUT. */
+/* Finds the ranks that failed by themselves, and the ranks that left because of these. A rank that left by itself
+ * counts as failed if it is in asked, or if no other rank is to blame. In a wait (n_waiting is not 0) a deadlock that
+ * others have found is HPC_ERR_TIMEOUT. */
 static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_asked, const int *waiting,
                       int n_waiting) {
     enum { NONE, CULPRIT, LEFT };
@@ -330,7 +330,7 @@ int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, i
     for (int i = 0; i < q.n_culprits; i++) q.culprits[i] = blamed[i].culprit;
     if (q.n_culprits == 0 && group->follow != NULL) {
         group->follow(group->follow_arg, &q);
-        if (q.n_culprits > 0) remember(group, op, q.culprits, q.n_culprits); /* for ranks that ask this one */
+        if (q.n_culprits > 0) remember(group, op, q.culprits, q.n_culprits); /* to answer ranks that ask */
     }
     for (n_ranks = 0; n_ranks < q.n_culprits; n_ranks++) ranks[n_ranks] = q.culprits[n_ranks].rank;
     for (int i = 0; i < n && left != NULL; i++) {
@@ -366,8 +366,8 @@ int hpc_group_peer_present(hpc_group *group, int rank, const char *op) {
     return hpc_group_has_departed(group, rank) ? fail_peers(group, op, &rank, 1, NULL, 0) : HPC_OK;
 }
 
-/* Whether the condition holds once all that has come is taken. It stops after a second, as others may send without end.
- * A condition that held is not asked again: it may have taken an event. */
+/* Takes all that has come, and returns whether the condition holds then. It stops after a second, because others may
+ * send without end. A condition that held must not be asked again, because it may have taken an event. */
 static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
     double until = hpc_now() + 1;
     if (until > deadline) until = deadline;
@@ -379,9 +379,10 @@ static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
     }
 }
 
-/* Whether departures end this wait: every lost rank does, a rank that left only if it is waited for; HPC_IN_PROGRESS to
- * go on, HPC_OK when the condition holds. The states are loaded first: data that a rank sent before it left is there
- * then, if only to be taken (from a completion queue), and the rank is not waited for. */
+/* Checks whether departures end this wait: a lost rank always does, a rank that left only if it is waited for. Returns
+ * HPC_IN_PROGRESS to continue, HPC_OK if the condition holds. The states are loaded first: data that a rank sent before
+ * it left has then arrived, perhaps still untaken in a completion queue, and is taken before the wait counts as
+ * ended. */
 static int check_departures(hpc_group *group, const hpc_wait *wait, double deadline) {
     size_t size = (size_t)group->size;
     int *waiting = malloc(size * (sizeof *waiting + 1)), n_waiting, ended = 0, status;
@@ -406,7 +407,7 @@ static int check_departures(hpc_group *group, const hpc_wait *wait, double deadl
     return status;
 }
 
-/* The slow checks of a wait, in the order in which they may end it; HPC_IN_PROGRESS to go on. */
+/* Makes the slow checks of a wait, in the order in which they may end it. Returns HPC_IN_PROGRESS to continue. */
 static int look_around(hpc_group *group, const hpc_wait *wait, double deadline) {
     int status;
     if (!atomic_load_explicit(&group->closed, memory_order_acquire) &&
@@ -415,12 +416,13 @@ static int look_around(hpc_group *group, const hpc_wait *wait, double deadline) 
     status = hpc_group_usable(group, wait->op);
     if (status == HPC_OK) status = check_departures(group, wait, deadline);
     if (status == HPC_OK || status == HPC_IN_PROGRESS) return status;
-    /* The stores of a rank before it went are visible once its departure is, and both may have come since the look at
-     * the condition: look again, after the departure. */
+    /* Once a rank's departure is visible, so are its earlier stores. Both may have come after the last look at the
+     * condition, so look again, after the departure. */
     return holds_now(group, wait, deadline) ? HPC_OK : status;
 }
 
-/* Sleeps unless the wait has ended meanwhile; HPC_IN_PROGRESS to go on. *next gets where the next look comes from. */
+/* Sleeps, unless the wait has ended meanwhile. Returns HPC_IN_PROGRESS to continue. *next gets the kind of the next
+ * look. */
 static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds, double deadline, hpc_looker *next) {
     hpc_bell *bell = group->bell;
     struct timespec t;
@@ -432,8 +434,8 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     atomic_thread_fence(memory_order_seq_cst); /* see hpc_bell_ring */
 #endif
     rings = atomic_load_explicit(&bell->rings, memory_order_acquire);
-    /* Bytes that a transport holds back are part of the condition: its sender rang before we counted as a sleeper, or
-     * will now. */
+    /* The condition may depend on bytes that a transport still holds. Their sender rang either before this thread
+     * counted as a sleeper, so this look takes them, or rings it awake afterwards. */
     int held = hpc_group_look(group, in_bed ? HPC_LOOKS_BESIDE_BED : HPC_LOOKS_ALL);
     if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait, deadline);
     if (held == 0 && status == HPC_IN_PROGRESS && in_bed) {
@@ -453,26 +455,26 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     return status;
 }
 
-/* Sleeps shortly, for conditions that ring no bell. */
+/* Sleeps briefly, for conditions that ring no bell. */
 static void doze(void) {
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     hpc_calls_count(HPC_CALL_WAKEUP);
 }
 
-/* ---- waits as others see them ---- */
+/* ---- waits that other ranks see ---- */
 
 enum { SEEN_RANKS = HPC_WATCHED_RANKS };
 _Static_assert((int)SEEN_RANKS >= (int)HPC_SPAN_RANKS, "a span tells of ranks that were kept");
 
-static const double LONG_SECONDS = 1e-3;    /* a wait of so long is shown, and looked at again as often */
-static const double TRACED_SECONDS = 10e-6; /* the same with a timeline: at first, then */
+static const double LONG_SECONDS = 1e-3; /* a wait is shown when it has lasted so long, and looked at again as often */
+static const double TRACED_SECONDS = 10e-6; /* with a timeline: shown after it */
 static const double RETRACED_SECONDS = 100e-6;
 
-/* A wait that lasts, with the ranks that it waited for at its last look. */
+/* A long wait, with the ranks for which it waited at its last look. */
 typedef struct seen {
     double start, due;
-    double since, look; /* of the whole wait, of which this may be a slice: its beginning, and its next look */
-    int place, n;       /* in the group's watch; how many ranks */
+    double since, look; /* of the whole wait, of which this may be a slice: its start and next look */
+    int place, n;       /* place in the group's watch; number of ranks */
     int ranks[SEEN_RANKS];
 } seen;
 
@@ -481,7 +483,7 @@ static seen begin_to_show(const hpc_group *group, double start) {
     return (seen){.start = start, .due = due, .since = start, .look = INFINITY, .place = -1};
 }
 
-/* A rank that waits for its own cores alone works, or is a core that has nothing to do. */
+/* Shows the wait to others. A rank that waits only for its own cores is not shown: it works, or is an idle core. */
 static void show(hpc_group *group, const hpc_wait *wait, seen *s, double now) {
     int few[64], *ranks = group->size <= 64 ? few : malloc((size_t)group->size * sizeof *ranks);
     s->due = now + (group->timeline ? RETRACED_SECONDS : LONG_SECONDS);
@@ -497,7 +499,8 @@ static void show(hpc_group *group, const hpc_wait *wait, seen *s, double now) {
     if (group->timeline != NULL) hpc_timeline_rest(group->timeline, now);
 }
 
-/* After a slice of a wait its caller looks for signals, and the next one spins and yields before it is shown. */
+/* Returns how long an ended wait may continue as the same wait: after a slice its caller looks for signals, and the
+ * next slice spins and yields before it is shown. */
 static double grace_of(const hpc_group *group, int status, double timeout) {
     static const double CONFIGURED = 1, USUAL = 0.02;
     if (status != HPC_ERR_TIMEOUT) return 0;
@@ -516,10 +519,10 @@ static void end_show(hpc_group *group, const hpc_wait *wait, const seen *s, int 
 /* ---- the wait ---- */
 
 enum { PROMPT = 8 };
-static const double SOON = 200e-6; /* seconds: of a message and its answer, with a sleep and a wake-up */
+static const double SOON = 200e-6; /* seconds: of a message and its answer, including a sleep and a wake-up */
 
-/* How many of the last waits of a thread ended soon. Over a network each look is a system call: if waits last longer
- * than they spin, spinning only takes time from others. */
+/* How many of this thread's last waits ended soon, at most PROMPT. Over a network each look is a system call, so if
+ * waits last longer than they spin, spinning only takes time from other threads. */
 static _Thread_local int prompt_waits = PROMPT;
 
 static void learn_waits(const hpc_group *group, double start) {
@@ -545,7 +548,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             for (int i = 0; i < SPINS_PER_CLOCK; i++) {
                 if (wait->ready(wait->arg)) return HPC_OK;
                 if (group->bed != NULL)
-                    held = hpc_group_progress(group); /* brings the awaited data */
+                    held = hpc_group_progress(group); /* brings the data that is waited for */
                 else
                     hpc_cpu_relax();
             }
@@ -569,7 +572,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
         } else if (held != 0)
             doze();
         else {
-            show(group, wait, seen, now); /* it may sleep for long */
+            show(group, wait, seen, now); /* it may sleep for long, so show it */
             double until = seen->look < deadline ? seen->look : deadline;
             if (until <= now) continue;
             status = sleep_on_bell(group, wait, until - now, deadline, &looker);
@@ -578,7 +581,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
     }
 }
 
-/* Forgets the findings of an earlier try of this wait, once it succeeds. */
+/* Forgets the findings of an earlier try of this wait if it has succeeded. */
 static inline int has_waited(hpc_group *group, const hpc_wait *wait, int status) {
     if (status == HPC_OK) hpc_group_settle(group, wait->op);
     return status;

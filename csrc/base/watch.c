@@ -12,10 +12,10 @@
 
 enum { MOST_CALLS = 1000 };
 
-/* Never changed after it was listed, and never freed: other threads read the name of a wait at any time. */
+/* A call is not changed after it was listed, and never freed, because other threads read a wait's name at any time. */
 struct hpc_calling {
     const hpc_calling *next;
-    int every, number; /* of calls listed before it */
+    int every, number; /* number of calls listed before it */
     char name[HPC_CALLING_BYTES];
 };
 
@@ -41,7 +41,7 @@ const hpc_calling *hpc_calling_named(const char *name, int every) {
         own->number = first == NULL ? 0 : first->number + 1;
         if (found != NULL || own->number >= MOST_CALLS) break;
         own->next = first;
-        /* release: the name before the pointer by which another thread finds it */
+        /* release: the name is written before another thread can find the call */
         if (atomic_compare_exchange_strong_explicit(&calls, &first, own, memory_order_release, memory_order_acquire))
             return own;
     }
@@ -74,8 +74,8 @@ static const void *this_thread(void) {
     return &mine;
 }
 
-/* A place for a new wait: the one that this thread has just left, if this wait continues it; otherwise the one that has
- * been free for longest; -1 if all are taken. */
+/* Returns a place for a new wait: the one that this thread has just left, if this wait continues that one; otherwise
+ * the one that has been free for longest; -1 if all are taken. */
 static int find_place(hpc_watch *w, hpc_doing doing, double start) {
     int best = -1;
     for (int i = 0; i < HPC_WATCHED; i++) {

@@ -1,4 +1,4 @@
-/* Steps that all ranks of a context take together, by its control channel. */
+/* Steps that all ranks of a context take together, over its control channel. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,8 +41,8 @@ int hpc_barrier(hpc_context *c, double timeout) {
     return status;
 }
 
-/* Gives this rank's verdict and gets the others'. A rank that has already run into its deadline has no time left to
- * wait for them: if it does not get them, its first failure stays, which names the ranks that it waited for and why. */
+/* Gives this rank's verdict and gets the others'. A rank that has reached its deadline has no time left to wait for
+ * them: if it does not get them, its first failure stays, which names the ranks for which it waited, and why. */
 static int exchange_verdicts(hpc_context *c, const char *op, int own, const void *mine, size_t nbytes,
                              hpc_reply *replies, double deadline) {
     if (own != HPC_ERR_TIMEOUT)
@@ -56,7 +56,7 @@ static int exchange_verdicts(hpc_context *c, const char *op, int own, const void
     return status != HPC_OK ? status : own;
 }
 
-/* A rank's result of its step. ranks: of its failure, the ranks to blame, then the ranks that it waits for. */
+/* A rank's result of its step. ranks: of its failure, first the ranks to blame, then the ranks for which it waits. */
 typedef struct verdict {
     int status, n_ranks, n_waiting, ranks[HPC_BLAMED], n_culprits;
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
@@ -133,7 +133,7 @@ int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, dou
             memcpy(&blob, (hpc_blob *)replies[r].data + me, sizeof blob);
             blob.fd = replies[r].fd;
             replies[r].fd = -1;
-            /* Attaches all, also after a failure: a blob may hold a reference that only attach takes over. */
+            /* Attach all blobs, also after a failure: a blob may hold a reference that only attach takes over. */
             attached = joint->attach(c->transports[r], joint->object, (int)r, &blob, deadline);
             if (status == HPC_OK) status = attached;
         }

@@ -1,4 +1,4 @@
-/* The end of a context, alone or with its family. */
+/* How a context ends, alone or with its family. */
 #include <string.h>
 
 #include "context/context.h"
@@ -6,15 +6,16 @@
 
 /* ---- families ----
  *
- * Contexts of one origin are a family. Its root is the first context, which every heir holds. The root's control
- * channel outlives it while there are heirs, which shrink by it, and says goodbye when the last of the family is
- * closed. An abort is the whole family's: this rank has failed, and all its peers in any of the contexts are told.
+ * A family is a first context, its root, and its heirs, which shrinks made from it. Every heir holds the root. The
+ * root's control channel stays open while there are heirs, because they shrink over it; it says goodbye when the last
+ * context of the family is closed. An abort ends the whole family: this rank has failed, and all its peers in any of
+ * the contexts are told.
  *
- * Threads: one may abort a context (a scheme's does) while others shrink, close or free other contexts of the family.
- * The root's mutex guards open and the list of heirs; nothing waits under it. A context in the list still has its
- * handle: a close takes the context out before the handle goes. An abort holds each context before it closes it,
- * because any thread that finds a context closed may free it. What takes time comes after the mutex. An heir gets into
- * the list only while old is open, so none outlives an abort. */
+ * Threads: one thread may abort a context (a scheme's thread does) while others shrink, close or free other contexts of
+ * the family. The root's mutex guards open and the list of heirs, and nothing waits while it is held. A context in the
+ * list has not lost its handle yet, because a close takes the context out of the list first. An abort holds each
+ * context before it closes it, because any thread that finds a context closed may free it. Slow work is done after the
+ * mutex is released. An heir is added only while old is open, so no heir outlives an abort. */
 
 int hpc_family_adopt(hpc_context *old, hpc_context *heir, int *first, const char *op) {
     hpc_context *root = old->root;
@@ -31,7 +32,7 @@ int hpc_family_adopt(hpc_context *old, hpc_context *heir, int *first, const char
     return status;
 }
 
-/* The other heirs, held and closed: this rank has failed. */
+/* Closes the other contexts of the family because this rank has failed. Returns the heirs among them, each held. */
 static hpc_context *close_others(hpc_context *c) {
     hpc_context *root = c->root, *others = NULL, *next;
     for (hpc_context *heir = root->heirs; heir != NULL; heir = next) {
@@ -54,8 +55,8 @@ static void remove_heir(hpc_context *c) {
         }
 }
 
-/* Stops the control channel of a context that has been closed, or that has failed for the reason why, and the channels
- * of the contexts that end with it. Called once. */
+/* Stops the control channel of a context that has closed, or that has failed for the reason why, and the channels of
+ * the contexts that end with it. Called once. */
 static void leave_family(hpc_context *c, const char *why) {
     hpc_context *root = c->root, *others = NULL, *next;
     if (c != root) hpc_control_stop(c->control, why);
@@ -64,9 +65,9 @@ static void leave_family(hpc_context *c, const char *why) {
         others = close_others(c);
     else
         remove_heir(c);
-    int last = why != NULL || --root->open == 0; /* an abort is the last word, and does not count itself out */
+    int last = why != NULL || --root->open == 0; /* an abort stops the root's channel, and does not count open down */
     pthread_mutex_unlock(&root->family);
-    hpc_bell_ring(root->group.bell); /* where a shrink waits */
+    hpc_bell_ring(root->group.bell); /* a shrink may wait there */
     for (; others != NULL; others = next) {
         next = others->next_heir;
         hpc_bell_ring(others->group.bell);
@@ -86,7 +87,7 @@ int hpc_context_revoke(hpc_context *c) {
     return HPC_OK;
 }
 
-/* Whether nothing has to be sent any more; after a revoke the others take nothing. */
+/* Returns whether nothing is left to be sent. After a revoke the other ranks take nothing, so it returns 1. */
 static int is_settled(void *arg) {
     hpc_context *c = arg;
     int left = 0;
@@ -109,7 +110,7 @@ static int leave(hpc_context *c, const char *why) {
     if (c == NULL || !hpc_group_is_mine(&c->group)) return HPC_OK;
     hpc_span span = hpc_span_begin(c->group.timeline, why == NULL ? "close" : "abort", NULL);
     hpc_blame_freeze(&c->group.blame);
-    /* Puts are delivered before the others hear that this rank is gone; a failed rank does not wait for it. */
+    /* Deliver puts before the others hear that this rank is gone. A failed rank does not wait for that. */
     if (c->connected && !atomic_load(&c->group.closed)) {
         const hpc_wait wait = {"close", is_settled, anybody, c, 0};
         double deadline = hpc_deadline(&c->group, why == NULL ? c->group.timeout : 0);
@@ -120,7 +121,7 @@ static int leave(hpc_context *c, const char *why) {
         hpc_mute_errors(muted);
     }
     if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
-    hpc_bell_ring(c->group.bell); /* this rank's own waits end too */
+    hpc_bell_ring(c->group.bell); /* ends this rank's own waits too */
     hpc_probes_stop(c);
     leave_family(c, why);
     hpc_span_end(&span);

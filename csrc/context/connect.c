@@ -1,5 +1,5 @@
-/* Connects a created context: checks the ranks' addresses, chooses a transport for each pair, opens the control channel
- * and the first lanes. */
+/* Connects a created context: checks the ranks' addresses, chooses a transport for each pair, and opens the control
+ * channel and the first lanes. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static int check_addresses(const hpc_context *c) {
             return hpc_fail(HPC_ERR_CONFIG, "init",
                             "init: rank %d has %d tcp_streams and rank 0 has %d; set HPCOMM_TCP_STREAMS alike", r,
                             all[r].tcp_streams, first->tcp_streams);
-        if (all[r].silence != first->silence) /* ranks send beats, and declare others dead, by it */
+        if (all[r].silence != first->silence) /* ranks send beats, and declare others dead, by this time */
             return hpc_fail(HPC_ERR_CONFIG, "init",
                             "init: rank %d has silence %g s and rank 0 has %g s; set HPCOMM_SILENCE alike", r,
                             all[r].silence, first->silence);
@@ -53,11 +53,12 @@ static int check_addresses(const hpc_context *c) {
     return HPC_OK;
 }
 
-/* All ranks judge every pair alike, so one unreachable pair fails the start on all of them. */
+/* Chooses the transport of every pair. All ranks judge every pair alike, so one unreachable pair fails the start on all
+ * of them. */
 static int choose_transports(hpc_context *c) {
     char why[512];
-    for (int apart = 1; apart <= c->group.size; apart++) /* apart == size pairs a rank with itself: last, so that errors
-                                                            name two ranks */
+    /* apart == size, each rank with itself, comes last, so that errors name two ranks */
+    for (int apart = 1; apart <= c->group.size; apart++)
         for (int a = 0; a < c->group.size; a++) {
             int b = (a + apart) % c->group.size;
             const hpc_transport *t = hpc_transport_choose(hpc_transport_names(&c->self), &c->addresses[a],
@@ -73,8 +74,9 @@ static int choose_transports(hpc_context *c) {
     return HPC_OK;
 }
 
-/* Ranks that have a CPU each spin, which takes no CPU from others. With fewer CPUs, a spin takes the CPU of the awaited
- * rank, and yielding for longer beats the futex' wake-up (docs/internals.md, Waiting). */
+/* Chooses how waits spin and yield. If each rank has its own CPU they spin, which takes no CPU from others. With fewer
+ * CPUs a spin takes the CPU of the rank that it waits for, and yielding for longer is faster than a futex' wake-up
+ * (docs/internals.md, Waiting). */
 static int choose_waiting(hpc_context *c) {
     hpc_cpu_need *needs = calloc((size_t)c->group.size, sizeof *needs);
     hpc_cpu_deal deal;
@@ -86,14 +88,14 @@ static int choose_waiting(hpc_context *c) {
     if (!deal.enough)
         hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "%d ranks share %d cores of %s: waits yield instead of spinning",
                        deal.ranks, deal.cpus, c->self.hostname);
-    c->group.eases = deal.enough && c->group.spin < 0 && c->group.yield < 0; /* else the load is the job's own */
+    c->group.eases = deal.enough && c->group.spin < 0 && c->group.yield < 0; /* otherwise the load is the job's own */
     if (c->group.spin < 0) c->group.spin = deal.enough ? 50e-6 : 0;
     if (c->group.yield < 0) c->group.yield = deal.enough ? 100e-6 : 500e-6;
     return HPC_OK;
 }
 
-/* The kinds of link (hpc_link_kind bits) that the transport to this rank can have. Two hosts may look like one, for
- * example cloned machines: their ranks need TCP. One process cannot look like two. */
+/* Returns the kinds of link (hpc_link_kind bits) that the transport to this rank can use. Two hosts may look like one,
+ * such as cloned machines, so their ranks need TCP too. Two processes cannot look like one. */
 static unsigned char links_for(const hpc_context *c, size_t rank) {
     const hpc_transport *t = c->transports[rank];
     const hpc_address *self = &c->self, *peer = &c->addresses[rank];
@@ -107,8 +109,8 @@ static unsigned char links_for(const hpc_context *c, size_t rank) {
     return links;
 }
 
-/* Connects the control channel with the links that the chosen transports need. If shared memory was chosen and the link
- * became TCP, the pair gets a transport that connects hosts. */
+/* Connects the control channel with the links that the chosen transports need. If a pair has shared memory but its link
+ * became TCP, it gets a transport that connects hosts instead. */
 static int connect_control(hpc_context *c, double deadline) {
     size_t size = (size_t)c->group.size;
     hpc_control_address *controls = calloc(size, sizeof *controls);
@@ -122,8 +124,8 @@ static int connect_control(hpc_context *c, double deadline) {
         links[r] = links_for(c, r);
     }
     if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
-    /* No rank goes on without one that failed or left while others connected: they may have begun the next step, and
-     * would keep the objects that they gave each other in it. */
+    /* No rank continues without a rank that failed or left while others connected: those may be in the next step
+     * already, and would keep objects that they exchanged in it. */
     for (int r = 0; r < c->group.size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, r, "init");
     c->all_remote = size > 1;
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
@@ -147,7 +149,7 @@ static void list_used(hpc_context *c) {
     }
 }
 
-/* Closes ports that no pair has chosen. A note says so if both ranks of a pair have ports and use TCP all the same. */
+/* Closes NIC ports that no pair uses. Adds a note if both ranks of a pair have ports and still use TCP. */
 static void settle_nics(hpc_context *c) {
     const hpc_transport *by_nics = hpc_transport_find(hpc_transport_names(&c->self), HPC_CAP_NICS, 0);
     const char *why;
@@ -170,7 +172,7 @@ static int serves_a_peer(const hpc_context *c, const hpc_transport *transport) {
     return 0;
 }
 
-/* Shows the transports to processes that ask the control channel meanwhile (hpcomm status). */
+/* Shows the transports to processes that ask the control channel (hpcomm status). */
 static void show_transports(hpc_context *c) {
     char names[HPC_TRANSPORTS_BYTES] = "";
     size_t n = 0;
@@ -199,7 +201,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     c->connecting = 1;
     deadline = hpc_deadline(&c->group, timeout < 0 ? c->group.init_timeout : timeout);
     memcpy(c->addresses, addresses, (size_t)c->group.size * sizeof *c->addresses);
-    for (int r = 0; r < c->group.size; r++) { /* from outside: their texts may have no end */
+    for (int r = 0; r < c->group.size; r++) { /* from other processes: the texts may not be terminated */
         c->addresses[r].hostname[HPC_HOST_BYTES - 1] = 0;
         c->addresses[r].transports[HPC_TRANSPORTS_BYTES - 1] = 0;
     }
@@ -225,7 +227,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     return HPC_OK;
 }
 
-/* Puts every rank's address into *addresses, which the caller frees. */
+/* Gives *addresses the address of every rank; the caller frees it. */
 static int carry_out_of_band(const hpc_oob *oob, const hpc_context *c, double deadline, hpc_address **addresses) {
     size_t size = (size_t)oob->size;
     void *request = NULL;
@@ -239,7 +241,7 @@ static int carry_out_of_band(const hpc_oob *oob, const hpc_context *c, double de
         return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: the out-of-band allgather failed to start (%d)", status);
     }
     while ((status = oob->test(request)) == HPC_IN_PROGRESS) {
-        if (hpc_now() >= deadline) /* Neither request nor buffers are freed: the callback may still use them. */
+        if (hpc_now() >= deadline) /* Neither request nor buffers are freed, because the callback may still use them. */
             return hpc_fail(
                 HPC_ERR_TIMEOUT, "init",
                 "rank %d: init: the out-of-band allgather of %d ranks did not end in time; did every rank start?",

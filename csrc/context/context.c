@@ -1,4 +1,4 @@
-/* The handle: holders of a context, facts about it, and its end with the last holder. */
+/* The handle of a context: its holders, facts about it, and its end with the last holder. */
 #include "context/context.h"
 
 #include <pthread.h>
@@ -30,7 +30,7 @@ void hpc_context_drop_lane(hpc_lane *l) {
 }
 
 void hpc_context_release(hpc_context *c) {
-    if (c->group.owner != NULL && !hpc_group_is_mine(&c->group)) return; /* a forked child tears nothing down */
+    if (c->group.owner != NULL && !hpc_group_is_mine(&c->group)) return; /* a forked child frees nothing */
     if (atomic_fetch_sub_explicit(&c->references, 1, memory_order_acq_rel) != 1) return;
     hpc_group_leave(&c->group);
     hpc_probes_free(c);
@@ -73,7 +73,7 @@ int hpc_context_size(const hpc_context *context) {
     return context->group.size;
 }
 
-/* The lowest rank on the host of rank; -1 before the context is connected. */
+/* Returns the lowest rank on the host of rank; -1 before the context is connected. */
 static int lowest_on_host(const hpc_context *c, int rank) {
     if (!c->connected) return -1;
     for (int r = 0; r < rank; r++)
@@ -121,8 +121,8 @@ int hpc_over_sockets(const hpc_context *c, const int *ranks, int n) {
     return 0;
 }
 
-/* The number of rails between two ranks; 0 if no NIC carries their traffic. Addresses tell the NICs of each rank, so
- * all ranks find the same for every pair, also for pairs of other ranks. */
+/* Returns how many rails connect two ranks; 0 if no NIC carries their traffic. The addresses contain each rank's NICs,
+ * so all ranks get the same result for any pair. */
 static int rails_between(const hpc_context *c, int a, int b) {
     const hpc_address *self = &c->addresses[a], *peer = &c->addresses[b];
     const char *no_rail;
@@ -178,7 +178,7 @@ int hpc_context_span(hpc_context *c, const char *name, double start) {
     int status = hpc_group_usable(&c->group, op);
     if (status != HPC_OK || c->group.timeline == NULL) return status;
     double now = hpc_now();
-    if (!(start >= 0 && start <= now)) /* also a NaN */
+    if (!(start >= 0 && start <= now)) /* also if it is a NaN */
         return hpc_fail(HPC_ERR_INVALID, op,
                         "%s: start is %g s; it must be from 0 to CLOCK_MONOTONIC, which is %g s now", op, start, now);
     const hpc_span span = {.timeline = c->group.timeline, .start = start, .label = name, .kind = HPC_SPAN_USER};

@@ -11,11 +11,11 @@ enum { MOST_CPUS = 64 * HPC_CPU_WORDS };
 
 /* ---- ranks that share CPUs ---- */
 
-/* The ranks that share CPUs with one rank, smallest masks first. */
+/* The ranks that share CPUs with one rank, in the order of precedes. */
 typedef struct sharing {
     const hpc_context *c;
     int *ranks, n;
-    uint64_t cpus[HPC_CPU_WORDS]; /* of all of them */
+    uint64_t cpus[HPC_CPU_WORDS]; /* union of their masks */
 } sharing;
 
 static int count_cpus(const uint64_t *cpus) {
@@ -34,7 +34,7 @@ static int same_quota(const hpc_address *a, const hpc_address *b) {
 
 static int joins(const sharing *s, const hpc_address *a) {
     const hpc_address *all = s->c->addresses;
-    if (a->host[0] != all[s->ranks[0]].host[0]) return 0; /* the boot id tells kernels apart */
+    if (a->host[0] != all[s->ranks[0]].host[0]) return 0; /* the boot id identifies the kernel */
     for (int i = 0; i < HPC_CPU_WORDS; i++)
         if (s->cpus[i] & a->cpus[i]) return 1;
     for (int i = 0; i < s->n && a->quota > 0; i++)
@@ -42,14 +42,14 @@ static int joins(const sharing *s, const hpc_address *a) {
     return 0;
 }
 
-/* Whether rank a comes before rank b: by the size of its mask, then by the mask, then by its number. */
+/* Returns whether rank a comes before rank b: by the size of its mask, then by the mask, then by rank. */
 static int precedes(const hpc_context *c, int a, int b) {
     const int n = count_cpus(c->addresses[a].cpus), m = count_cpus(c->addresses[b].cpus);
     const int order = n != m ? n - m : memcmp(c->addresses[a].cpus, c->addresses[b].cpus, sizeof c->addresses[a].cpus);
     return order != 0 ? order < 0 : a < b;
 }
 
-/* found: by rank, marks the ranks that are in s. */
+/* Finds the ranks that share CPUs with rank. found marks them, by rank. */
 static void find_sharing(sharing *s, int rank, char *found) {
     const hpc_context *c = s->c;
     int before;
@@ -73,8 +73,8 @@ static void find_sharing(sharing *s, int rank, char *found) {
     }
 }
 
-/* The least quota of this rank and later ranks under the same quota (same_quota); 0 unless this rank is the first of
- * them. */
+/* Returns the smallest quota of the ranks from place `at` on that are under the same quota; 0 unless the rank at `at`
+ * is the first of them. */
 static int quota_once(const sharing *s, int at) {
     const hpc_address *all = s->c->addresses, *a = &all[s->ranks[at]];
     int quota = a->quota;
@@ -130,15 +130,15 @@ static int quotas_suffice(const sharing *s, const hpc_cpu_need *needs) {
     return 1;
 }
 
-/* The node on which a core of the rank is best: a core polls the queues of one NIC, on the NIC's node (PHub, section
- * 3.3). */
+/* Returns the best node for a core of the rank: a core polls the queues of one NIC, so it belongs on that NIC's node
+ * (PHub, section 3.3). -1: any node. */
 static int node_wanted(const hpc_context *c, int rank, int core, int affinity) {
     if (!hpc_context_uses_nics(c, rank)) return -1;
     return hpc_node_of_core(&c->addresses[rank].devices, affinity == HPC_KEY_BY_CORE ? core : -1);
 }
 
-/* Deals to the ranks from..to-1 of s, which have one mask, CPUs that are left: the lowest ones to their threads, which
- * the kernel moves about as it likes. Returns 0 if they are too few. */
+/* Deals CPUs that are left to the ranks from..to-1 of s, which have one mask. Their threads get the lowest CPUs, among
+ * which the kernel moves them. Returns 0 if there are too few CPUs. */
 static int deal_group(const sharing *s, int from, int to, const hpc_cpu_need *needs, int affinity, uint64_t *left,
                       int rank, int *chosen) {
     const uint64_t *mask = s->c->addresses[s->ranks[from]].cpus;
@@ -169,8 +169,8 @@ static int deal_group(const sharing *s, int from, int to, const hpc_cpu_need *ne
     return 1;
 }
 
-/* The ranks with the smallest masks choose first. If masks are nested or apart, as job schedulers and containers make
- * them, every thread and core gets a CPU if any deal can give it one. */
+/* Deals CPUs to the ranks with the smallest masks first. If any two masks are nested or disjoint, as job schedulers and
+ * containers make them, every thread and core gets a CPU if any deal can do that. */
 static int deal_all(const sharing *s, const hpc_cpu_need *needs, int affinity, int rank, int *chosen) {
     uint64_t left[HPC_CPU_WORDS];
     memcpy(left, s->cpus, sizeof left);
@@ -201,7 +201,7 @@ int hpc_cpus_deal(const hpc_context *c, int rank, const hpc_cpu_need *needs, int
         deal->cores += needs[s.ranks[i]].cores;
     }
     deal->enough = deal_all(&s, needs, affinity, rank, chosen);
-    /* A bit of a mask names one CPU only if the kernel has no more CPUs than a mask has bits. */
+    /* A bit of a mask identifies a CPU only if the kernel has no more CPUs than a mask has bits. */
     const int named = deal->enough && sysconf(_SC_NPROCESSORS_CONF) <= MOST_CPUS;
     for (int core = 0; core < needs[rank].cores && chosen != NULL && !named; core++) chosen[core] = -1;
 out:
@@ -212,7 +212,7 @@ out:
 
 /* ---- cores of servers ---- */
 
-/* The most cores for each server among these ranks. */
+/* Returns the largest number of cores that each of the servers among these ranks can have. */
 static int spare_among(const sharing *s, const int *servers, int n_servers, hpc_cpu_need *needs, int most) {
     for (int cores = most; cores > 0; cores--) {
         for (int i = 0; i < n_servers; i++) needs[servers[i]].cores = cores;
@@ -229,14 +229,14 @@ static int are_ranks(const hpc_context *c, const int *ranks, int n) {
 }
 
 int hpc_spare_cores(const hpc_context *c, const int *workers, int n_workers, const int *servers, int n_servers) {
-    int least = 8; /* a few cores take all that a host's memory gives */
+    int least = 8; /* a few cores use all of a host's memory bandwidth */
     if (c == NULL || !c->connected || !are_ranks(c, workers, n_workers) || !are_ranks(c, servers, n_servers)) return 0;
     size_t size = (size_t)c->group.size;
     sharing s = {.c = c, .ranks = malloc(size * sizeof *s.ranks)};
     char *found = calloc(size, 1);
     hpc_cpu_need *needs = calloc(size, sizeof *needs);
     if (s.ranks == NULL || found == NULL || needs == NULL) least = 0;
-    for (size_t r = 0; r < size && least > 0; r++) needs[r].threads = 1; /* a rank that only serves has one */
+    for (size_t r = 0; r < size && least > 0; r++) needs[r].threads = 1; /* a rank that only serves has one thread */
     for (int i = 0; i < n_workers && least > 0; i++) needs[workers[i]].threads = c->addresses[workers[i]].threads;
     for (int i = 0; i < n_servers && least > 0; i++) {
         if (found[servers[i]]) continue;

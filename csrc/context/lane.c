@@ -33,11 +33,11 @@ int hpc_lane_open(hpc_context *c, int own, int rail, double deadline, hpc_lane *
         for (int r = 0; r < c->group.size; r++) peers[r].in = (hpc_ring *)hpc_memory_data(l->memory) + r;
         status = hpc_context_join(c, op, &(hpc_joint){l, export_to, attach}, deadline);
     }
-    if (status == HPC_OK) { /* to this rank itself, as to any rank of this process */
+    if (status == HPC_OK) { /* attach this rank to itself, as to any rank of this process */
         hpc_blob blob = {.fd = -1};
         const hpc_transport *t = c->transports[c->group.rank];
         status = t->lane_export(l, c->group.rank, &blob);
-        blob.fd = -1; /* the descriptor is the memory's, not a received one: attach must not close it */
+        blob.fd = -1; /* the descriptor belongs to the memory, so attach must not close it */
         if (status == HPC_OK) status = t->lane_attach(l, c->group.rank, &blob, deadline);
     }
     if (status == HPC_OK) hpc_memory_close_descriptor(l->memory);
@@ -54,7 +54,7 @@ int hpc_lane_create(hpc_context *c, double timeout, hpc_lane **lane) {
     int status = hpc_context_ready(c, "lane");
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&c->group, timeout);
-    if (lane == NULL) /* tells the others, which would wait for it otherwise */
+    if (lane == NULL) /* tell the other ranks, which would otherwise wait for this one */
         return hpc_context_agree(c, "lane", hpc_fail(HPC_ERR_INVALID, "lane", "lane: lane is NULL"), deadline);
     *lane = NULL;
     return hpc_lane_open(c, 0, c->user_lanes++, deadline, lane);
@@ -64,8 +64,7 @@ void hpc_lane_free(hpc_lane *l) {
     if (l == NULL || !hpc_group_is_mine(&l->context->group)) return;
     hpc_context *c = l->context;
     int own = l->own;
-    if (l->open && !own &&
-        !atomic_load(&c->group.closed)) { /* its last puts still count, except to peers that are gone */
+    if (l->open && !own && !atomic_load(&c->group.closed)) { /* deliver its last puts, except to peers that are gone */
         int muted = hpc_mute_errors(1);
         hpc_lane_flush(l, c->group.timeout);
         hpc_mute_errors(muted);
@@ -76,7 +75,7 @@ void hpc_lane_free(hpc_lane *l) {
 
 /* ---- put ---- */
 
-/* The checks of every put, none of which may be skipped: nothing is written unless all of it fits. */
+/* Checks a put; no put may skip this, so nothing is written unless all of it fits. */
 static inline int check_put(const hpc_lane *lane, const hpc_window *w, int peer, const void *src, size_t nbytes,
                             size_t offset, const char *op) {
     if (w == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);
@@ -127,7 +126,7 @@ struct notifying {
 
 static int try_notify(void *arg) {
     struct notifying *n = arg;
-    if (n->status != HPC_IN_PROGRESS) return 1; /* done once, however often it is asked */
+    if (n->status != HPC_IN_PROGRESS) return 1; /* the put is done once, although waits ask again */
     n->status = n->window->context->transports[n->peer]->put_notify(n->lane, n->window, n->peer, n->src, n->nbytes,
                                                                     n->offset, n->imm);
     return n->status != HPC_IN_PROGRESS;
@@ -167,7 +166,7 @@ void hpc_lane_send_kept(hpc_lane *lane) {
 
 struct flushing {
     hpc_lane *lane;
-    int first, last; /* ranks still to flush */
+    int first, last; /* ranks that are not flushed yet */
     int status;
 };
 
@@ -207,7 +206,7 @@ int hpc_lane_flush(hpc_lane *lane, double timeout) {
     hpc_group *g = &lane->context->group;
     double deadline = hpc_deadline(g, timeout);
     int first_failure = HPC_OK;
-    for (int r = 0; r < g->size; r++) hpc_lane_try_flush(lane, r); /* all are asked before one is waited for */
+    for (int r = 0; r < g->size; r++) hpc_lane_try_flush(lane, r); /* start all flushes before the first wait */
     for (int r = 0; r < g->size; r++) {
         struct flushing f = {lane, r, r, HPC_OK};
         const hpc_wait wait = {"flush", try_flush, flushed_peer, &f, 0};
@@ -222,7 +221,7 @@ int hpc_lane_try_flush(hpc_lane *lane, int peer) {
     return lane->context->transports[peer]->flush(lane, peer);
 }
 
-/* Begins where it stopped, so that a peer that never rests cannot hide the others. */
+/* Polls the peers from where it last stopped, so that a busy peer cannot hide the others. */
 static inline int poll_from(hpc_lane *lane, const char *but, hpc_event *event) {
     const hpc_context *c = lane->context;
     int size = c->group.size, rank = lane->next;
@@ -256,7 +255,7 @@ struct polling {
 
 static int try_poll(void *arg) {
     struct polling *p = arg;
-    if (p->status == HPC_IN_PROGRESS) p->status = hpc_lane_poll(p->lane, p->event); /* one event a call */
+    if (p->status == HPC_IN_PROGRESS) p->status = hpc_lane_poll(p->lane, p->event); /* at most one event a call */
     return p->status != HPC_IN_PROGRESS;
 }
 

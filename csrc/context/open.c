@@ -1,4 +1,4 @@
-/* Creates a context, from its config to the rank's address; connect.c does the rest. */
+/* Creates a context, from its config to the rank's address; connect.c connects it. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdio.h>
@@ -77,7 +77,7 @@ static void describe_self(hpc_context *c, const hpc_config *config) {
         a->devices.state = HPC_VERBS_NOT_ALLOWED;
 }
 
-/* Makes a note if RDMA exists here, or was asked for, and cannot be used. */
+/* Adds a note if RDMA exists here, or was asked for, but cannot be used. */
 static void note_devices(hpc_context *c, const hpc_config *config) {
     int state = c->self.devices.state, asked = config->devices != NULL && config->devices[0] != '\0';
     int there = state == HPC_VERBS_NO_LIBRARY || state == HPC_VERBS_NO_ACCESS || state == HPC_VERBS_NO_PORT;
@@ -98,7 +98,7 @@ static void *owner_page(void) {
     return p;
 }
 
-/* Hands a lane's connection to the transport that this rank and the caller use. */
+/* Passes a lane's connection to the transport that this rank and the caller use. */
 static int accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd) {
     hpc_context *c = arg;
     if (lane == HPC_PROBE_LANE) return hpc_probes_accept(c, rank, fd);
@@ -114,7 +114,7 @@ static const char *congestion_of(const hpc_config *config) {
     return config->tcp_congestion == NULL ? "" : config->tcp_congestion;
 }
 
-/* Seconds and counts of a configuration. A NaN is out of every range. */
+/* Checks the times and counts of a configuration. A NaN is out of every range. */
 static int check_numbers(const hpc_config *config) {
     if (!(config->timeout > 0))
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: timeout is %g s; it must be more than 0", config->timeout);
@@ -152,7 +152,7 @@ static int check_config(int rank, int size, const hpc_config *config) {
     return status;
 }
 
-/* The context by its numbers, with nothing open. NULL: no memory. */
+/* Makes a context from its settings, with nothing open. NULL without memory. */
 static hpc_context *make(int rank, int size, const hpc_config *config) {
     hpc_context *c = calloc(1, sizeof *c);
     if (c == NULL) return NULL;
@@ -192,7 +192,7 @@ static int take_memory(hpc_context *c) {
     return hpc_probes_open(c);
 }
 
-/* The bell, and the control channel that shares it with other ranks. */
+/* Makes the bell, and the control channel, which shares it with other ranks. */
 static int open_channel(hpc_context *c, const hpc_config *config) {
     const int connects_hosts = hpc_transport_find(config->transports, 0, HPC_CAP_ONE_HOST) != NULL;
     const hpc_control_config control = {connects_hosts, config->interfaces, config->silence, config->secret,
@@ -229,7 +229,7 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     int status = check_config(rank, size, config);
     if (status != HPC_OK) return status;
 
-    /* A peer costs two, its connection and its process, and over TCP a stream of each lane. */
+    /* A peer needs two files, its connection and its process; over TCP also one for each stream of each lane. */
     hpc_host_files(OWN_FILES + (uint64_t)size * (2 + LANES * (uint64_t)config->tcp_streams));
     hpc_context *c = make(rank, size, config);
     if (c == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory");

@@ -1,15 +1,15 @@
-/* NOTIFY-ACK (ASAP, sections 4 and 5): per-sender receive queues over a window and its signals.
+/* NOTIFY-ACK (ASAP, sections 4 and 5): receive queues, one for each sender, over a window and its signals.
  *
- * One edge i -> j has depth slots and a notify word in j's part of the window, and an ack word in i's part:
+ * An edge i -> j has `depth` slots and a notify word in j's part of the window, and an ack word in i's part:
  *   slot      header (version, place of the update) | update | footer (version)
- *             the header alone if j reads the update in i's own buffer, between that buffer's header and footer
- *   notify    written by i alone: updates sent;  read by j
- *   ack       written by j alone: updates consumed;  read by i
- * i writes slot sent % depth only while sent - ack < depth, so it never writes a slot that j may read. i stores notify
- * after the slot (the signal follows its data), so j never reads a slot that i may write. j stores ack after its last
- * read of the slot: x86 and the release store of a signal both keep earlier loads before that store. By the same
- * argument, a registered buffer is written again only after every peer it was sent to has acknowledged it. There is no
- * lock and no barrier over ranks: each rank waits for its neighbours only. */
+ *             only the header, if j reads the update in i's own buffer, which has a header and a footer too
+ *   notify    number of updates sent;      only i writes it, j reads it
+ *   ack       number of updates consumed;  only j writes it, i reads it
+ * i writes slot (sent % depth) only while sent - ack < depth, so it never writes a slot that j may read. i stores
+ * notify after the slot (the signal follows its data), so j never reads a slot that i may write. j stores ack after its
+ * last read of the slot: x86 and the release store of a signal both keep earlier loads before that store. By the same
+ * argument a registered buffer is written again only after every peer to which it was sent has acknowledged it. There
+ * is no lock, and no barrier over all ranks: each rank waits only for its neighbours. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,23 +18,23 @@
 
 static const char op_create[] = "queue";
 
-/* ---- the state of one rank's end ---- */
+/* ---- structs ---- */
 
-/* One stamp lies before every update, as its header, and one behind it, as its footer. If their versions are equal, the
- * update between them is whole. */
+/* Every update has a stamp before it, its header, and one after it, its footer. If both versions are equal, the update
+ * is whole. */
 typedef struct hpc_stamp {
     _Alignas(64) _Atomic uint64_t version;
-    uint64_t stamp; /* of a slot: the version of the sender's buffer in which the update is read */
-    int32_t buffer; /* the number of that buffer; -1: the update is in the slot itself */
+    uint64_t stamp; /* in a slot: the version of the sender's buffer that holds the update */
+    int32_t buffer; /* number of that buffer; -1: the update is in the slot itself */
 } hpc_stamp;
 
 typedef struct in_edge {
-    int rank, in_place, ack_signal; /* in_place: updates are read in the sender's buffers */
+    int rank, in_place, ack_signal; /* in_place: 1: updates are read in the sender's buffers */
     _Atomic uint64_t *notify;
     uint64_t received, acked;
     size_t slots_offset, slot_stride; /* in this rank's part */
-    const char *peer_buffers;         /* the sender's, mapped here */
-    const hpc_stamp *header, *footer; /* of the update that was received last */
+    const char *peer_buffers;         /* the sender's buffers, mapped here */
+    const hpc_stamp *header, *footer; /* of the last update received */
     const void *update;
 } in_edge;
 
@@ -42,10 +42,10 @@ typedef struct out_edge {
     int rank, in_place, notify_signal;
     _Atomic uint64_t *ack;
     uint64_t sent;
-    const void *flushing;             /* the source of the last update while it may still be read, else NULL */
+    const void *flushing;             /* source of the last update while it may still be read, else NULL */
     size_t slots_offset, slot_stride; /* in the peer's part */
     hpc_stamp *stamps;                /* header and footer of each slot, as sent */
-    uint64_t *sent_from;              /* by buffer: the version it was last sent as */
+    uint64_t *sent_from;              /* by buffer: the version with which it was last sent */
 } out_edge;
 
 struct hpc_queue {
@@ -56,7 +56,7 @@ struct hpc_queue {
     in_edge *in;
     out_edge *out;
     uint64_t stamp; /* the newest version of any buffer */
-    char *sent;     /* by buffer: sent since it was acquired */
+    char *sent;     /* by buffer: 1 if sent since it was acquired */
     const void **inputs;
     double *weights;
     hpc_queue_stats stats;
@@ -105,7 +105,7 @@ void *hpc_queue_buffer(const hpc_queue *q, int i) {
     return q != NULL && i >= 0 && i < q->buffers ? (char *)buffer_header(q, i) + sizeof(hpc_stamp) : NULL;
 }
 
-/* A version is written and read as one atomic word, because an unsynchronized reader may look at it too. */
+/* A version is written and read as one atomic word, because a reader without synchronization may look at it too. */
 static void set_version(hpc_stamp *stamp, uint64_t version) {
     atomic_store_explicit(&stamp->version, version, memory_order_release);
 }
@@ -114,7 +114,7 @@ static uint64_t version_of(const hpc_stamp *stamp) {
     return atomic_load_explicit((_Atomic uint64_t *)(uintptr_t)&stamp->version, memory_order_acquire);
 }
 
-/* Waits unless the condition holds already, and adds the time to *waited. */
+/* Waits, unless the condition already holds, and adds the time to *waited. */
 static int wait_timed(hpc_queue *q, const hpc_wait *wait, double timeout, double *waited) {
     if (wait->ready(wait->arg)) return HPC_OK;
     double start = hpc_now();
@@ -127,10 +127,11 @@ static int wait_timed(hpc_queue *q, const hpc_wait *wait, double timeout, double
 
 struct slot_wait {
     const out_edge *edge;
-    uint64_t acked; /* the wait ends once the ack word has reached this */
+    uint64_t acked; /* the wait ends when the ack word is at least this */
 };
 
-/* acquire: the peer read the slot before its ack, so this rank's writes of the next update come after those reads. */
+/* acquire: the peer read the slot before it stored the ack, so this rank's writes of the next update come after those
+ * reads. */
 static int slot_is_free(void *arg) {
     const struct slot_wait *s = arg;
     return atomic_load_explicit(s->edge->ack, memory_order_acquire) >= s->acked;
@@ -159,7 +160,7 @@ int hpc_queue_acquire(hpc_queue *q, int i, double timeout) {
     }
     q->sent[i] = 0;
     set_version(buffer_header(q, i), ++q->stamp); /* header ahead of footer: being written */
-    atomic_thread_fence(memory_order_release);    /* release: the header is seen before any later write */
+    atomic_thread_fence(memory_order_release);    /* release: the header is visible before later writes */
     return HPC_OK;
 }
 
@@ -169,11 +170,11 @@ static int registered_buffer(const hpc_queue *q, const void *src) {
     return -1;
 }
 
-/* Marks a buffer whole at its first send since acquire; returns its stamp. */
+/* Marks a buffer as whole at its first send since acquire; returns its version. */
 static uint64_t seal_buffer(hpc_queue *q, int i) {
     if (!q->sent[i]) {
 #if defined(__x86_64__)
-        __builtin_ia32_sfence(); /* the trainer may have streamed into it */
+        __builtin_ia32_sfence(); /* the trainer may have used streaming stores */
 #endif
         uint64_t version = version_of(buffer_header(q, i));
         if (version == version_of(buffer_footer(q, i))) set_version(buffer_header(q, i), version = ++q->stamp);
@@ -220,7 +221,7 @@ int hpc_queue_send(hpc_queue *q, int peer, const void *src, size_t nbytes, doubl
 
     uint64_t version = e->sent + 1, slot = e->sent % (uint64_t)q->depth;
     size_t at = e->slots_offset + slot * e->slot_stride;
-    /* The stamps are the edge's own: a transport may read them until the ACK. */
+    /* The stamps belong to the edge, because a transport may read them until the ACK. */
     hpc_stamp *header = &e->stamps[2 * slot], *footer = header + 1;
     *header = (hpc_stamp){.buffer = e->in_place ? buffer : -1, .stamp = buffer >= 0 ? seal_buffer(q, buffer) : 0};
     set_version(header, version);
@@ -264,7 +265,7 @@ static int check_room(const hpc_queue *q, const in_edge *e, const char *op) {
                     e->rank);
 }
 
-/* Opens the slot that notify announced: finds the update and proves that it is whole. */
+/* Opens the slot that notify announced: finds the update and checks that it is whole. */
 static int open_slot(hpc_queue *q, in_edge *e, const char *op) {
     uint64_t version = e->received + 1;
     char *slot = own_part(q) + e->slots_offset + (e->received % (uint64_t)q->depth) * e->slot_stride;
@@ -385,7 +386,7 @@ int hpc_queue_reduce(hpc_queue *q, void *out, const void *own, double weight_own
     q->inputs[0] = own;
     q->weights[0] = weight_own;
     status = hpc_fold(out, q->inputs, q->weights, q->n_in + 1, q->nbytes / item, dtype, HPC_ISA_BEST);
-    for (int i = 0; i < q->n_in; i++) { /* acked even if the fold was refused: the senders are not to blame */
+    for (int i = 0; i < q->n_in; i++) { /* also if the fold was refused, which is not the senders' fault */
         int acked = send_ack(q, &q->in[i]);
         if (status == HPC_OK) status = acked;
     }
@@ -401,7 +402,7 @@ int hpc_queue_versions(const hpc_queue *q, int peer, uint64_t *header, uint64_t 
     const in_edge *e = find_in(q, peer, op);
     if (e == NULL) return HPC_ERR_INVALID;
     if (header == NULL || footer == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: header or footer is NULL", op);
-    atomic_thread_fence(memory_order_acquire); /* acquire: reads of the update precede reads of its versions */
+    atomic_thread_fence(memory_order_acquire); /* acquire: reads of the update come before reads of its versions */
     *header = e->header == NULL ? 0 : version_of(e->header);
     *footer = e->footer == NULL ? 0 : version_of(e->footer);
     return HPC_OK;
@@ -423,7 +424,7 @@ void hpc_queue_config_init(hpc_queue_config *config) {
     *config = (hpc_queue_config){.size = sizeof *config, .depth = 1};
 }
 
-/* A rank's description of its queue; peers holds its n_in in-peers, then its n_out out-peers. */
+/* A rank's description of its queue. peers has its n_in in-peers, then its n_out out-peers. */
 struct queue_description {
     uint64_t nbytes;
     int32_t depth, buffers, n_in, n_out;
@@ -477,7 +478,7 @@ static int names(const int32_t *peers, int n, int rank) {
     return 0;
 }
 
-/* Whether a rank's description is well-formed: both lists are complete and name only ranks of the context. */
+/* Returns whether a rank's description is well-formed: both lists are complete and have only ranks of the context. */
 static int is_sound(const hpc_context *c, const hpc_reply *reply) {
     const struct queue_description *d = reply->data;
     int size = c->group.size;
@@ -560,8 +561,7 @@ out:
 
 /* ---- create: the layout ---- */
 
-/* The places in this rank's part that another rank r must know: of the edge from r, of the edge to r, and of the
- * buffers. */
+/* Where another rank r finds things in this rank's part: the edge from r, the edge to r, and the buffers. */
 struct places {
     uint64_t slots_offset, slot_stride, buffers_offset;
     int32_t notify_signal, ack_signal;
@@ -571,8 +571,8 @@ static size_t round_up(size_t n) {
     return (n + sizeof(hpc_stamp) - 1) / sizeof(hpc_stamp) * sizeof(hpc_stamp);
 }
 
-/* In a queue with buffers, the receiver reads an update in the sender's own buffer if the transport between the two
- * gives a view of the peer's memory. The slot then holds a header alone. */
+/* Returns whether the receiver reads updates in the sender's own buffers, so that a slot is only a header: the queue
+ * has buffers, and the transport between the two ranks maps the peer's memory. */
 static int is_in_place(const hpc_queue *q, int peer) {
     return q->buffers > 0 && (q->context->transports[peer]->caps & HPC_CAP_PEER_VIEW);
 }
@@ -663,7 +663,7 @@ int hpc_queue_create(hpc_context *c, const hpc_queue_config *config, double time
     int status = hpc_context_ready(c, op_create);
     if (status != HPC_OK) return status;
     deadline = hpc_deadline(&c->group, timeout);
-    /* A rank with wrong arguments tells the others, which would wait for it otherwise. */
+    /* A rank with wrong arguments tells the others, which would otherwise wait for it. */
     status = config == NULL || queue == NULL ? hpc_fail(HPC_ERR_INVALID, op_create, "queue: config or queue is NULL")
                                              : check_config(c, config);
     status = hpc_context_agree(c, op_create, status, deadline);

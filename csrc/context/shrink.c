@@ -1,6 +1,6 @@
-/* Makes a new context over the surviving ranks of another one. survivors.c finds these ranks and carries their
- * addresses. The new context counts once every member has connected and passed a barrier in it; otherwise the members
- * vote again. */
+/* Makes a new context of the surviving ranks of another one. survivors.c finds these ranks and carries their addresses.
+ * The new context is used once every member has connected and passed a barrier in it; otherwise the members vote
+ * again. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,8 +35,8 @@ static void list_members(shrinking *s) {
     }
 }
 
-/* Puts every member's address into *addresses, which the caller frees. A member without an address makes the call fail
- * alike on all members. */
+/* Gives *addresses the address of every member; the caller frees it. If a member has no address, the call fails on all
+ * members alike. */
 static int exchange_addresses(shrinking *s, int status, const hpc_context *c, hpc_address **addresses) {
     size_t size = (size_t)s->root->group.size;
     hpc_reply *replies = calloc(size, sizeof *replies);
@@ -68,7 +68,7 @@ static int exchange_addresses(shrinking *s, int status, const hpc_context *c, hp
 }
 
 static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresses) {
-    /* The connection may take half of the time that is left, at most half of init's: a host may die silently, and
+    /* Connecting may take half of the time that is left, and at most half of init_timeout: a host may die silently, and
      * the next vote needs time too. */
     const double left = hpc_left(s->survivors.deadline), most = c->group.init_timeout;
     double deadline = hpc_now() + (left < most ? left : most) / 2;
@@ -79,9 +79,9 @@ static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresse
     return status;
 }
 
-/* Returns HPC_IN_PROGRESS to vote again while time is left: a member is gone or did not come in
- * time, or another process has taken the place of one that is gone. The vote finds out which. The message of connect
- * names ranks of the new context, so the error made here says so and lists their ranks in old. */
+/* Handles a failed try. Returns HPC_IN_PROGRESS to vote again, if time is left and a member is gone, did not come in
+ * time, or its place was taken by another process; the vote finds out which. Otherwise it makes an error: the message
+ * of connect has ranks of the new context, so this one says so and lists their ranks in old. */
 static int after_failure(const shrinking *s, int status) {
     const hpc_error *e = hpc_last_error();
     int absent = status == HPC_ERR_PEER || status == HPC_ERR_TIMEOUT || status == HPC_ERR_TRANSPORT;
@@ -110,7 +110,7 @@ static int adopt(shrinking *s, hpc_context *c) {
     return HPC_OK;
 }
 
-/* Tries to make the context of the ranks that are not gone. HPC_IN_PROGRESS: the members must vote again. */
+/* Tries to make the context of the ranks that are not gone. Returns HPC_IN_PROGRESS if the members must vote again. */
 static int try_once(shrinking *s, hpc_context **fresh) {
     hpc_context *c = NULL;
     hpc_address *addresses = NULL;
@@ -132,9 +132,9 @@ static int try_once(shrinking *s, hpc_context **fresh) {
     return status;
 }
 
-/* Marks as gone the ranks outside old, and the ranks that have left old but not yet the family. The root itself finds
- * the ranks that died. When this rank repeats a shrink that failed here, other ranks may have completed it, gone on in
- * the new context and closed old. They gave their letters then and are not marked as gone. */
+/* Marks as gone the ranks outside old, and the ranks that have left old but not yet the family; the root itself finds
+ * the ranks that died. If this rank repeats a shrink that failed only here, other ranks may have completed it,
+ * continued in the new context and closed old. Those ranks gave their letters then, and are not marked. */
 static void list_gone(shrinking *s) {
     for (int r = 0; r < s->root->group.size; r++) {
         s->names[r] = -1;

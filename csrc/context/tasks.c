@@ -1,10 +1,10 @@
-/* Work that the waits of a context do besides looking at their conditions. */
+/* Tasks: work that the waits of a context do besides looking at their conditions. */
 #include <sched.h>
 #include <stdio.h>
 
 #include "context/context.h"
 
-/* release and acquire: what one thread did to a scheme is seen by the next that works for it. */
+/* Acquire here, release in leave_tasks: a thread that runs the tasks sees all that the last one did to a scheme. */
 static int take_tasks(hpc_context *c) {
     return atomic_load_explicit(&c->working, memory_order_relaxed) == 0 &&
            atomic_exchange_explicit(&c->working, 1, memory_order_acquire) == 0;
@@ -32,7 +32,7 @@ int hpc_context_work(hpc_context *c) {
         failure = t->run(t->arg);
         left |= t->left;
     }
-    if (failure != NULL) snprintf(why, sizeof why, "%s", failure); /* its task may be freed once they are left */
+    if (failure != NULL) snprintf(why, sizeof why, "%s", failure); /* the task may be freed after leave_tasks */
     leave_tasks(c);
     if (failure != NULL) hpc_context_abort(c, why);
     return left;

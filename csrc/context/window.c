@@ -215,7 +215,7 @@ static int has_come(void *arg) {
     return atomic_load_explicit(a->word, memory_order_acquire) >= a->at_least;
 }
 
-/* If the writer is unknown (peer is -1), it may be any other rank that is still here. */
+/* Lists the ranks that may write the signal: peer, or if that is -1 any other rank that is present. */
 static int expected_from(void *arg, int *ranks) {
     const struct awaited *a = arg;
     const hpc_group *g = &a->window->context->group;

@@ -1,20 +1,22 @@
-/* hpc_probes_bandwidth: the bandwidth that the paths to peers have left.
+/* hpc_probes_bandwidth: measures the bandwidth that is left on the paths to peers.
  *
- * Each path first gets a train, sent as fast as packets go. The rate at which its end arrives bounds the search. Bytes
- * that came faster than that passed a token bucket, which shaped links have: it would hide a stream shorter than b R /
- * (R - A) bytes. So each stream begins with packets, sent at once, that empty the bucket; the rest, which is judged,
- * then meets a queue that grows if R is above A and shrinks if R is below.
+ * Each path first gets a train: packets sent as fast as possible. The rate R0 at which its end arrives bounds the
+ * search. Bytes that arrived faster passed a token bucket, which shaped links have. A bucket of b bytes would hide a
+ * stream at rate R shorter than b R / (R - A) bytes, with A left. So each stream begins with packets that empty the
+ * bucket, sent at once. The rest, which is judged, then meets a queue that grows if R is above A and shrinks if R is
+ * below.
  *
- * Then come fleets of streams at one rate each (trend.h). The paths of a call take turns, one stream at a time: a
- * path's next stream is due when the last one, averaged since its start, is down to its share of the rate. Streams of
- * other paths fill the pauses.
+ * Then come fleets of streams, each fleet at one rate (trend.h). The paths of a call take turns, one stream at a time.
+ * A path's next stream is due when the last one, averaged over the time since its start, is down to the rate's allowed
+ * fraction (options.share). Streams of other paths fill the pauses.
  *
- * The job's own traffic is no foreign traffic. A stream waits for a pause in this rank's, and is discarded if it met
- * much of the job's after all, here or at the peer. The little that it met counts as if the stream had brought it.
- * Without a pause, the throughput of this rank's traffic is the answer: TCP with a backlog fills a path.
+ * The job's own traffic is not to be measured as foreign traffic. A stream waits for a pause in this rank's traffic. It
+ * is discarded if it still met much of the job's traffic, here or at the peer; a little counts as if the stream had
+ * brought it. If no pause comes, the throughput of this rank's traffic is the result, because TCP with a backlog fills
+ * a path.
  *
- * For at_least alone, streams go amid that traffic if no pause comes soon. A stream without a trend has found room
- * beside it. A stream that rises shows a path with too little left if stream and traffic together arrived at less than
+ * With at_least, streams are sent amid that traffic if no pause comes soon. A stream without a trend has found room
+ * beside the traffic. A rising stream shows that too little is left if stream and traffic together arrived at less than
  * at_least; otherwise it is discarded. */
 #define _GNU_SOURCE
 #include <math.h>
@@ -38,22 +40,22 @@ enum {
 enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET = 200, LEAST_PART = 36 };
 
 static const char op[] = "bandwidth";
-static const double PERIOD = 2e-3;    /* seconds between packets at slow rates, which have smaller ones */
-static const double MOST_LOSS = 0.1;  /* of a stream: its fleet is above */
-static const double LOSS_AMID = 0.03; /* of its packets: a stream amid the job's traffic that lost more found no room */
-static const double WHOLE = 0.9;      /* of the rate of a stream: it came as it was sent */
-static const double CONFIRMED = 0.5;  /* a train confirms a guessed bucket if it finds this share of it */
-static const double MOST_OWN = 0.1;   /* of a stream's bytes */
-static const double DISCARDS = 8;     /* streams that may be discarded, for each stream of a fleet */
+static const double PERIOD = 2e-3;    /* seconds between packets at slow rates; their packets are smaller */
+static const double MOST_LOSS = 0.1;  /* of a stream's packets; with a higher loss its fleet is above */
+static const double LOSS_AMID = 0.03; /* of its packets; a stream amid the job's traffic that lost more found no room */
+static const double WHOLE = 0.9;      /* fraction of a stream's rate above which it arrived as it was sent */
+static const double CONFIRMED = 0.5;  /* fraction of a guessed bucket that a train must find to confirm it */
+static const double MOST_OWN = 0.1;   /* fraction of a stream's bytes that the job's own traffic may have */
+static const double DISCARDS = 8;     /* streams that may be discarded, per stream of a fleet */
 static const double LOOK = 1e-3;      /* seconds between two looks at this rank's own traffic */
-static const double AMID = 0.1;       /* seconds for a pause before a stream that may go without one */
-static const double LEAST_BUSY = 0.3; /* seconds of that traffic, to know its throughput */
-static const double BACKLOG = 0.9;    /* share of the looks at which traffic waited, for traffic that fills the path */
-static const double MOST_CALL = 5;    /* seconds for a probe's TCP call */
-static const double CREDIT = 1.5;     /* seconds without a pause that a path may make up for in the next one */
-static const double BEYOND = 1.25;    /* of the rate of trains: a path has no more left */
+static const double AMID = 0.1;       /* seconds to wait for a pause before a stream that may go without one */
+static const double LEAST_BUSY = 0.3; /* seconds of own traffic after which its throughput is known */
+static const double BACKLOG = 0.9;    /* fraction of looks at which traffic waited, above which it fills the path */
+static const double MOST_CALL = 5;    /* seconds for the TCP call of a probe */
+static const double CREDIT = 1.5;     /* seconds by which a path may be late for want of a pause, and still catch up */
+static const double BEYOND = 1.25;    /* times the rate of trains: more cannot be left on a path */
 static const double REFILL = 0.06;    /* seconds after a train in which a bucket fills again */
-static const double SPARE = 1.15;     /* of the bucket's estimate */
+static const double SPARE = 1.15;     /* times the bucket's estimate: bytes sent to empty it */
 
 typedef struct job {
     hpc_probe_path path;
@@ -61,15 +63,15 @@ typedef struct job {
     hpc_fleet fleet;
     hpc_bandwidth *result;
     int is_done, is_trained, is_limited;
-    int train, trains; /* packets of the next train; trains with a result */
-    int is_guessed;    /* the bucket: the first train shows whether it is right */
+    int train, trains; /* packets of the next train; number of trains with a result */
+    int is_guessed;    /* 1: the bucket is a guess, which the first train checks */
     int deaf, busy;
-    int crowded, thin; /* trains that met the job's own traffic; trains that hardly arrived */
-    int discarded;     /* of this fleet */
-    double slopes;     /* of this fleet's streams that rise, added */
+    int crowded, thin; /* number of trains that met the job's own traffic, and of trains that hardly arrived */
+    int discarded;     /* streams of this fleet that were discarded */
+    double slopes;     /* sum over this fleet's rising streams */
     double bucket, due;
-    double own, judged;              /* bytes and seconds, of streams that counted */
-    double busy_bytes, busy_seconds; /* of this rank's own traffic to the peer, while streams waited for a pause */
+    double own, judged;              /* the job's own bytes, and seconds, of streams that counted */
+    double busy_bytes, busy_seconds; /* this rank's own traffic to the peer while streams waited for a pause */
 } job;
 
 typedef struct probe_round {
@@ -93,9 +95,9 @@ void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
 
 /* ---- this rank's own traffic ---- */
 
-/* HPC_OK in a pause of it, or if streams go without one. HPC_IN_PROGRESS: no pause came, or the traffic to the path's
- * peer has been fast enough by itself; then rate is its throughput, and backlog the share of looks at which some of it
- * waited. */
+/* Waits for a pause in this rank's own traffic. Returns HPC_OK in a pause, or if streams go without one. Returns
+ * HPC_IN_PROGRESS if no pause came, or if the traffic to the path's peer was at_least fast by itself; rate is then its
+ * throughput, and backlog the fraction of looks at which some of it waited. */
 static int await_pause(const probe_round *c, job *j, double *rate, double *backlog) {
     const int to = j->path.rank;
     hpc_carried before = hpc_probes_carried(c->context, to), first = before, now;
@@ -113,7 +115,7 @@ static int await_pause(const probe_round *c, job *j, double *rate, double *backl
         double gone = hpc_now() - last;
         last += gone;
         if (now.sent_to > before.sent_to) j->busy_bytes += (double)(now.sent_to - before.sent_to);
-        j->busy_seconds += gone; /* also between two bursts of it: some of it waits, or has not been acknowledged */
+        j->busy_seconds += gone; /* also between two bursts, while some of it waits or is not acknowledged */
         before = now;
         if (c->options->at_least > 0 && j->busy_seconds >= LEAST_BUSY) {
             *rate = j->busy_bytes / j->busy_seconds;
@@ -149,7 +151,7 @@ static void finish(const probe_round *c, job *j) {
     if (s->at_least > 0 && s->greys > 0 && s->low == 0 && s->high == 0) r->low = r->high = s->at_least + own;
 }
 
-/* The end by this rank's own traffic. */
+/* Ends a path whose result is this rank's own traffic. */
 static void finish_busy(const probe_round *c, job *j, double rate, double backlog) {
     hpc_bandwidth *r = j->result;
     r->by_own = 1;
@@ -179,10 +181,10 @@ static void begin_search(const probe_round *c, job *j, int is_limited) {
     j->bucket = j->result->bucket;
     j->busy = 0;
     j->path.goes_amid = c->options->at_least > 0;
-    const int is_crowded = j->crowded > MOST_CROWDED; /* then the path may let more pass than came */
+    const int is_crowded = j->crowded > MOST_CROWDED; /* the path may then let more pass than arrived */
     const double most = is_limited || is_crowded ? 0 : capacity;
     hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, capacity, most);
-    if (!is_crowded && c->options->at_least > BEYOND * capacity) { /* a train comes no faster than the path lets it */
+    if (!is_crowded && c->options->at_least > BEYOND * capacity) { /* a train arrives no faster than the path allows */
         j->search.high = capacity;
         j->search.is_done = 1;
     }
@@ -204,7 +206,7 @@ static void take_train(const probe_round *c, job *j) {
     j->result->answered = 1;
     if (!hpc_train_of(s->sent, s->came, s->n, each, &train)) {
         if (++j->thin < MOST_THIN) return;
-        if (c->options->at_least > 0) j->result->sufficient = 0; /* hardly anything comes */
+        if (c->options->at_least > 0) j->result->sufficient = 0; /* almost nothing arrives */
         finish(c, j);
         return;
     }
@@ -220,7 +222,7 @@ static void take_train(const probe_round *c, job *j) {
         else
             j->bucket = 0;
     }
-    /* The traffic of others may have emptied a bucket just before a train, so the largest of several counts. */
+    /* Other ranks' traffic may have emptied a bucket just before a train, so the largest of several buckets counts. */
     j->is_limited |= train.is_limited;
     if (train.is_limited && train.bucket >= LEAST_BUCKET * each) j->bucket = fmax(j->bucket, train.bucket);
     j->result->capacity = fmax(j->result->capacity, train.rate);
@@ -261,7 +263,8 @@ static void discard(const probe_round *c, job *j) {
     if (++j->discarded > DISCARDS * c->options->streams) finish(c, j);
 }
 
-/* The trend of the packets from first on. UNCLEAR where they were too few, or not sent in time. */
+/* Returns the trend of the packets from `first` on, HPC_TREND_UNCLEAR if they were too few. *came gets the packets that
+ * arrived per second. */
 static hpc_trend trend_of(job *j, const hpc_probe_stream *s, int first, double *came) {
     double sent[HPC_PROBE_MOST_PACKETS], delays[HPC_PROBE_MOST_PACKETS];
     int n = 0, begin = -1, end = -1;
@@ -280,9 +283,9 @@ static hpc_trend trend_of(job *j, const hpc_probe_stream *s, int first, double *
     return trend;
 }
 
-/* Whether a stream amid the job's own traffic has a result. It found room if its delays do not grow, it came as fast as
- * it was sent, and lost next to nothing, which a queue that is always full would not let pass. It shows that the path
- * has too little left only if stream and traffic together came at less than the rate. */
+/* Returns whether a stream amid the job's own traffic has a result. It found room if its delays do not grow, it arrived
+ * as fast as it was sent, and it lost almost nothing; a queue that is always full would drop packets. It shows that too
+ * little is left on the path only if stream and traffic together arrived at less than at_least. */
 static int tells_amid(const probe_round *c, const hpc_probe_stream *s, hpc_trend trend, double came) {
     if (trend == HPC_TREND_NONE) return s->lost <= LOSS_AMID * s->n && came >= WHOLE * c->options->at_least;
     return trend == HPC_TREND_RISING && came + s->own_rate < c->options->at_least;
@@ -297,7 +300,7 @@ static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
     }
     j->deaf = 0;
     j->result->answered |= s->n > 0;
-    /* The packets before a late one are judged by themselves (pathload, MIN_STREAM_LEN). */
+    /* The packets before a late one are judged without the rest (pathload, MIN_STREAM_LEN). */
     int is_short = s->n - first < (s->is_late ? LEAST_PART : 1) || s->overflowed;
     int is_amid = s->own > MOST_OWN * s->n * nbytes;
     if (is_short || (is_amid && c->options->at_least == 0)) {
@@ -349,7 +352,7 @@ static int step(const probe_round *c, job *j) {
     if (status == HPC_OK) status = await_pause(c, j, &rate, &backlog);
     if (status == HPC_IN_PROGRESS) {
         if (++j->busy < MOST_BUSY) return HPC_OK;
-        if (c->options->at_least > 0 && rate < c->options->at_least && backlog < BACKLOG) { /* undecided */
+        if (c->options->at_least > 0 && rate < c->options->at_least && backlog < BACKLOG) { /* undecided yet */
             j->path.goes_amid = 1;
             return HPC_OK;
         }
@@ -362,8 +365,8 @@ static int step(const probe_round *c, job *j) {
     return j->is_trained ? send_stream(c, j) : send_train(c, j);
 }
 
-/* A peer that lives but cannot be called is behind a firewall: data connections go from the higher rank to the lower
- * one, so the exchange may work all the same. */
+/* Opens the path. A peer that is alive but cannot be called is behind a firewall. The exchange may work even so,
+ * because data connections go from the higher rank to the lower one. */
 static int connect_to(const probe_round *c, job *j) {
     double limit = hpc_now() + MOST_CALL;
     int peer = j->result->peer, muted = hpc_mute_errors(1);
@@ -388,7 +391,7 @@ static int run(probe_round *c) {
         j->fleet.streams = c->options->streams;
         j->due = c->start;
         if (c->options->again && j->result->capacity > 0) begin_search(c, j, j->result->bucket > 0);
-        if (!j->is_trained && j->result->bucket > 0) { /* a guess */
+        if (!j->is_trained && j->result->bucket > 0) { /* the bucket is a guess */
             j->bucket = j->result->bucket;
             j->is_guessed = 1;
         }

@@ -1,4 +1,4 @@
-/* The listener of bandwidth probes: a thread that stamps the packets of peers and reports the stamps. */
+/* The listener of bandwidth probes: a thread that stamps the packets of peers, and reports the stamps. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -20,12 +20,12 @@
 
 enum { MOST_CALLS = 256, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 1000000000 };
 
-static const double STRAGGLERS = 0.06; /* seconds that packets may come after END; a link of 50 ms holds that many */
+static const double STRAGGLERS = 0.06; /* seconds after END for late packets; a link may hold them for 50 ms */
 static const double PATIENCE = 0.25;   /* seconds for which a grant waits for a pause in the job's incoming traffic */
-static const double AMID = 0.03;       /* the same for a stream that may go without a pause */
-static const double LOOK = 1e-3;       /* between two looks for a pause */
-static const double TURN = 0.1;        /* seconds between two looks at a waiting caller's stop flag */
-static const double GRANT_SLACK = 0.5; /* that a caller may need beyond the time that it asked for */
+static const double AMID = 0.03;       /* seconds, for a stream that may be sent without a pause */
+static const double LOOK = 1e-3;       /* seconds between two looks for a pause */
+static const double TURN = 0.1;        /* seconds between two looks at the stop flag of a waiting caller */
+static const double GRANT_SLACK = 0.5; /* seconds that a caller may need beyond the time for which it asked */
 
 typedef enum call_state { CALL_NEW, CALL_IDLE, CALL_ASKS, CALL_STREAMS, CALL_ENDS } call_state;
 
@@ -36,33 +36,33 @@ typedef struct probe_call {
     hpc_probe_message in;
     size_t got;
     uint32_t stream;
-    int count, arrived;                      /* packets: asked for or sent, and arrived */
-    uint64_t turn;                           /* of its ASK */
-    double asked, granted;                   /* when */
-    double until;                            /* its grant, or its END */
-    double length, patience;                 /* seconds that it asked for, and waits for a pause */
-    uint64_t received, drops;                /* at its grant */
-    uint64_t own;                            /* bytes of the job's own that came from its grant to its END */
-    uint32_t micros;                         /* from its grant to its END */
-    uint64_t stamps[HPC_PROBE_MOST_PACKETS]; /* nanoseconds; 0: did not come */
+    int count, arrived;       /* count: packets asked for, and after END packets sent; arrived: packets that arrived */
+    uint64_t turn;            /* turn of its ASK among all callers */
+    double asked, granted;    /* times */
+    double until;             /* when its grant or its wait for stragglers ends */
+    double length, patience;  /* seconds for which it asked, and for which it waits for a pause */
+    uint64_t received, drops; /* counts at its grant */
+    uint64_t own;             /* bytes of the job's own traffic that arrived from its grant to its END */
+    uint32_t micros;          /* time from its grant to its END */
+    uint64_t stamps[HPC_PROBE_MOST_PACKETS]; /* nanoseconds; 0: did not arrive */
 } probe_call;
 
 struct hpc_probes {
     pthread_mutex_t lock;
     pthread_t thread;
     int running, stopped, poke;
-    int n_waiting; /* accepted, not taken by the thread yet */
+    int n_waiting; /* calls that were accepted, but not yet taken by the thread */
     struct {
         int rank, fd;
     } waiting[MOST_CALLS];
-    /* The thread's. */
+    /* The following members belong to the listener's thread. */
     probe_call *calls[MOST_CALLS];
     int n_calls;
     uint64_t turns;
-    probe_call *holder; /* of the grant */
-    uint64_t received;  /* at the last look, and when that was */
+    probe_call *holder; /* the caller that has the grant */
+    uint64_t received;  /* bytes at the last look, and when it was */
     double looked;
-    /* The callers'. */
+    /* The following members belong to callers of hpc_context_bandwidth. */
     pthread_mutex_t calling;
     char *noted;
 };
@@ -99,7 +99,7 @@ static void take_packet(probe_call *c, const void *data, size_t nbytes, uint64_t
 }
 
 static void read_packets(probe_call *c) {
-    char room[BATCH][sizeof(hpc_probe_packet)]; /* the rest of a packet is zeros: only its length counts */
+    char room[BATCH][sizeof(hpc_probe_packet)]; /* only heads: the rest is zeros, whose number is enough */
     union {
         char bytes[CMSG_SPACE(sizeof(struct timespec))];
         struct cmsghdr align;
@@ -131,7 +131,7 @@ static void hang_up(hpc_probes *p, probe_call *c) {
     free(c);
 }
 
-/* A UDP socket at the address at which the call came; its port, or 0. */
+/* Opens a UDP socket at the address at which the call arrived; returns its port, or 0. */
 static int open_udp(probe_call *c) {
     const int on = 1, room = ROOM;
     union {
@@ -181,7 +181,7 @@ static int report(probe_call *c) {
     return send_all(c->tcp, &answer, sizeof answer.head + (size_t)c->count * sizeof *answer.offsets);
 }
 
-/* 0: the caller is invalid. */
+/* Takes a message; returns 0 if it is not valid. */
 static int take_message(hpc_context *context, probe_call *c) {
     hpc_probes *p = context->probes;
     const hpc_probe_message *m = &c->in;
@@ -198,7 +198,7 @@ static int take_message(hpc_context *context, probe_call *c) {
         c->state = CALL_ASKS;
         return 1;
     }
-    /* An END after the grant has passed to another caller: the report has the packets that came. */
+    /* END may come after the grant has passed to another caller. The report then has the packets that arrived. */
     if (c->state != CALL_STREAMS || m->stream != c->stream || (int)m->count > c->count) return 0;
     const uint64_t received = hpc_probes_carried(context, -1).received;
     c->own = received > c->received ? received - c->received : 0;
@@ -225,7 +225,7 @@ static int read_messages(hpc_context *context, probe_call *c) {
 static int grant(hpc_context *context, probe_call *c) {
     hpc_probes *p = context->probes;
     const hpc_probe_message answer = hpc_probe_say(HPC_PROBE_GRANT, c->stream, c->count, 0, 0);
-    read_packets(c); /* late packets of an earlier stream */
+    read_packets(c); /* drop late packets of an earlier stream */
     p->holder = c;
     c->state = CALL_STREAMS;
     c->granted = hpc_now();
@@ -260,8 +260,8 @@ static void take_calls(hpc_context *context) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Passes the grant on, and answers callers whose packets are all here or whose time is over. Returns the seconds to the
- * next deadline. */
+/* Passes the grant on, and reports to callers whose packets have all arrived or whose time is over. Returns the seconds
+ * until the next deadline. */
 static double look_at_calls(hpc_context *context) {
     hpc_probes *p = context->probes;
     double now = hpc_now(), next = 3600;
@@ -305,7 +305,7 @@ static void *listen_on(void *arg) {
             polls[2 + 2 * i] = (struct pollfd){.fd = p->calls[i]->udp, .events = POLLIN};
         }
         if (poll(polls, (nfds_t)(1 + 2 * n), left > 0 ? (int)(left * 1e3) + 1 : 0) < 0 && errno != EINTR) break;
-        for (int i = n - 1; i >= 0; i--) { /* downwards: a call that ends gives its place to the last one */
+        for (int i = n - 1; i >= 0; i--) { /* from the end: a call that ends gives its place to the last one */
             probe_call *c = p->calls[i];
             if (polls[2 + 2 * i].revents != 0) read_packets(c);
             if (polls[1 + 2 * i].revents != 0 && !read_messages(context, c)) hang_up(p, c);

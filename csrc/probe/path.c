@@ -1,4 +1,4 @@
-/* The caller's end of a bandwidth probe's path: paces packets, and gets the listener's stamps. */
+/* The caller's end of one path of a bandwidth probe: sends packets at their times, and gets the listener's stamps. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -17,16 +17,16 @@
 #include "probe/probe.h"
 
 enum { UDP_BYTES = 8, IPV4_BYTES = 20, IPV6_BYTES = 40, LEAST_MTU = 576, MOST_MTU = 9000, ROOM = 4 << 20 };
-enum { NS = 1000000000, SLICE = 100000 /* ns, the least that the kernel has */ };
+enum { NS = 1000000000, SLICE = 100000 /* ns; the shortest slice that the kernel has */ };
 
 static const char op[] = "bandwidth";
-static const double LONG = 0.05;  /* seconds between two packets, in which the caller may be told to stop */
-static const double PIECE = 0.05; /* of a wait, in seconds: between two looks at the peer and at the caller's stop */
-/* Seconds between two sends: more packets go in one where a rate needs it. A thread that sleeps most of the time keeps
- * its claim to a CPU; a thread that spins through a stream loses it if ranks share CPUs. */
+static const double LONG = 0.05;  /* seconds between two packets above which a caller's stop is checked in between */
+static const double PIECE = 0.05; /* seconds of a wait between two checks of the peer and of the caller's stop */
+/* Seconds between two sends; if a rate needs more packets, several are sent at once. A thread that sleeps most of the
+ * time keeps its claim to a CPU; a thread that spins through a stream loses it if ranks share CPUs. */
 static const double LEAST_PERIOD = 150e-6;
-static const double SPIN = 10e-6;    /* the end of a sleep that is spun */
-static const double MOST_LATE = 0.2; /* of a stream's length: by which a packet may be late */
+static const double SPIN = 10e-6;    /* seconds at the end of a sleep that are spun */
+static const double MOST_LATE = 0.2; /* fraction of a stream's length by which a packet may be late */
 static const double LEAST_LATE = 0.8e-3;
 
 /* ---- waiting ---- */
@@ -60,7 +60,7 @@ static int fail_timeout(const hpc_probe_path *p, const char *what) {
                           p->context->group.rank, op, p->rank, what);
 }
 
-/* Its connection has ended. If the peer is gone, the reason is known in a moment. */
+/* Fails because the connection has ended. If the peer is gone, the reason arrives within a second. */
 static int fail_ended(const hpc_probe_path *p) {
     double until = hpc_now() + 1;
     int status = HPC_OK;
@@ -191,7 +191,7 @@ static void sleep_until(double at) {
     while (hpc_now() < at) hpc_cpu_relax();
 }
 
-/* The kernel's struct sched_attr, which some versions of glibc define and some do not. */
+/* The kernel's struct sched_attr, which some versions of glibc do not define. */
 typedef struct sched_of {
     uint32_t size, policy;
     uint64_t flags;
@@ -205,8 +205,8 @@ typedef struct hasty {
     sched_of sched;
 } hasty;
 
-/* Makes this thread's sleeps end in time. Where threads share its CPU it asks for short slices, which come sooner
- * (EEVDF, since Linux 6.12; before that the kernel takes no notice). */
+/* Makes this thread's sleeps end in time. For the case that threads share its CPU, it asks for short slices, which
+ * begin sooner (EEVDF, since Linux 6.12; older kernels ignore it). */
 static void make_haste(hasty *before) {
     before->slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1UL);
@@ -222,7 +222,8 @@ static void calm_down(const hasty *before) {
     if (before->is_known) syscall(SYS_sched_setattr, 0, &before->sched, 0);
 }
 
-/* Whether the socket took the packet; without waiting. A refusal by ICMP concerns an earlier packet, and is ignored. */
+/* Sends a packet without waiting; returns whether the socket took it. A refusal by ICMP is about an earlier packet, so
+ * it is ignored. */
 static int send_one(const hpc_probe_path *p, const hpc_probe_packet *packet, int payload) {
     static const char zeros[HPC_PROBE_MOST_BYTES];
     struct iovec parts[2] = {{(void *)(uintptr_t)packet, sizeof *packet},
@@ -240,7 +241,7 @@ static int wait_for_room(const hpc_probe_path *p) {
     return poll(&out, 1, 100) == 1;
 }
 
-/* Records the packets in s, up to one that could not be sent when it was due. */
+/* Sends packets and records them in s, up to one that could not be sent when it was due. */
 static void send_packets(hpc_probe_path *p, int first, int n, int payload, double period, double deadline,
                          hpc_probe_stream *s) {
     int burst = period > 0 && period < LEAST_PERIOD ? (int)ceil(LEAST_PERIOD / period) : 1;
@@ -282,7 +283,7 @@ static int get_report(const hpc_probe_path *p, hpc_probe_stream *s, double deadl
     if (status == HPC_OK) status = receive_all(p, offsets, m.count * sizeof *offsets, deadline, "report its stamps");
     if (status != HPC_OK) return status;
     s->overflowed = m.flags & HPC_PROBE_OVERFLOWED;
-    /* The narrowest link of the path is at one end. */
+    /* The larger count is used, because the path's narrowest link is at one of the two ends. */
     s->own = fmax(s->own, (double)m.b);
     s->own_rate = fmax(s->own_rate, (double)m.b * 1e6 / m.micros);
     for (int i = 0; i < s->n; i++) {
@@ -309,7 +310,7 @@ int hpc_probe_send(hpc_probe_path *p, int first, int rest, int nbytes, double ra
     if (status != HPC_OK) return status;
     hpc_carried before = hpc_probes_carried(p->context, -1);
     double begin = hpc_now();
-    if (before.sent == earlier.sent || p->goes_amid) { /* else the pause is over: nothing is sent */
+    if (before.sent == earlier.sent || p->goes_amid) { /* otherwise the pause is over, and nothing is sent */
         hasty before_that;
         make_haste(&before_that);
         send_packets(p, first, n, payload, period, deadline, s);

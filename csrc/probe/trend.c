@@ -5,10 +5,11 @@
 
 enum { LEAST_DELAYS = 25, MOST_GROUP = 64, MOST_FLEETS = 20, MOST_GREYS = 2, LEAST_TRAIN = 16, SENDERS_OWN = 24 };
 
-/* The limits of the journal version, section IV: a test decides above the first and below the second. */
+/* The limits of the journal version, section IV: a test says "rising" above the first and "no trend" below the
+ * second. */
 static const double PCT_RISING = 0.66, PCT_NONE = 0.54, PDT_RISING = 0.55, PDT_NONE = 0.45;
-static const double STEADY = 0.5;   /* of the rate of one quarter of a train, for the next to be as fast */
-static const double FRACTION = 0.7; /* f: of a fleet's streams that must agree */
+static const double STEADY = 0.5;   /* a quarter of a train is as fast as another if it has this fraction of its rate */
+static const double FRACTION = 0.7; /* f: fraction of a fleet's streams that must agree */
 
 /* ---- one stream ---- */
 
@@ -62,8 +63,8 @@ double hpc_trend_slope(const double *sent, const double *delays, int n) {
 
 /* ---- one train ---- */
 
-/* A token bucket of b bytes and rate r lets b + r t bytes pass in t seconds: b is the most by which the bytes that have
- * come are ahead of the rate. */
+/* A token bucket of b bytes and rate r lets b + r t bytes pass in t seconds. So b is the largest number of bytes by
+ * which the arrivals were ahead of the rate. */
 int hpc_train_of(const double *sent, const double *came, int n, double each, hpc_train *train) {
     int first = -1, last = -1, arrived = 0, middle = -1, after = 0, before = 0;
     for (int i = 0; i < n; i++) {
@@ -89,7 +90,7 @@ int hpc_train_of(const double *sent, const double *came, int n, double each, hpc
         double ahead = ++so_far * each - train->rate * (came[i] - came[first]);
         if (ahead > train->bucket) train->bucket = ahead;
     }
-    /* A bucket that ends late in the train, or not at all, leaves the last two quarters at different rates. */
+    /* If a bucket ends late in the train, or not at all, the last two quarters have different rates. */
     int third = 0, fourth = 0, seen = 0;
     double turn = came[last];
     for (int i = first; i <= last; i++) {
@@ -123,7 +124,7 @@ hpc_fleet_says hpc_fleet_judge(const hpc_fleet *f) {
 void hpc_search_begin(hpc_search *s, double at_least, double resolution, double hint, double most) {
     *s = (hpc_search){.at_least = at_least, .resolution = resolution, .most = most};
     s->rate = at_least > 0 ? at_least : 0.9 * hint;
-    if (at_least > 0 && most > 0 && at_least > most) { /* it cannot even be sent here */
+    if (at_least > 0 && most > 0 && at_least > most) { /* this rank cannot even send that fast */
         s->high = most;
         s->is_done = 1;
     }
@@ -133,7 +134,7 @@ static void narrow(hpc_search *s, hpc_fleet_says says) {
     double rate = s->rate;
     if (says == HPC_FLEET_ABOVE) {
         s->high = rate;
-        if (s->low >= rate) s->low = 0; /* the path has changed meanwhile */
+        if (s->low >= rate) s->low = 0; /* the path has changed during the search */
         if (s->grey_high >= rate) s->grey_low = s->grey_high = 0;
     } else if (says == HPC_FLEET_BELOW) {
         s->low = rate;
@@ -146,7 +147,7 @@ static void narrow(hpc_search *s, hpc_fleet_says says) {
     }
 }
 
-/* The next rate, or 0 where the range is narrow enough. */
+/* Returns the next rate, or 0 if the range is narrow enough. */
 static double next_rate(const hpc_search *s) {
     double grey = s->grey_high > 0 ? s->grey_high : s->low;
     double floor = s->grey_low > 0 ? s->grey_low : s->high;
@@ -155,7 +156,7 @@ static double next_rate(const hpc_search *s) {
         double up = 1.2 * (grey > 0 ? grey : s->rate);
         return s->most > 0 && up > s->most ? s->most : up;
     }
-    /* Both sides of a guess make a range that is narrow enough. */
+    /* One rate on each side of a guess makes a range that is narrow enough. */
     double aside = 0.45 * s->resolution;
     double under = (1 - aside) * s->guess, over = (1 + aside) * s->guess;
     if (s->guess > 0 && s->grey_high == 0) {

@@ -1,4 +1,4 @@
-// codec.hpp - codecs of variable length: how the updates of keys are encoded.
+// codec.hpp - codecs of pieces: how the updates of keys are encoded.
 #ifndef HPCOMM_CODEC_HPP
 #define HPCOMM_CODEC_HPP
 
@@ -12,10 +12,10 @@
 
 namespace hpcomm {
 
-// A codec with its arguments: hpc_codec_config's members and defaults, and the codec's number, which a plan takes as
-// the wire of a key. One that is made without arguments stands for a key whose updates are arrays.
+// A codec with its settings: hpc_codec_config's members and defaults, and the codec's number, which a plan takes as the
+// wire of a key. CodecConfig() is for a key whose updates are sent as arrays.
 struct CodecConfig : hpc_codec_config {
-    int number = HPC_F32; // hpc_codec_number, or hpc_dtype
+    int number = HPC_F32; // hpc_codec_number or hpc_dtype
 
     CodecConfig() noexcept : hpc_codec_config() {
         hpc_codec_config_init(this);
@@ -24,7 +24,7 @@ struct CodecConfig : hpc_codec_config {
         this->number = number;
     }
 
-    // Sends the elements that are larger than delta; with decays, than delta / sqrt(t) in encoding t.
+    // Sends the elements with a magnitude above delta; with decays, encoding number t uses delta / sqrt(t).
     static CodecConfig threshold(double delta, bool decays = true, hpc_dtype values = HPC_F32) noexcept {
         CodecConfig config(HPC_THRESHOLD);
         config.delta = delta;
@@ -32,42 +32,42 @@ struct CodecConfig : hpc_codec_config {
         config.values = values;
         return config;
     }
-    // Sends about the largest fraction of the elements.
+    // Sends about this fraction of the elements, the largest ones.
     static CodecConfig topk(double fraction, hpc_dtype values = HPC_F32) noexcept {
         CodecConfig config(HPC_TOPK);
         config.fraction = fraction;
         config.values = values;
         return config;
     }
-    // Sends a bit for each element, and two values for each unit. Give the key a unit that is a multiple of this one.
+    // Sends one bit per element, and two values per unit. The key's unit must be a multiple of this unit.
     static CodecConfig onebit(std::uint64_t unit) noexcept {
         CodecConfig config(HPC_ONEBIT);
         config.unit = unit;
         return config;
     }
-    // Sends four bits for each element, and a scale for each unit. Give the key a unit that is a multiple of this one.
-    // With feedback the errors of rounding are added to the next update; else they are lost, and take no memory.
+    // Sends four bits per element, and a scale per unit. The key's unit must be a multiple of this unit. With feedback
+    // the rounding errors are added to the next update; without it they are lost, and need no memory.
     static CodecConfig float4(std::uint64_t unit = 256, bool feedback = false) noexcept {
         CodecConfig config(HPC_FLOAT4);
         config.unit = unit;
         config.no_feedback = !feedback;
         return config;
     }
-    // Sends a matrix of rows times columns elements as at most so many pairs of vectors, which Exchange::factors takes.
-    // Its rows are cut into about so many parts. Give the key rows * columns elements, and the unit of this.
+    // Sends a matrix of rows times columns elements as at most `pairs` pairs of vectors, which Exchange::factors takes.
+    // The rows are cut into about `blocks` parts. The key must have rows * columns elements, and this config's unit.
     static CodecConfig factors(std::uint64_t rows, std::uint64_t columns, int pairs,
                                std::uint64_t blocks = 1) noexcept {
         CodecConfig config(HPC_FACTORS);
         std::uint64_t part = blocks > 1 ? (rows + blocks - 1) / blocks : rows;
-        while (part < rows && part * columns % 16 != 0) part++; // where rows of a plan may begin
+        while (part < rows && part * columns % 16 != 0) part++; // a plan's rows may begin at multiples of 16 elements
         config.rows = rows;
         config.columns = columns;
         config.pairs = pairs;
         config.unit = part * columns;
         return config;
     }
-    // Sends the bytes that encode writes. The name must live until the exchange has been made, the functions as long as
-    // it does.
+    // Sends the bytes that encode writes. name must live until the exchange has been made, the functions as long as the
+    // exchange.
     static CodecConfig own(const char *name, hpc_encode_fn encode, hpc_decode_add_fn decode_add,
                            int state_slots = 0) noexcept {
         CodecConfig config(HPC_OWN_CODEC);
@@ -77,7 +77,7 @@ struct CodecConfig : hpc_codec_config {
         config.state_slots = state_slots;
         return config;
     }
-    // values become args[1] and following.
+    // values become args[1] and on.
     template <std::size_t N>
     static CodecConfig own(const char *name, hpc_encode_fn encode, hpc_decode_add_fn decode_add,
                            const double (&values)[N], int state_slots = 0) noexcept {
@@ -88,7 +88,7 @@ struct CodecConfig : hpc_codec_config {
     }
 };
 
-// The wire of a plan: hpc_dtype, hpc_codec_number, or a codec's number.
+// The wire of a plan: an hpc_dtype, an hpc_codec_number, or the number of a CodecConfig.
 class Wire {
   public:
     constexpr Wire(hpc_dtype dtype) noexcept : number_(dtype) {}
@@ -103,11 +103,12 @@ class Wire {
     int number_;
 };
 
-// The codecs of an exchange by key, as C takes them, while both vectors live. The plan has been checked.
+// The codecs of an exchange by key, as the C API takes them. It points into codecs, and needs a plan that has been
+// checked.
 class CodecsByKey {
   public:
     CodecsByKey(const std::vector<CodecConfig> &codecs, const hpc_plan &plan) {
-        std::vector<int> wires(static_cast<std::size_t>(plan.n_keys), HPC_F32); // of codecs of variable length
+        std::vector<int> wires(static_cast<std::size_t>(plan.n_keys), HPC_F32); // F32: no codec of pieces
         for (int i = 0; i < plan.n_rows; i++) {
             const hpc_row &row = plan.rows[i];
             const int number = std::max(row.codec_in, row.codec_out);
@@ -122,7 +123,7 @@ class CodecsByKey {
     const hpc_codec_config *const *data() const noexcept {
         return by_key_.data();
     }
-    // The reason to refuse them, or nullptr.
+    // Returns the reason to refuse the codecs, or nullptr.
     const char *refusal() const noexcept {
         return refusal_.empty() ? nullptr : refusal_.c_str();
     }

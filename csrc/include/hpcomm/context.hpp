@@ -1,4 +1,4 @@
-// context.hpp - start-up of the ranks, and the calls that they make together.
+// context.hpp - start-up of the ranks, and calls on a context.
 #ifndef HPCOMM_CONTEXT_HPP
 #define HPCOMM_CONTEXT_HPP
 
@@ -20,8 +20,8 @@ struct Config : hpc_config {
     }
 };
 
-// Start-up of ranks without MPI: rank 0 listens at host:port, and the others connect to it. secret: empty for none,
-// which loopback alone allows.
+// Start-up of ranks without MPI: rank 0 listens at host:port, and the others connect to it. An empty secret means none,
+// and is allowed only on loopback.
 class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
   public:
     Rendezvous() noexcept = default;
@@ -36,13 +36,14 @@ class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
                  }),
           rank_(rank), size_(size), secret_(std::move(secret)) {}
 
-    // Every rank gives nbytes, every rank gets size * nbytes in rank order.
+    // Every rank gives nbytes and gets size * nbytes, in rank order.
     void allgather(const void *send, void *recv, std::size_t nbytes, double timeout = default_timeout,
                    Report report = {}) {
         report(hpc_rendezvous_allgather(get(), send, recv, nbytes, timeout));
     }
 
-    // Makes a connected context within config's timeout of init; with this secret, unless config has one.
+    // Makes a connected context, within config's timeout for hpc_init. Its secret is config's, or this rendezvous's if
+    // config has none.
     int bring_up(Config config, hpc_context **context) {
         using seconds = std::chrono::duration<double>;
         const bool by_default = config.timeout == Config().timeout;
@@ -73,7 +74,7 @@ class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
     std::string secret_;
 };
 
-// How to probe the available bandwidth: the members of hpc_bandwidth_options.
+// How to probe the available bandwidth. Members and defaults are those in hpc_bandwidth_options.
 struct BandwidthOptions : hpc_bandwidth_options {
     BandwidthOptions() {
         hpc_bandwidth_options_init(this);
@@ -85,11 +86,11 @@ class Context : public Handle<hpc_context, hpc_context_free> {
   public:
     Context() noexcept = default;
 
-    // Brings this rank up and waits for all others. hpcomm_mpi.h makes oob from an MPI communicator.
+    // Creates this rank's context and waits for all others. hpcomm_mpi.h makes oob from an MPI communicator.
     explicit Context(const hpc_oob &oob, const Config &config = {}, Report report = {})
         : Handle(report, [&](hpc_context **out) { return hpc_init(&oob, &config, out); }) {}
 
-    // The same for ranks that have met by a rendezvous, which may be destroyed afterwards.
+    // The same for ranks that met in a rendezvous, which may be destroyed afterwards.
     explicit Context(Rendezvous &rendezvous, const Config &config = {}, Report report = {})
         : Handle(report, [&](hpc_context **out) { return rendezvous.bring_up(config, out); }) {}
 
@@ -111,8 +112,8 @@ class Context : public Handle<hpc_context, hpc_context_free> {
         return notes;
     }
 
-    // The bandwidth that the paths to peers on other hosts have left, in bytes a second. Probes of several peers fill
-    // each other's pauses.
+    // Measures the bandwidth, in bytes a second, that is left on the paths to peers on other hosts. Probes of one peer
+    // are sent in the pauses of the others'.
     std::vector<Bandwidth> bandwidth(const std::vector<int> &peers, const BandwidthOptions &options = {},
                                      Report report = {}) {
         std::vector<Bandwidth> found(peers.size());
@@ -132,7 +133,7 @@ class Context : public Handle<hpc_context, hpc_context_free> {
                    Report report = {}) {
         report(hpc_allgather(get(), send, recv, nbytes, timeout));
     }
-    // The bytes that every rank gave, in rank order.
+    // Returns the values that all ranks gave, in rank order.
     template <class T> std::vector<T> allgather(const T &mine, double timeout = default_timeout, Report report = {}) {
         static_assert(std::is_trivially_copyable_v<T> && !std::is_same_v<T, bool>,
                       "T must be trivially copyable, and not bool");
@@ -141,16 +142,16 @@ class Context : public Handle<hpc_context, hpc_context_free> {
         return all;
     }
 
-    // Ranks that have left count as failed, on every rank.
+    // Makes ranks that have left count as failed, on every rank.
     void revoke(Report report = {}) {
         report(hpc_context_revoke(get()));
     }
-    // A new context over the ranks that remain after others died or left; collective over them. The caller closes both,
-    // in any order.
+    // Makes a new context of the ranks that remain after others died or left; collective over the remaining ranks. The
+    // caller closes both contexts, in any order.
     Context shrink(const Config &config = {}, double timeout = default_timeout, Report report = {}) {
         return Context(report, [&](hpc_context **out) { return hpc_context_shrink(get(), &config, timeout, out); });
     }
-    // The number of rank in the first context.
+    // Returns which rank `rank` was in the first context.
     int first_rank(int rank, Report report = {}) const {
         return peer(rank, report).first_rank;
     }
@@ -166,7 +167,7 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     template <class Create> Context(const Report &report, Create create) : Handle(report, create) {}
 };
 
-// A span of this thread in the timeline, from here to the end of the block; nothing without a timeline:
+// A span of this thread in the timeline, from this line to the end of the block; without a timeline it does nothing:
 //     hpcomm::Span forward(context, "forward");
 class Span {
   public:

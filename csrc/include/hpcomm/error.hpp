@@ -1,4 +1,4 @@
-// error.hpp - failures as exceptions or in a std::error_code; hpcomm.hpp shows the tree.
+// error.hpp - failures, as exceptions or in a std::error_code; hpcomm.hpp shows the exceptions.
 #ifndef HPCOMM_ERROR_HPP
 #define HPCOMM_ERROR_HPP
 
@@ -79,7 +79,7 @@ struct TransportError : Error {
 
 struct PeerFailed : Error {
     using Error::Error;
-    // Ranks that failed by themselves; left() has the ranks that ended or left because of them.
+    // Returns the ranks that failed by themselves; left() returns the ranks that ended or left because of them.
     const std::vector<int> &ranks() const noexcept {
         return ranks_;
     }
@@ -96,7 +96,7 @@ struct Timeout : Error {
     const std::vector<int> &waiting_for() const noexcept {
         return waiting_for_;
     }
-    // The ranks at the ends of the chain of waits, each with its state.
+    // Returns the ranks at the ends of the chain of waits, each with its state.
     const std::vector<hpc_culprit> &culprits() const noexcept {
         return culprits_;
     }
@@ -141,13 +141,13 @@ struct OutOfMemory : Error {
 
 #endif
 
-// The destination of a failure, made from the last argument of a call.
+// Where a failure goes: made from the last argument of a call.
 class Report {
   public:
     Report() noexcept = default;
     Report(std::error_code &code) noexcept : code_(&code) {}
 
-    // True when status is HPC_OK; false for HPC_IN_PROGRESS and for a failure that went into the error_code.
+    // Returns true if status is HPC_OK, false for HPC_IN_PROGRESS and for a failure that went into the error_code.
     bool operator()(int status) const {
         if (code_ != nullptr)
             code_->assign(status < 0 ? status : HPC_OK, category());
@@ -156,7 +156,7 @@ class Report {
         return status == HPC_OK;
     }
 
-    // The failure of a call that a header refuses by itself; C has no record of it. op is a literal.
+    // Reports a failure that a C++ header found itself, so that C has no record of it. op is a string literal.
     void refuse(const char *op, const std::string &sentence) const {
         if (code_ != nullptr) {
             code_->assign(HPC_ERR_INVALID, category());

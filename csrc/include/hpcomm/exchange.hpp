@@ -1,4 +1,4 @@
-// exchange.hpp - push, pull and the rule that is applied between them.
+// exchange.hpp - push, pull, and the rule that is applied between them.
 #ifndef HPCOMM_EXCHANGE_HPP
 #define HPCOMM_EXCHANGE_HPP
 
@@ -12,8 +12,8 @@
 
 namespace hpcomm {
 
-// A built-in rule by its name, or a user's rule by its functions. hyper are args[1] and on; args left out are the
-// built-in's defaults, or 0.
+// A built-in rule by its name, or a user's rule by its functions. hyper gives args[1] and on; args that it omits have
+// the built-in rule's defaults, or 0.
 struct Rule : hpc_rule {
     explicit Rule(const char *name, Report report = {}) : hpc_rule() {
         report(hpc_rule_find(name, HPC_ISA_BEST, this));
@@ -30,7 +30,7 @@ struct Rule : hpc_rule {
         this->fold = fold;
         this->fold_wires = fold_wires;
     }
-    // Gives a key with rows of so many columns a built-in prox, by its name.
+    // Adds a built-in prox, by its name, for a key with rows of `columns` elements.
     Rule &with_prox(const char *name, std::uint64_t columns, Report report = {}) {
         report(hpc_prox_find(name, HPC_ISA_BEST, &prox));
         this->columns = columns;
@@ -38,10 +38,10 @@ struct Rule : hpc_rule {
     }
 };
 
-// With one configuration, plan, rule and values are arguments of Exchange.
+// The settings of an exchange. plan, rule and values are arguments of Exchange, unless it has several configurations.
 struct ExchangeConfig : hpc_exchange_config {
-    // Codecs of variable length, if the plan has some: one for each key, CodecConfig() for keys that have none; or a
-    // single one, for all keys that have it by the plan. Needed until the exchange has been made.
+    // Codecs of pieces, if the plan has some: either one for each key, with CodecConfig() for keys without codec, or a
+    // single one for all keys that have it by the plan. Needed until the exchange has been made.
     std::vector<CodecConfig> codecs;
 
     ExchangeConfig() : hpc_exchange_config() {
@@ -49,7 +49,7 @@ struct ExchangeConfig : hpc_exchange_config {
     }
 };
 
-// The ticket of a start: for test and wait.
+// The ticket of a start, for test and wait.
 struct Ticket {
     int key = 0;
     std::uint64_t number = 0;
@@ -59,7 +59,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
   public:
     Exchange() noexcept = default;
 
-    // values, by key, are the initial parameters, of which rank 0's count: nullptr on the others.
+    // values, by key: the initial parameters. Those at rank 0 are used; other ranks may give nullptr.
     Exchange(Context &context, const hpc_plan *plan, const hpc_rule &rule, const float *const *values,
              ExchangeConfig config = {}, double timeout = default_timeout, Report report = {})
         : Handle(report, [&](hpc_exchange **out) {
@@ -71,7 +71,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     Exchange(Context &context, const Plan &plan, const hpc_rule &rule, const float *const *values,
              const ExchangeConfig &config = {}, double timeout = default_timeout, Report report = {})
         : Exchange(context, plan.get(), rule, values, config, timeout, report) {}
-    // An exchange on a graph, from which plan was made.
+    // An exchange on the graph from which plan was made.
     Exchange(Context &context, const Plan &plan, const GraphConfig &graph, const hpc_rule &rule,
              const float *const *values, ExchangeConfig config = {}, double timeout = default_timeout,
              Report report = {})
@@ -84,7 +84,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
               return create(context, &config, 1, timeout, out);
           }) {}
 
-    // Several configurations, whose keys follow one another: each has its plan, rule, values and, on a graph, graph.
+    // An exchange of several configurations; keys are numbered through all of them. Each has its own plan, rule and
+    // values, and if needed a graph.
     Exchange(Context &context, const std::vector<ExchangeConfig> &configs, double timeout = default_timeout,
              Report report = {})
         : Handle(report,
@@ -94,13 +95,13 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_close(get(), timeout));
     }
 
-    // The place for the next gradient of key, in its wire format.
+    // Returns the address for the next gradient of key, in the key's wire format.
     template <class T = float> T *gradient(int key, double timeout = default_timeout, Report report = {}) {
         void *gradient = nullptr;
         report(hpc_exchange_gradient(get(), key, timeout, &gradient));
         return static_cast<T *>(gradient);
     }
-    // The place for the next update of a key that goes as factors: a push without src sends what lies there.
+    // Returns the memory for the next update of a key that goes as factors. A push without src sends it.
     hpc_factors factors(int key, double timeout = default_timeout, Report report = {}) {
         hpc_factors factors{};
         report(hpc_exchange_factors(get(), key, timeout, &factors));
@@ -115,7 +116,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         return facts;
     }
 
-    // flags: HPC_PUSH, HPC_PULL or both. src: nullptr where the gradient has been written in place.
+    // flags: HPC_PUSH, HPC_PULL or both. src nullptr: the gradient is already in place.
     Ticket start(int key, int flags = HPC_PUSH | HPC_PULL, const float *src = nullptr, double timeout = default_timeout,
                  Report report = {}) {
         Ticket ticket{key, 0};
@@ -135,7 +136,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     Ticket pull(int key, double timeout = default_timeout, Report report = {}) {
         return start(key, HPC_PULL, nullptr, timeout, report);
     }
-    // Copies count pairs of vectors: u is count vectors of the matrix's rows, v of its columns.
+    // Pushes a copy of count pairs of vectors. u: count vectors of the matrix's rows values; v: of its columns values.
     Ticket push_factors(int key, int count, const float *u, const float *v, int flags = HPC_PUSH | HPC_PULL,
                         double timeout = default_timeout, Report report = {}) {
         Ticket ticket{key, 0};
@@ -146,8 +147,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_push_pull(get(), key, src, timeout));
     }
 
-    // With config.split = 1: push is the fold, and apply or skip follows on all workers, after squares and gather if
-    // wanted.
+    // With config.split = 1: push is the fold; then all workers call apply or skip, and before that squares and gather
+    // if they want.
     Ticket fold_nothing(int key, double timeout = default_timeout, Report report = {}) {
         Ticket ticket{key, 0};
         report(hpc_exchange_fold_nothing(get(), key, timeout, &ticket.number));
@@ -179,7 +180,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_squares(get(), key, timeout, &ticket.number));
         return ticket;
     }
-    // The result of the last call of squares that has ended.
+    // Returns the result of the last call of squares that has ended.
     double get_squares(int key, Report report = {}) const {
         double sum = 0;
         report(hpc_exchange_get_squares(get(), key, &sum));
@@ -190,27 +191,28 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     void settle(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_settle(get(), timeout));
     }
-    // true: starts may be kept back to travel together; false, or a wait, sends them.
+    // true: starts may be kept back, to be sent together; false, or a wait, sends them.
     void together(bool on, Report report = {}) {
         report(hpc_exchange_together(get(), on));
     }
     void progress(Report report = {}) {
         report(hpc_exchange_progress(get()));
     }
-    // Serves until every worker has closed. The default is no deadline: a training takes as long as it takes.
+    // Works on this rank's rows until every worker has closed. The default timeout is about 30 years, because a
+    // training has no time limit.
     void serve(double timeout = 1e9, Report report = {}) {
         report(hpc_exchange_serve(get(), timeout));
     }
-    // From the next push on; of all keys, or of one.
+    // Sets the args of one key's rule, or of all (-1), from the next push on.
     void set_args(const hpc_rule &rule, int key = -1, Report report = {}) {
         report(hpc_exchange_set_args(get(), key, rule.args));
     }
 
-    // A key with a pending push or pull of this rank; -1: none.
+    // Returns a key with a pending push or pull of this rank; -1 if there is no such key.
     int under_way() const {
         return hpc_exchange_under_way(get());
     }
-    // The row's step.
+    // Returns the row's step.
     std::uint64_t get_row(int row, float *params, float *state, Report report = {}) const {
         std::uint64_t step = 0;
         report(hpc_exchange_get_row(get(), row, &step, params, state));
@@ -222,27 +224,27 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     void publish(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_publish(get(), timeout));
     }
-    // ASYNC and SSP with servers: the number of rank's pushes that this rank's rows have folded, in full or in part.
+    // Returns how many pushes of rank this rank's rows have folded, at least in part. For ASYNC and SSP with servers.
     std::uint64_t folded(int rank, Report report = {}) const {
         std::uint64_t pushes = 0;
         report(hpc_exchange_get_folded(get(), rank, &pushes));
         return pushes;
     }
 
-    // Bytes that this rank has sent of key, and what it has encoded of it by a codec of variable length.
+    // Returns counters of key: bytes that this rank has sent, and pieces that it has encoded.
     hpc_key_stats key_stats(int key, Report report = {}) const {
         hpc_key_stats stats{};
         report(hpc_exchange_get_key_stats(get(), key, &stats));
         return stats;
     }
-    // For checkpoints: how many values the encoder of a row of this rank has, or, with row -1, of this worker's pushes
-    // of key; 0: there is no encoder.
+    // For checkpoints: returns how many values the encoder of a row of this rank has, or, with row -1, the encoder of
+    // this worker's pushes of key; 0 if there is no encoder.
     std::size_t encoder_values(int key, int row, Report report = {}) const {
         const std::int64_t n = hpc_exchange_encoder_values(get(), key, row);
         report(n < 0 ? static_cast<int>(n) : HPC_OK);
         return n < 0 ? 0 : static_cast<std::size_t>(n);
     }
-    // Returns the number of encodings that it has made.
+    // Returns how many encodings the encoder has made.
     std::uint64_t get_encoder(int key, int row, float *values, Report report = {}) const {
         std::uint64_t made = 0;
         report(hpc_exchange_get_encoder(get(), key, row, &made, values));
@@ -252,13 +254,13 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_set_encoder(get(), key, row, made, values));
     }
 
-    // Sets delta for this rank's encodings of key by HPC_THRESHOLD, -1: of all such keys. of: HPC_DELTA_OF_PUSHES,
+    // Sets the delta of HPC_THRESHOLD for this rank's encodings of key (-1: of all such keys). of: HPC_DELTA_OF_PUSHES,
     // HPC_DELTA_OF_FOLDS or both.
     void set_delta(int key, double delta, int of = HPC_DELTA_OF_PUSHES | HPC_DELTA_OF_FOLDS, Report report = {}) {
         report(hpc_exchange_set_delta(get(), key, of, delta));
     }
 
-    // The threads that work for this rank's cores, and why, in words.
+    // Returns a text that says which threads work for this rank's cores, and why.
     std::string chosen_progress(Report report = {}) const {
         std::string text(1024, 0);
         report(hpc_exchange_get_progress(get(), &text[0], text.size()));
@@ -271,7 +273,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_get_stats(get(), &stats));
         return stats;
     }
-    // On a graph: how many reduces had 0, 1, 2, ... whole inputs of neighbours.
+    // On a graph: returns how many folds had 0, 1, 2, ... whole inputs of neighbours.
     std::vector<std::uint64_t> inputs(Report report = {}) const {
         std::vector<std::uint64_t> counts;
         const int most = hpc_exchange_get_histogram(get(), HPC_FOLDS_BY_INPUTS, nullptr, 0);
@@ -279,7 +281,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_get_histogram(get(), HPC_FOLDS_BY_INPUTS, counts.data(), static_cast<int>(counts.size())));
         return counts;
     }
-    // SSP with servers: how many steps began with the slowest worker 0, 1, 2, ... behind.
+    // Under SSP with servers: returns how many steps began with the slowest worker 0, 1, 2, ... steps behind.
     std::vector<std::uint64_t> staleness(Report report = {}) const {
         std::vector<std::uint64_t> counts;
         const int most = hpc_exchange_get_histogram(get(), HPC_STEPS_BY_STALENESS, nullptr, 0);
@@ -288,12 +290,12 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
             hpc_exchange_get_histogram(get(), HPC_STEPS_BY_STALENESS, counts.data(), static_cast<int>(counts.size())));
         return counts;
     }
-    // With a quorum: shares of this rank's last push of key (-1: of all keys) that came too late and were left out.
+    // With a quorum: returns how many shares of this rank's last push of key (-1: of all keys) were late and left out.
     int late(int key = -1) const noexcept {
         return hpc_exchange_late(get(), key);
     }
-    // The newest version of the parameters that any owner has answered. Of a key: with a quorum that of all keys of its
-    // configuration, without one its own pushes.
+    // Returns the newest version of the parameters that any owner has answered. With a quorum all keys of a
+    // configuration have one version; without a quorum a key's version is the number of its pushes.
     std::uint64_t version(int key = -1) const noexcept {
         return hpc_exchange_version(get(), key);
     }
@@ -302,7 +304,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_get_peer(get(), rank, &peer));
         return peer;
     }
-    // The bytes that this rank has sent to others so far: one entry, never 0, for each rank and stage, in this order.
+    // Returns the bytes that this rank has sent to others so far, by rank and then by stage, without entries of 0.
     std::vector<hpc_traffic> traffic(Report report = {}) const {
         std::vector<hpc_traffic> sent;
         int n = hpc_exchange_get_traffic(get(), nullptr, 0);
@@ -313,13 +315,13 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(n < 0 ? n : HPC_OK);
         return sent;
     }
-    // Keeps the memory of an address mapped that params, gradient or gathered has given for key.
+    // A reference that keeps the memory at `at` mapped, an address that params, gradient or gathered has given for key.
     Memory memory(int key, const void *at) const {
         return Memory(hpc_exchange_memory(get(), key, at));
     }
 
   private:
-    // C copies the codecs, and refuses a wrong plan itself.
+    // C copies the codecs, and refuses a wrong plan with its own message.
     static int create(const Context &context, const ExchangeConfig *configs, std::size_t n, double timeout,
                       hpc_exchange **out) {
         std::vector<hpc_exchange_config> c(configs, configs + n);

@@ -23,17 +23,17 @@ namespace hpcomm {
 struct Matrix {
     const char *name;
     std::uint64_t rows, columns;
-    const float *first = nullptr; // [J][D], its first values, of which rank 0's count; nullptr: zeros
+    const float *first = nullptr; // [J][D]: the initial values; those at rank 0 are used; nullptr: zeros
 };
 
 struct SufficientFactorsConfig {
-    std::vector<Matrix> matrices; // the names need not outlive the creation
-    int pairs = 1;                // K: the most pairs of one commit, for each matrix
-    int staleness = 0;            // 0: BSP; s: SSP(s), by which a rank may be s commits ahead of others (equation 4)
-    std::vector<unsigned char> sends; // as PeerToPeerConfig's: partial broadcast; empty: all to all
-    std::vector<int> parents;         // as PeerToPeerConfig's: relays
+    std::vector<Matrix> matrices;     // the names must live until the object has been made
+    int pairs = 1;                    // K: the most pairs of one commit of a matrix
+    int staleness = 0;                // 0: BSP; s: SSP(s): a rank may be s commits ahead of others (equation 4)
+    std::vector<unsigned char> sends; // as in PeerToPeerConfig: partial broadcast; empty: all to all
+    std::vector<int> parents;         // as in PeerToPeerConfig: relays
     int cores = 1;                    // of each rank
-    bool sum = true; // W -= lr * the sum of all ranks' products u v^T; false: by their sum divided by the ranks
+    bool sum = true; // true: W -= lr * the sum of all ranks' products u v^T; false: that sum by the number of ranks
 
     CodecConfig codec(const Matrix &matrix) const noexcept {
         return CodecConfig::factors(matrix.rows, matrix.columns, pairs);
@@ -50,7 +50,7 @@ struct SufficientFactorsConfig {
         peers.sum = sum;
         return peers.plan(context, out);
     }
-    // The elements of the largest matrix that begins as zeros and that the exchange accepts.
+    // Returns the size of the largest matrix that begins as zeros and that the exchange accepts.
     std::size_t most_zeros() const noexcept {
         std::uint64_t most = 0;
         for (const Matrix &matrix : matrices) {
@@ -62,13 +62,13 @@ struct SufficientFactorsConfig {
 };
 
 // Matrices that all ranks train by pairs of vectors. The vectors go from peer to peer, and each rank applies all of
-// them to its own copy. All ranks make the same number of commits.
+// them to its own copy. All ranks must make the same number of commits.
 //
-//     app.write_u(i, u), app.write_v(i, v); // i-th pair, 0 to K - 1
+//     app.write_u(i, u), app.write_v(i, v); // pair i, 0 to K - 1
 //     app.commit();                         // sends all pairs; the rank may read its next samples meanwhile
 //     const float *w = app.mat();           // waits until the consistency permits the next step
 //
-// key, where a call has one, is the matrix's place in config.matrices. An object belongs to one thread at a time.
+// The argument key is the matrix's place in config.matrices. One thread at a time may use an object.
 class SufficientFactors {
     template <class Floats>
     using if_floats =
@@ -78,15 +78,15 @@ class SufficientFactors {
     SufficientFactors() noexcept = default;
 
     // Collective. rule: Rule("sgd", {lr}), Rule("proxsgd", {lr, 0, strength}).with_prox("l1", D), or another one;
-    // exchange.rules has one for each matrix. The plan, rule, values, codecs, consistency and staleness of exchange are
-    // set here.
+    // exchange.rules may have one for each matrix. The constructor sets the plan, rule, values, codecs, consistency and
+    // staleness of exchange.
     SufficientFactors(Context &context, const SufficientFactorsConfig &config, const hpc_rule &rule,
                       ExchangeConfig exchange = {}, double timeout = default_timeout, Report report = {}) {
         exchange.consistency = config.staleness == 0 ? HPC_BSP : HPC_SSP;
         exchange.staleness = config.staleness;
         exchange.codecs.clear();
         for (const Matrix &matrix : config.matrices) exchange.codecs.push_back(config.codec(matrix));
-        std::string refusal; // of this rank, which all are told
+        std::string refusal; // of this rank; all ranks then fail with it
         std::error_code code;
         const Plan plan(context, config, code);
         if (code) refusal = hpc_last_error()->message;
@@ -109,16 +109,16 @@ class SufficientFactors {
         return static_cast<bool>(exchange_);
     }
 
-    // Copies u of pair i, of n = J values, to where it is sent from. A pair that is written twice counts as it was
-    // written last. Pairs are numbered from 0 without gaps.
+    // Copies u of pair i, n = J values, to the memory from which it is sent. If a pair is written twice the last one
+    // counts. Pairs must be numbered from 0 without gaps.
     void write_u(int i, const float *vec, std::size_t n, int key = 0, Report report = {}) {
         write(U, i, key, report, [=](float *to, std::size_t size) { return copy(vec, n, to, size); });
     }
-    // The same for v, of n = D values.
+    // The same for v, with n = D values.
     void write_v(int i, const float *vec, std::size_t n, int key = 0, Report report = {}) {
         write(V, i, key, report, [=](float *to, std::size_t size) { return copy(vec, n, to, size); });
     }
-    // vec: a std::vector, std::array or std::span of float.
+    // vec is a std::vector, std::array or std::span of float.
     template <class Floats, class = if_floats<Floats>>
     void write_u(int i, const Floats &vec, int key = 0, Report report = {}) {
         write_u(i, vec.data(), vec.size(), key, report);
@@ -127,15 +127,17 @@ class SufficientFactors {
     void write_v(int i, const Floats &vec, int key = 0, Report report = {}) {
         write_v(i, vec.data(), vec.size(), key, report);
     }
-    // The n values of a sparse vector and their indices, each once and in any order; the others are 0.
+    // Writes a sparse vector from its n values and their indices, each index once and in any order; other elements are
+    // 0.
     void write_u(int i, const int *indices, const float *values, std::size_t n, int key = 0, Report report = {}) {
         write(U, i, key, report, [=](float *to, std::size_t size) { return scatter(indices, values, n, to, size); });
     }
     void write_v(int i, const int *indices, const float *values, std::size_t n, int key = 0, Report report = {}) {
         write(V, i, key, report, [=](float *to, std::size_t size) { return scatter(indices, values, n, to, size); });
     }
-    // The place of u of pair i, J values, or of v, D values, to compute a vector where it is sent from. It counts as
-    // written, holds values of an earlier commit, and is the caller's until commit. nullptr: it failed.
+    // Returns the memory from which u (J values) or v (D values) of pair i is sent, to compute the vector there. The
+    // vector counts as written, holds values of an earlier commit, and may be changed until commit. nullptr if the call
+    // failed.
     float *u(int i, int key = 0, Report report = {}) {
         return write(U, i, key, report, in_place);
     }
@@ -143,9 +145,9 @@ class SufficientFactors {
         return write(V, i, key, report, in_place);
     }
 
-    // Sends the pairs of every matrix that have been written since the last commit; without any, an empty update. It
-    // waits for the commit before, not for this one. It is refused, and nothing is sent, where a pair has no u or no v,
-    // or a value is NaN or infinite. After a Timeout nothing is lost: commit again goes on where this one stopped.
+    // Sends the pairs of every matrix that were written since the last commit; without any it sends an empty update. It
+    // waits for the commit before, not for this one. It is refused, and sends nothing, if a pair has no u or no v, or a
+    // value is NaN or infinite. After a Timeout nothing is lost: the next call continues where this one stopped.
     void commit(double timeout = default_timeout, Report report = {}) {
         if (keys_.empty()) {
             wrong("commit", "commit: there is no matrix to send: make this object with a context", report);
@@ -164,9 +166,9 @@ class SufficientFactors {
         commits_++;
     }
 
-    // This rank's copy, [J][D]. It waits until the consistency permits the next step: under BSP until the updates of
-    // all ranks are applied, under SSP(s) until none is more than s commits late. Do not read it between commit and
-    // the next call of mat.
+    // Returns this rank's copy, [J][D], after it has waited until the consistency permits the next step: under BSP
+    // until the updates of all ranks are applied, under SSP(s) until none is more than s commits behind. Do not read
+    // the copy between commit and the next call of mat.
     const float *mat(int key = 0, double timeout = default_timeout, Report report = {}) {
         Key *const of = find("mat", key, report);
         if (of == nullptr || !settle(*of, timeout, report)) return nullptr;
@@ -174,20 +176,20 @@ class SufficientFactors {
         return exchange_.params(key);
     }
 
-    // How many commits this rank has made.
+    // Returns how many commits this rank has made.
     std::uint64_t commits() const noexcept {
         return commits_;
     }
-    // The exchange of the matrices: set_args, settle, stats, checkpoints.
+    // The exchange of the matrices, for set_args, settle, stats and checkpoints.
     Exchange &exchange() noexcept {
         return exchange_;
     }
-    // Waits for the pending commit, and closes the exchange. mat stays valid.
+    // Waits for the pending commit, and closes the exchange. The result of mat stays valid.
     void close(double timeout = default_timeout, Report report = {}) {
         if (!report(hpc_exchange_close(exchange_.get(), timeout))) return;
         for (Key &key : keys_) key.under_way = false;
     }
-    // The sentence of the last refusal by a call of this class itself, which hpc_last_error does not have.
+    // Returns the sentence of this class's last refusal, which hpc_last_error does not have.
     const std::string &refusal() const noexcept {
         return refusal_;
     }
@@ -208,18 +210,18 @@ class SufficientFactors {
         }
 
         std::string name;
-        std::size_t sizes[2];         // values of a u, and of a v
-        std::vector<char> written[2]; // by pair: since the last commit
-        hpc_factors place{};          // of the next commit's pairs; count is NULL while they have none
+        std::size_t sizes[2];         // number of values in a u, and in a v
+        std::vector<char> written[2]; // by pair: 1 if written since the last commit
+        hpc_factors place{};          // the memory of the next commit's pairs; count is NULL until a pair is written
         std::uint64_t ticket = 0;     // of the last commit
-        bool under_way = false;       // the last commit, which no call has waited for yet
-        bool unsent = false;          // of a commit that was cut short
+        bool under_way = false;       // 1: no call has waited for the last commit yet
+        bool unsent = false;          // 1: the pairs of a commit that was cut short are not sent yet
     };
 
     // ---- writing ----
 
-    // fill(to, size) writes a vector to its place, or returns the reason to refuse it; then the pair counts as not
-    // written. Returns the place, or nullptr.
+    // Calls fill(to, size), which writes a vector to its memory or returns a reason to refuse it; a refused pair counts
+    // as not written. Returns the memory, or nullptr.
     template <class Fill> float *write(Side side, int i, int key, const Report &report, Fill fill) {
         Key *const of = find(op(side), key, report);
         if (of == nullptr) return nullptr;
@@ -262,7 +264,7 @@ class SufficientFactors {
         const auto outside = [=](int index) { return index < 0 || static_cast<std::size_t>(index) >= size; };
         const int *const bad = std::find_if(indices, end, outside);
         if (bad != end) return " has index " + std::to_string(*bad) + ": must be 0 to " + std::to_string(size - 1);
-        if (std::adjacent_find(indices, end, std::greater_equal<int>()) != end) { // they do not rise
+        if (std::adjacent_find(indices, end, std::greater_equal<int>()) != end) { // they are not in ascending order
             std::vector<int> sorted(indices, end);
             std::sort(sorted.begin(), sorted.end());
             const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
@@ -275,7 +277,7 @@ class SufficientFactors {
 
     // ---- committing ----
 
-    // Makes every matrix's pairs ready to be sent.
+    // Makes the pairs of every matrix ready to be sent.
     bool gather(double timeout, const Report &report) {
         for (const Key &key : keys_)
             if (!check(key, report)) return false;
@@ -292,7 +294,7 @@ class SufficientFactors {
         return true;
     }
 
-    // Refuses pairs that are not whole, or not finite.
+    // Refuses pairs without u or v, and values that are not finite.
     bool check(const Key &key, const Report &report) {
         const std::size_t n = count(key);
         for (Side side : {U, V}) {
@@ -320,7 +322,7 @@ class SufficientFactors {
         return true;
     }
 
-    // The pairs of the next commit: up to the last one with a vector.
+    // Returns how many pairs the next commit has: up to the last one with a vector.
     static std::size_t count(const Key &key) {
         std::size_t n = key.written[U].size();
         while (n > 0 && !key.written[U][n - 1] && !key.written[V][n - 1]) n--;

@@ -13,7 +13,7 @@ template <class T> struct dtype_of;
 template <> struct dtype_of<float> : std::integral_constant<hpc_dtype, HPC_F32> {};
 template <> struct dtype_of<double> : std::integral_constant<hpc_dtype, HPC_F64> {};
 
-// out[j] = weights[0]*in[0][j] + ... + weights[n_in-1]*in[n_in-1][j], in arrays of T.
+// Computes out[j] = weights[0]*in[0][j] + ... + weights[n_in-1]*in[n_in-1][j], in arrays of T.
 template <class T>
 void fold(T *out, const void *const *in, const double *weights, int n_in, std::size_t count, hpc_isa isa = HPC_ISA_BEST,
           Report report = {}) {

@@ -1,4 +1,4 @@
-// handle.hpp - the base of every handle, which frees itself, and references to mapped memory.
+// handle.hpp - the base of handles, which free themselves, and references to mapped memory.
 #ifndef HPCOMM_HANDLE_HPP
 #define HPCOMM_HANDLE_HPP
 
@@ -8,7 +8,7 @@
 
 namespace hpcomm {
 
-inline constexpr double default_timeout = -1.0; // the context's
+inline constexpr double default_timeout = -1.0; // means the context's timeout
 
 template <class T, void (*Free)(T *)> class Handle {
   public:
@@ -42,7 +42,7 @@ template <class T, void (*Free)(T *)> class Handle {
     std::unique_ptr<T, Deleter> handle_;
 };
 
-// A reference to mapped memory, which outlives the window or queue that it came from. Empty where nothing can be
+// A reference to mapped memory, which outlives the window or queue that it came from; empty if the memory cannot be
 // mapped.
 class Memory : public Handle<hpc_memory, hpc_memory_release> {
   public:

@@ -35,7 +35,7 @@ inline std::uint64_t memory_available() {
 
 using Device = hpc_device;
 
-// All ports of this host's RDMA devices, also ports that hpcomm cannot use (their why is not empty).
+// Returns all ports of this host's RDMA devices, with those that hpcomm cannot use (their why is not empty).
 inline std::vector<Device> devices(Report report = {}) {
     std::vector<Device> found;
     int n, room = 0;
@@ -47,7 +47,7 @@ inline std::vector<Device> devices(Report report = {}) {
 
 using ShownRank = hpc_shown_rank;
 
-// Every context of this host's processes, and the other ranks of their jobs, as hpc_jobs shows them.
+// Returns the contexts of all processes of this host, and the other ranks of their jobs; see hpc_jobs.
 inline std::vector<ShownRank> jobs(double timeout = 1, Report report = {}) {
     std::vector<ShownRank> found(64);
     int n, room = 64;

@@ -1,8 +1,8 @@
 // hpcomm.hpp - hpcomm.h for C++17: handles that free themselves, and errors as exceptions or as std::error_code.
 //
-// Each part has a header, which may be included alone. Every call there is one call of hpcomm.h, whose comments hold;
-// only a Context from a Rendezvous makes several, and SufficientFactors is a layer above them. The last argument of a
-// call that may fail is the destination of a failure. Without it the failure is thrown as one of
+// Each part has a header, which may be included alone. Every call makes one call of hpcomm.h, and that call's comment
+// holds for it; only a Context from a Rendezvous makes several, and SufficientFactors is a layer above them. The last
+// argument of a call that can fail may be a std::error_code. Without it a failure is thrown as one of
 //
 //     Error
 //     ├── InvalidArgument      a bad argument, named with its value
@@ -14,11 +14,12 @@
 //     ├── AuthError            a stranger, or a peer of another job
 //     └── OutOfMemory          too little memory, at creation only
 //
-// A std::error_code as the last argument is set to the hpc_status (and cleared on success); hpc_last_error() has the
-// rest then, and SufficientFactors::refusal() the sentence of its last refusal. With -fno-exceptions a failure that no
-// error_code takes ends the process, as the standard library's do.
+// A std::error_code is set to the hpc_status, and cleared on success. hpc_last_error() then has the details; refusals
+// of SufficientFactors are in its refusal(). With -fno-exceptions a failure without an error_code ends the process, as
+// in the standard library.
 //
-// Handles move and do not copy. A moved-from one, and one whose creation failed into an error_code, is empty.
+// Handles can be moved, not copied. A handle is empty after it was moved from, and if its creation failed into an
+// error_code.
 #ifndef HPCOMM_HPP
 #define HPCOMM_HPP
 

@@ -5,9 +5,8 @@
  *     hpc_oob_from_mpi(MPI_COMM_WORLD, &oob);
  *     hpc_init(&oob, NULL, &context);
  *
- * The communicator, which gives rank and size, must live until hpc_init has returned. hpc_init is collective over it;
- * after it hpcomm makes no call of MPI. The caller links MPI; libhpcomm does not.
- */
+ * The communicator gives rank and size, and must live until hpc_init has returned. hpc_init is collective over the
+ * communicator; after that hpcomm does not call MPI. The caller links MPI; libhpcomm does not. */
 #ifndef HPCOMM_MPI_H
 #define HPCOMM_MPI_H
 
@@ -23,17 +22,17 @@
 extern "C" {
 #endif
 
-/* Owns the memory that MPI reads and writes: a collective cannot be cancelled, so one that hpc_init abandoned at its
- * deadline may still write here when the caller's memory is gone. */
+/* A request owns the memory that MPI reads and writes. A collective cannot be cancelled, so one that hpc_init left at
+ * its deadline may still write here after the caller has freed its memory. */
 typedef struct hpc_mpi_request {
     MPI_Request request;
     int done;
     unsigned char *bytes; /* the bytes to send, then the received bytes */
     size_t nbytes_sent, nbytes_received;
-    void *recv; /* the caller's, filled when all is there */
+    void *recv; /* the caller's memory, filled when all bytes have come */
 } hpc_mpi_request;
 
-/* nbytes as one element, since MPI counts in int. */
+/* Makes a datatype of nbytes, because MPI counts elements in int. */
 static inline int hpc_mpi_type(size_t nbytes, MPI_Datatype *type) {
     const size_t block = (size_t)1 << 30;
     MPI_Datatype gibibyte, parts[2];
@@ -95,13 +94,14 @@ static inline int hpc_mpi_test(void *request) {
 
 static inline int hpc_mpi_free(void *request) {
     hpc_mpi_request *r = (hpc_mpi_request *)request;
-    if (!r->done) return HPC_OK; /* MPI may still write: left to it */
+    if (!r->done) return HPC_OK; /* MPI may still write here, so the memory is left to it */
     free(r->bytes);
     free(r);
     return HPC_OK;
 }
 
-/* The communicator travels as its Fortran handle, an int in every MPI. Returns HPC_OK or HPC_ERR_TRANSPORT. */
+/* Fills in oob. The communicator is passed as its Fortran handle, which is an int in every MPI. Returns HPC_OK or
+ * HPC_ERR_TRANSPORT. */
 static inline int hpc_oob_from_mpi(MPI_Comm comm, hpc_oob *oob) {
     oob->arg = (void *)(intptr_t)MPI_Comm_c2f(comm);
     oob->allgather = hpc_mpi_allgather;

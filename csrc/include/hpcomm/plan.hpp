@@ -1,4 +1,4 @@
-// plan.hpp - plans say which rank does what: parameter servers, graphs, peers, and hierarchies of hosts.
+// plan.hpp - plans, which say which rank does which work: parameter servers, graphs, peers, hosts and trees.
 #ifndef HPCOMM_PLAN_HPP
 #define HPCOMM_PLAN_HPP
 
@@ -13,7 +13,7 @@
 
 namespace hpcomm {
 
-// hpc_key with a unit that may be left out: {name, elements} or {name, elements, unit}.
+// An hpc_key whose unit may be omitted: {name, elements} or {name, elements, unit}.
 struct Key : hpc_key {
     Key(const char *name, std::uint64_t count, std::uint64_t unit = 0) noexcept : hpc_key{name, count, unit} {}
     Key(const hpc_key &key) noexcept : hpc_key(key) {}
@@ -22,7 +22,7 @@ static_assert(sizeof(Key) == sizeof(hpc_key), "an array of Key is one of hpc_key
 
 namespace detail {
 
-// The members that the arguments of all planners have.
+// Sets the members that the arguments of all planners have.
 template <class Args, class Config> void set_common(Args &args, const Config &config) {
     args.keys = config.keys.data();
     args.n_keys = static_cast<int>(config.keys.size());
@@ -34,7 +34,7 @@ template <class Args, class Config> void set_common(Args &args, const Config &co
     args.n_wires = static_cast<int>(config.wires.size());
 }
 
-// The codecs of parameters on their way to workers.
+// Sets the codecs of parameters sent to workers.
 template <class Args, class Config> void set_codecs_out(Args &args, const Config &config) {
     args.codec_out = config.codec_out;
     args.codecs_out = config.codecs_out.empty() ? nullptr : config.codecs_out.data();
@@ -55,26 +55,26 @@ inline int lowest_on_host(const Context &context, int rank) {
 
 } // namespace detail
 
-// Each struct of arguments has plan(), which makes a plan of them: Plan takes any struct that has it.
+// Each struct below has plan(), which makes a plan from it. Plan accepts any struct with such a function.
 
-// A parameter server: hpc_hub's members and defaults.
+// A parameter server. Members and defaults are those in hpc_hub.
 struct HubConfig {
-    std::vector<Key> keys;             // the names need not outlive the plan's creation
-    std::vector<int> workers, servers; // ranks; empty: all of the context
+    std::vector<Key> keys;             // the names must live until the plan has been made
+    std::vector<int> workers, servers; // ranks; empty: all ranks of the context
     int cores = 1;                     // of each server
-    std::size_t chunk = 32 * 1024;     // bytes of float32
+    std::size_t chunk = 32 * 1024;     // bytes of a chunk as float32
     int depth = 1;
     Wire wire = HPC_F32;
     bool sum = false;
     bool each = false;
     hpc_affinity affinity = HPC_KEY_BY_CORE;
     int interfaces = 1;            // of each server
-    hpc_dtype codec_out = HPC_F32; // of the parameters on their way to workers
-    std::vector<int> wires;        // wire of each key by itself; empty: wire for all
-    std::vector<int> codecs_out;   // the same of the parameters; empty: codec_out for all
+    hpc_dtype codec_out = HPC_F32; // of parameters sent to workers
+    std::vector<int> wires;        // the wire of each key; empty: wire for all keys
+    std::vector<int> codecs_out;   // the codec_out of each key; empty: codec_out for all keys
     hpc_apply_at apply_at = HPC_AT_OWNERS;
-    std::size_t least = 0;    // of the bytes of a chunk, where every core gets an equal part of a key
-    std::vector<int> parents; // [server][worker], by their numbers; empty: servers send to all workers themselves
+    std::size_t least = 0;    // bytes of a chunk; above 0 every core gets an equal part of a key (hpc_hub)
+    std::vector<int> parents; // [server][worker], by their places; empty: servers send to all workers
 
     int plan(const Context &context, hpc_plan **out) const {
         const std::vector<int> working = detail::all_unless(workers, context);
@@ -99,17 +99,17 @@ struct HubConfig {
     }
 };
 
-// A node communication graph: hpc_graph's members and defaults.
+// A node communication graph. Members and defaults are those in hpc_graph.
 struct GraphConfig {
     std::vector<Key> keys;
-    std::vector<double> weights; // [phase][rank][from]; as many phases as there are
+    std::vector<double> weights; // [phase][rank][from]; its size gives the number of phases
     int cores = 1;               // of each rank
     std::size_t chunk = 256 * 1024;
     int depth = 1;
     Wire wire = HPC_F32;
-    std::vector<int> wires; // wire of each key by itself; empty: wire for all
+    std::vector<int> wires; // the wire of each key; empty: wire for all keys
 
-    // For C, while this lives and stays as it is.
+    // Returns the arguments for C. They point into this object, which must stay as it is while they are used.
     hpc_graph graph(const Context &context) const {
         const std::size_t ranks = static_cast<std::size_t>(context.size()), matrix = ranks * ranks;
         hpc_graph graph;
@@ -127,20 +127,22 @@ struct GraphConfig {
     }
 };
 
-// Peers that apply the updates of all others by themselves: hpc_peer_to_peer's members and defaults.
+// Peers: each applies the updates of all others to its own parameters. Members and defaults are those in
+// hpc_peer_to_peer.
 struct PeerToPeerConfig {
     std::vector<Key> keys;
-    std::vector<int> workers;         // ranks; empty: all of the context
-    std::vector<unsigned char> sends; // [from][to], by number of worker: 1, from sends to to, or 0; empty: all to all
-    std::vector<int> parents; // [from][to], by number of worker: the one that sends from's pushes to to; empty: from
-    std::vector<int> hosts;   // by worker: a number of its host, where one worker applies for all; empty: each does
-    std::vector<unsigned char> leads; // with hosts, by worker: 1, it may apply for others, or 0; empty: all may
+    std::vector<int> workers;         // ranks; empty: all ranks of the context
+    std::vector<unsigned char> sends; // [from][to], by worker: 1 if from sends to to, else 0; empty: all to all
+    std::vector<int> parents;         // [from][to], by worker: the worker that sends from's pushes to to; empty: from
+    std::vector<int> hosts; // by worker: the number of its host; one worker of a host applies for all; empty: each
+                            // applies for itself
+    std::vector<unsigned char> leads; // with hosts, by worker: 1 if it may apply for others, else 0; empty: all may
     int cores = 1;                    // of each worker
     std::size_t chunk = 256 * 1024;
-    int depth = 2; // under SSP(s) s + 2
+    int depth = 2; // under SSP(s) at least s + 2
     Wire wire = HPC_F32;
     bool sum = false;
-    std::vector<int> wires; // wire of each key by itself; empty: wire for all
+    std::vector<int> wires; // the wire of each key; empty: wire for all keys
 
     int plan(const Context &context, hpc_plan **out) const {
         const std::vector<int> working = detail::all_unless(workers, context);
@@ -166,12 +168,12 @@ struct PeerToPeerConfig {
     }
 };
 
-// A hierarchy of hosts: hpc_hosts's members and defaults.
+// A hierarchy of hosts. Members and defaults are those in hpc_hosts.
 struct HostsConfig {
     std::vector<Key> keys;
-    std::vector<int> workers; // ranks; empty: all of the context
-    std::vector<int> groups;  // [level][worker], level 0 are the hosts; empty: the hosts of the context
-    std::vector<int> leads;   // by worker: 1, it may fold for others, or 0; empty: all may
+    std::vector<int> workers; // ranks; empty: all ranks of the context
+    std::vector<int> groups;  // [level][worker]; level 0 are the hosts; empty: the hosts of the context
+    std::vector<int> leads;   // by worker: 1 if it may fold for others, else 0; empty: all may
     hpc_top top = HPC_TOP_SHARDED;
     int cores = 1; // of each leading rank
     std::size_t chunk = 64 * 1024;
@@ -179,12 +181,12 @@ struct HostsConfig {
     Wire wire = HPC_F32;
     bool sum = false;
     hpc_dtype codec_out = HPC_F32;
-    std::vector<int> wires;      // wire of each key by itself; empty: wire for all
-    std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
-    bool apart = false;          // each outermost group's updates are one input of an owner's row, for SSP and quorums
-    bool each = false;           // and the mean or the sum of that group's workers alone, for ASYNC
+    std::vector<int> wires;      // the wire of each key; empty: wire for all keys
+    std::vector<int> codecs_out; // the codec_out of each key; empty: codec_out for all keys
+    bool apart = false; // each outermost group's updates are one input of an owner's row, which SSP and quorums need
+    bool each = false;  // such an input is the mean or the sum of the group's workers alone, which ASYNC needs
     hpc_apply_at apply_at = HPC_AT_OWNERS;
-    std::size_t least = 0; // of the bytes of a chunk, where every core gets an equal part of a key
+    std::size_t least = 0; // bytes of a chunk; above 0 every core gets an equal part of a key (hpc_hosts)
 
     int plan(const Context &context, hpc_plan **out) const {
         const std::vector<int> working = detail::all_unless(workers, context);
@@ -212,7 +214,7 @@ struct HostsConfig {
     }
 };
 
-// A broadcast over a tree: hpc_tree's members and defaults.
+// A broadcast over a tree. Members and defaults are those in hpc_tree.
 struct TreeConfig {
     std::vector<Key> keys;
     std::vector<int> parents; // by rank: the rank that sends to it, -1 for the root
@@ -221,8 +223,8 @@ struct TreeConfig {
     int depth = 1;
     Wire wire = HPC_F32;
     hpc_dtype codec_out = HPC_F32;
-    std::vector<int> wires;      // wire of each key by itself; empty: wire for all
-    std::vector<int> codecs_out; // the same of the parameters; empty: codec_out for all
+    std::vector<int> wires;      // the wire of each key; empty: wire for all keys
+    std::vector<int> codecs_out; // the codec_out of each key; empty: codec_out for all keys
 
     int plan(const Context &, hpc_plan **out) const {
         hpc_tree tree;
@@ -235,19 +237,19 @@ struct TreeConfig {
     }
 };
 
-// Cores that each of the servers can have for its threads, beside the threads that workers compute with; 0: none to
+// Returns how many cores each server can have for its threads beside the workers' compute threads; 0 if no CPU is to
 // spare.
 inline int spare_cores(const Context &context, const std::vector<int> &workers, const std::vector<int> &servers) {
     return hpc_spare_cores(context.get(), workers.data(), static_cast<int>(workers.size()), servers.data(),
                            static_cast<int>(servers.size()));
 }
 
-// NICs that each of the servers can use, 1 at least; cores is best a multiple of it.
+// Returns how many NICs each server can use, at least 1; make HubConfig::cores a multiple of it.
 inline int interfaces(const Context &context, const std::vector<int> &servers) {
     return hpc_interfaces(context.get(), servers.data(), static_cast<int>(servers.size()));
 }
 
-// Whether two of these ranks are joined by sockets, so that chunks are better large: see HubConfig::least.
+// Returns whether two of these ranks are joined by sockets, so that larger chunks are better: see HubConfig::least.
 inline bool over_sockets(const Context &context, const std::vector<int> &ranks) {
     return hpc_over_sockets(context.get(), ranks.data(), static_cast<int>(ranks.size())) != 0;
 }
@@ -258,7 +260,7 @@ class Plan : public Handle<hpc_plan, hpc_plan_free> {
 
     Plan(const Context &context, const HubConfig &config, Report report = {})
         : Handle(report, [&](hpc_plan **out) { return config.plan(context, out); }) {}
-    // A template, so that {} stays a HubConfig.
+    // A template, so that {} still means a HubConfig.
     template <class Config, class = decltype(std::declval<const Config &>().plan(std::declval<const Context &>(),
                                                                                  std::declval<hpc_plan **>()))>
     Plan(const Context &context, const Config &config, Report report = {})

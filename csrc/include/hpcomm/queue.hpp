@@ -1,4 +1,4 @@
-// queue.hpp - NOTIFY-ACK: updates that a peer has read before it gets the next.
+// queue.hpp - NOTIFY-ACK: a sender reuses a peer's slot only after the peer has acknowledged the update in it.
 #ifndef HPCOMM_QUEUE_HPP
 #define HPCOMM_QUEUE_HPP
 
@@ -15,7 +15,7 @@ namespace hpcomm {
 struct QueueConfig {
     std::vector<int> in_peers;
     std::vector<int> out_peers;
-    std::size_t nbytes = 0; // of one update
+    std::size_t nbytes = 0; // bytes of one update
     int depth = 1;
     int buffers = 0;
     const char *type = nullptr;
@@ -57,14 +57,15 @@ class Queue : public Handle<hpc_queue, hpc_queue_free> {
     void ack(int peer, Report report = {}) {
         report(hpc_queue_ack(get(), peer));
     }
-    // out = weight_own*own + sum of weights[i]*update of in_peers[i], in arrays of T.
+    // Computes out = weight_own*own + sum of weights[i]*(update of in_peers[i]), in arrays of T.
     template <class T>
     void reduce(T *out, const T *own, double weight_own, const double *weights, double timeout = default_timeout,
                 Report report = {}) {
         report(hpc_queue_reduce(get(), out, own, weight_own, weights, dtype_of<T>::value, timeout));
     }
 
-    // Header and footer of the update that recv gave last: equal when it is whole.
+    // Returns the versions in header and footer of the update that recv gave last; they are equal if the update is
+    // whole.
     std::pair<std::uint64_t, std::uint64_t> versions(int peer, Report report = {}) const {
         std::pair<std::uint64_t, std::uint64_t> versions{};
         report(hpc_queue_versions(get(), peer, &versions.first, &versions.second));

@@ -1,4 +1,4 @@
-// way.hpp - the costs of several ways to exchange a layer, and the cheapest of them.
+// way.hpp - costs of the ways to exchange a layer's updates, and the cheapest way.
 #ifndef HPCOMM_WAY_HPP
 #define HPCOMM_WAY_HPP
 
@@ -13,7 +13,7 @@ using CodecRates = hpc_codec_rates;
 using Cost = hpc_cost;
 using Way = hpc_way;
 
-// See hpc_way_cost. codec: for updates that go to servers as arrays; null: float32.
+// See hpc_way_cost. codec: of updates that go to servers; nullptr: float32.
 inline Cost way_cost(Way way, const Layer &layer, const Cluster &cluster, const Rates &rates,
                      const CodecRates *codec = nullptr, Report report = {}) {
     Cost cost{};
@@ -21,7 +21,7 @@ inline Cost way_cost(Way way, const Layer &layer, const Cluster &cluster, const 
     return cost;
 }
 
-// See hpc_best_way. rates: null, by the bytes of Poseidon's algorithm 1 alone. memory: bytes; 0: any.
+// See hpc_best_way. rates nullptr: algorithm 1 of Poseidon, which counts bytes alone. memory: bytes; 0: no limit.
 inline Way best_way(const Layer &layer, const Cluster &cluster, const Rates *rates, double memory = 0,
                     Report report = {}) {
     int way = HPC_WAY_PS;

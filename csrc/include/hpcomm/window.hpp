@@ -1,4 +1,4 @@
-// window.hpp - memory that peers write into, the lanes that order their writes, and signals and events of arrival.
+// window.hpp - windows, which peers write into; lanes, which order writes; signals and events, which tell of them.
 #ifndef HPCOMM_WINDOW_HPP
 #define HPCOMM_WINDOW_HPP
 
@@ -12,13 +12,13 @@ namespace hpcomm {
 
 class Lane : public Handle<hpc_lane, hpc_lane_free> {
   public:
-    Lane() noexcept = default; // the context's own first lane, wherever a lane is asked for
+    Lane() noexcept = default; // means the context's first lane
 
     explicit Lane(Context &context, double timeout = default_timeout, Report report = {})
         : Handle(report, [&](hpc_lane **out) { return hpc_lane_create(context.get(), timeout, out); }) {}
 };
 
-// The next event of a lane, if one came.
+// Returns the next event of a lane, or nullopt if there is none.
 inline std::optional<hpc_event> poll(Context &context, const Lane &lane = {}, Report report = {}) {
     hpc_event event{};
     return report(hpc_poll(context.get(), lane.get(), &event)) ? std::optional(event) : std::nullopt;
