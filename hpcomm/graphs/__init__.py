@@ -1,8 +1,8 @@
-"""Node communication graphs, over which neighbours average models: graphs by name, their measures, and the graph or
-the broadcast tree that suits a job best. Nothing here knows of plans.
+"""Communication graphs, over which neighbours average models. The package makes graphs, measures them, and chooses a
+graph or a broadcast tree for a job. It does not use hpcomm's plans.
 
     graph = hpcomm.graphs.root_expander(25)
-    graph.in_edges(0)                        # whose updates rank 0 takes, with which weights
+    graph.in_edges(0)                        # (source, weight) of each update that rank 0 averages
     hpcomm.graphs.spectral_gap(graph)        # how fast updates spread
 """
 

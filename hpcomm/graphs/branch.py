@@ -1,4 +1,7 @@
-"""Branch and bound over all graphs of an out-degree, for the least sum of all shortest paths (SFB, problem (3))."""
+"""Searches all graphs of one out-degree, by branch and bound, for the least path sum (SFB, problem (3)).
+
+A graph's path sum is the sum of the lengths of its shortest paths, over all pairs of ranks.
+"""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -11,14 +14,14 @@ class _OutOfNodesError(Exception):
 
 
 def search(P: int, Q: int, best: Candidate, fair_total: int, nodes: int) -> tuple[Candidate, bool]:
-    """The graph with the least sum, and whether the search has proven that no graph has a smaller one.
+    """Returns the best graph found, and whether the search has proven that no graph has a smaller path sum.
 
-    Among graphs of equal sums it takes one with in-degree Q everywhere.
+    Among graphs of equal path sums it prefers one in which every rank has in-degree Q.
 
     Args:
-        P, Q: ranks, and out-neighbours of each.
+        P, Q: number of ranks, and out-degree of each rank.
         best: the best known graph.
-        fair_total: the least known sum of a graph with in-degree Q everywhere.
+        fair_total: the least known path sum of a graph in which every rank has in-degree Q.
         nodes: how many partial graphs the search may look at.
     """
     walk = _Walk(P, Q, nodes)
@@ -38,10 +41,11 @@ def search(P: int, Q: int, best: Candidate, fair_total: int, nodes: int) -> tupl
 
 
 class _Walk:
-    """Goes through graphs rank by rank, in the order in which rank 0 reaches them.
+    """A depth-first search that decides the targets of one rank after another.
 
-    Graphs that differ only in the numbers of their ranks count as one: rank 0 has the least sum of all, and ranks are
-    numbered as they are first named. So a rank may name only ranks already named, and the next ones.
+    Graphs that differ only in the numbering of their ranks are visited once. For that, rank 0 has the least path sum of
+    all ranks, and ranks are numbered in the order in which they are first named as targets. So the targets of a rank
+    are ranks that were named before, and the next numbers.
     """
 
     def __init__(self, P: int, Q: int, nodes: int) -> None:
@@ -50,7 +54,8 @@ class _Walk:
         self.into = [0] * P
 
     def below(self, total: int, fair: bool) -> Candidate | None:
-        """The first graph whose sum is below total; if fair, with in-degree Q everywhere."""
+        """Returns the first graph whose path sum is below total, or None. fair: only graphs with in-degree Q
+        everywhere."""
         self.into = [0] * self.P
         found = self._down(0, 1, total, fair)
         if found is None:
@@ -58,7 +63,8 @@ class _Walk:
         return Candidate([[w for w in range(self.P) if mask >> w & 1] for mask in self.out], found)
 
     def _down(self, rank: int, named: int, total: int, fair: bool) -> int | None:
-        """The sum of the first graph below total that keeps the targets of all ranks before rank, or None."""
+        """Decides the targets of rank and all later ranks. Returns the path sum of the first graph below total, or
+        None."""
         if self.nodes == 0:
             raise _OutOfNodesError
         self.nodes -= 1
@@ -79,7 +85,8 @@ class _Walk:
         return None
 
     def _rows(self, rank: int, named: int, fair: bool) -> Iterator[tuple[int, ...]]:
-        """The sets of targets that a rank may have, each rising; sets with the most new ranks come first."""
+        """Yields the sets of targets that a rank may have, each in rising order; sets with most new ranks come
+        first."""
         old = [w for w in range(named) if w != rank and not (fair and self.into[w] == self.Q)]
         for new in range(min(self.Q, self.P - named), -1, -1):
             if named + new == rank + 1 < self.P:
@@ -88,9 +95,10 @@ class _Walk:
                 yield *row, *range(named, named + new)
 
     def _bound(self, known: int) -> int:
-        """A lower bound of the sums of all graphs with these first known ranks; the sum itself if all ranks are known.
+        """Returns a lower bound of the path sum of any graph in which the first known ranks have their present targets.
 
-        It assumes that any other rank reaches Q new ranks in a step, and each of these Q new ones in the next.
+        If all ranks are known, this is the path sum. The bound assumes that each undecided rank reaches Q ranks that
+        were not reached before, and that each of these reaches Q more in the next step.
         """
         P, Q, out = self.P, self.Q, self.out
         bound = first = 0

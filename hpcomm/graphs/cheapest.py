@@ -1,4 +1,4 @@
-"""The cheapest broadcast tree of a degree and a depth (P3 of Parameter Flow, section 3.4.1)."""
+"""Finds the cheapest broadcast tree of limited degree and depth (problem P3 of Parameter Flow, section 3.4.1)."""
 
 from dataclasses import dataclass
 from math import inf
@@ -14,17 +14,17 @@ from .tree_costs import Costs, checked_costs, checked_leaf, checked_number, pric
 from .tree_program import TreeProblem
 from .tree_search import Parents, room, search
 
-_ROUNDING = 1e-6  # of the largest cost: the accuracy of HiGHS
+_ROUNDING = 1e-6  # accuracy of HiGHS, as a part of the largest cost
 
 
 @dataclass(frozen=True)
 class CheapestTree:
-    """A tree of small cost, and a bound of the least cost.
+    """A tree of small cost, and a lower bound of the cost of all trees.
 
     Attributes:
-        parents: by rank: the rank that sends to it, -1 for the root; hpcomm.Tree(parents=...) takes them.
+        parents: parents[r] is the rank that sends to rank r, -1 for the root, as hpcomm.Tree(parents=...) takes them.
         cost: tree_cost(parents, costs, leaf).
-        bound: no tree of this degree and depth costs less.
+        bound: a lower bound of the cost of any tree of this degree and depth.
     """
 
     parents: tuple[int, ...]
@@ -33,41 +33,43 @@ class CheapestTree:
 
     @property
     def gap(self) -> float:
-        """(cost - bound) / cost: 0 for a tree that is proven to be the cheapest."""
+        """(cost - bound) / cost. It is 0 if this tree is proven to be the cheapest."""
         return (self.cost - self.bound) / self.cost if self.cost > self.bound else 0.0
 
     @property
     def optimal(self) -> bool:
-        """Whether no tree of this degree and depth costs less."""
+        """True if no tree of this degree and depth costs less; False if that is not proven."""
         return self.gap == 0
 
 
 def cheapest_tree(
     costs: ArrayLike, *, degree: int, depth: int, leaf: float = 0.01, root: int = 0, time_limit: float = 60.0
 ) -> CheapestTree:
-    """The tree over which a broadcast costs least (Parameter Flow, section 3.4.1, problem P3).
+    """Returns the tree over which a broadcast costs least (Parameter Flow, section 3.4.1, problem P3).
 
-    The cost of a tree is the sum of its edges' costs, plus leaf for each rank without children: a tree of fewer leaves
-    is more balanced. A search finds a tree; then HiGHS goes through all trees that might cost less. If HiGHS reaches
-    the time limit, or the problem is too large to start it (150 ranks and 4 hops, say), the answer is the best tree
-    found, and gap bounds its distance from the cheapest.
+    The cost of a tree is the sum of its edges' costs, plus leaf for each rank without children, because a tree with
+    fewer leaves is more balanced. First a heuristic search finds a tree. Then HiGHS, an integer-program solver, looks
+    for cheaper trees. If HiGHS reaches the time limit, or the problem is too large for it (150 ranks and 4 hops, say),
+    the result is the best tree found, and its gap bounds how much dearer it is than the cheapest.
 
         best = graphs.cheapest_tree(graphs.rack_costs([[0, 1, 2], [3, 4]]), degree=2, depth=2)
         best.parents, best.cost, best.optimal    # (-1, 0, 0, 0, 3) with cost 1.32 is one of several
 
-    Ranks get the same tree unless the time limit decides: then call it on one rank and send the tree to the others.
+    All ranks get the same tree, unless the time limit stopped HiGHS. If it may, call this on one rank and send the tree
+    to the others.
 
     Args:
-        costs: (ranks, ranks): of sending from row to column, each 0 or more: rack_costs, bandwidth_costs or your own.
-            The diagonal does not count.
-        degree: T: most children of a rank, 1 or more.
-        depth: H: most hops from the root to a rank, 1 or more.
-        leaf: alpha: the cost of a rank without children, 0 or more, in the unit of costs.
-        root: the rank at the root: the server.
-        time_limit: seconds for all of it, above 0. A search of hundreds of ranks takes some seconds by itself.
+        costs: (ranks, ranks): costs[i, j] is the cost of sending from rank i to rank j, 0 or more, from rack_costs,
+            bandwidth_costs or your own measurements. The diagonal is ignored.
+        degree: most children of a rank, 1 or more (T in the paper).
+        depth: most hops from the root to a rank, 1 or more (H in the paper).
+        leaf: cost of a rank without children, 0 or more, in the unit of costs (alpha in the paper).
+        root: the rank at the root, which is the server.
+        time_limit: seconds for search and solver together, above 0. The search of hundreds of ranks takes some seconds
+            and does not stop at the limit.
 
     Raises:
-        InvalidArgument: an argument is out of range, or no tree of so many ranks has this degree and depth.
+        InvalidArgument: an argument is out of range, or a tree of this degree and depth has no place for all ranks.
         NotSupported: SciPy is not installed.
     """
     start = monotonic()
@@ -97,7 +99,7 @@ def cheapest_tree(
 
 
 def check_room(size: int, degree: int, depth: int) -> None:
-    """Refuses a degree and a depth that no tree of size ranks has."""
+    """Raises InvalidArgument if a tree of this degree and depth has no place for size ranks."""
     if room(degree, depth, size) < size:
         wide = next(more for more in range(degree, size) if room(more, depth, size) == size)
         deep = next(more for more in range(depth, size) if room(degree, more, size) == size)
@@ -108,7 +110,7 @@ def check_room(size: int, degree: int, depth: int) -> None:
 
 
 def _is_tree(parents: Parents, problem: TreeProblem) -> bool:
-    """Whether all ranks hang on the root, within degree and depth, whatever the rounding of HiGHS."""
+    """Whether these parents form one tree within degree and depth: HiGHS rounds, so its result is checked."""
     hops = {problem.root: 0}
     for rank in range(len(parents)):
         way = [rank]
@@ -122,7 +124,7 @@ def _is_tree(parents: Parents, problem: TreeProblem) -> bool:
 
 
 def _branching(costs: Costs, root: int) -> float:
-    """The least cost of a tree of any degree and depth, by contracting circles (Edmonds, 1967)."""
+    """Returns the least cost of a tree of any degree and depth, by contraction of cycles (Edmonds, 1967)."""
     left = costs.copy()
     np.fill_diagonal(left, inf)
     left[:, root] = inf
@@ -151,7 +153,7 @@ def _branching(costs: Costs, root: int) -> float:
 
 
 def _contracted(parents: np.ndarray, root: int) -> np.ndarray:
-    """By rank the number of its group: the ranks of a circle form one."""
+    """Returns each rank's group number: the ranks of a cycle form one group, every other rank is alone."""
     label = np.full(len(parents), -1)
     count = 0
     for rank in range(len(parents)):

@@ -1,4 +1,4 @@
-"""The choice of the fastest graph, by the cost of a step and the number of steps."""
+"""Chooses the fastest graph, from the predicted time of a step and the predicted number of steps."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .fairness import metropolis
 from .graph import Graph, as_phases
 from .spectrum import second_singular
 
-MOST_EDGES = 1 << 20  # of an all-reduce that recommend considers
+MOST_EDGES = 1 << 20  # recommend leaves out an all-reduce with more edges
 _MOST_BYTES = 1 << 48
 
 
@@ -24,13 +24,13 @@ class Choice:
     """The predicted cost of a graph.
 
     Attributes:
-        graph: the graph, or several, one for each step of a round.
-        name: of the graph.
+        graph: a graph, or a tuple of phases: graphs that the steps of a round use one after another.
+        name: the graph's name.
         gap: spectral_gap(graph).
-        bytes_per_step: the most bytes that any rank sends, or takes, in one step.
-        seconds_per_step: computing, and sending these bytes.
+        bytes_per_step: the most bytes that any rank sends or receives in one step.
+        seconds_per_step: time to compute and to send these bytes.
         steps: steps_to_consensus(graph, accuracy), a whole number, or inf.
-        seconds: all steps together.
+        seconds: steps * seconds_per_step.
     """
 
     graph: Graph | tuple[Graph, ...]
@@ -43,8 +43,8 @@ class Choice:
 
 
 def bytes_per_step(graph: Graph, nbytes: int) -> NDArray[np.int64]:
-    """Bytes that each rank sends in a step, int64 (size,): its out-degree times nbytes, the bytes of an update as it is
-    sent.
+    """Returns the bytes that each rank sends in a step, int64 (size,): its out-degree times nbytes, which is the size
+    of an encoded update.
 
     Raises:
         InvalidArgument: nbytes is below 0.
@@ -53,18 +53,23 @@ def bytes_per_step(graph: Graph, nbytes: int) -> NDArray[np.int64]:
 
 
 def busiest_degree(graph: Graph | Sequence[Graph]) -> int:
-    """The most updates that any rank sends, or takes, in one step."""
+    """Returns the most updates that any rank sends or receives in one step."""
     return max(int(busiest_link(phase.out_degrees, phase.in_degrees)) for phase in as_phases(graph))
 
 
 def steps_to_consensus(graph: Graph | Sequence[Graph], accuracy: float) -> float:
-    """Steps until the models' distance from their mean has shrunk to accuracy (above 0 and below 1) times the first
-    distance, or inf: log(1/accuracy) / -log(sigma_2), rounded up. This bound of ASAP's appendix A holds if P is doubly
-    stochastic. With phases it holds only over a round, so the steps are whole rounds; one step, or one
-    round, if sigma_2 is 0.
+    """Returns how many steps bring the models' distance from their mean down to accuracy times the first distance.
+
+    The number is log(1/accuracy) / -log(sigma_2), rounded up: a bound that holds if the weight matrix P is doubly
+    stochastic (ASAP, appendix A). With phases the bound holds only over a round, so the steps are rounded up to whole
+    rounds. If sigma_2 is 0, one step or one round is enough; if sigma_2 is 1 or more, the result is inf.
+
+    Args:
+        graph: a graph, or the phases of a round.
+        accuracy: above 0 and below 1.
 
     Raises:
-        InvalidArgument: graph is no graph, or accuracy is out of range.
+        InvalidArgument: graph is neither a graph nor phases, or accuracy is out of range.
         NotSupported: see spectral_gap.
     """
     accuracy = _checked_accuracy(accuracy)
@@ -74,18 +79,18 @@ def steps_to_consensus(graph: Graph | Sequence[Graph], accuracy: float) -> float
 def recommend(
     n: int, nbytes: int, bandwidth: float, *, latency: float = 20e-6, compute: float = 0.0, accuracy: float = 0.01
 ) -> tuple[Choice, ...]:
-    """Graphs of n ranks, by the predicted time until all models agree, the fastest first; equal ones by rising bytes.
+    """Returns graphs of n ranks, sorted by the predicted time until all models agree; equal times by rising bytes.
 
-    A step takes compute + latency + bytes / bandwidth seconds, where bytes is the most that any rank sends, or takes:
-    links work both ways at once. steps_to_consensus gives the number of steps. Training itself may need fewer, as
-    gradients also pull models together. All-reduce is left out where it has more than a million edges.
+    A step takes compute + latency + bytes / bandwidth seconds, where bytes is the most that any rank sends or receives:
+    links are full duplex. steps_to_consensus gives the number of steps. Training may need fewer steps, as gradients
+    also pull models together. All-reduce is left out if it has more than 2^20 edges.
 
     Args:
         n: number of ranks.
-        nbytes: of an update, as it is sent.
+        nbytes: bytes of an encoded update.
         bandwidth: bytes a second of each rank's link: 1.25e9 for 10 Gb/s.
-        latency: seconds of a step beside computing and sending.
-        compute: seconds between two exchanges.
+        latency: seconds of a step, apart from computing and sending.
+        compute: seconds of computing between two exchanges.
         accuracy: the models' distance from their mean at the end, relative to the first distance.
 
     Raises:
@@ -118,7 +123,7 @@ def _steps(sigma: float, phases: int, accuracy: float) -> float:
 
 
 def _candidates(n: int) -> Iterator[Graph | tuple[Graph, ...]]:
-    """Doubly stochastic graphs of n ranks, some of them the same."""
+    """Yields graphs of n ranks whose P is doubly stochastic; some graphs come twice."""
     if n * (n - 1) <= MOST_EDGES:
         yield makers.complete(n)
     yield makers.ring(n)
@@ -147,7 +152,7 @@ def _checked_accuracy(value: float) -> float:
 
 
 def _real(name: str, value: float) -> float:
-    """value as a float, 0 or more."""
+    """Returns value as a float; raises InvalidArgument unless it is finite and 0 or more."""
     try:
         number = float(value)
     except (TypeError, ValueError):

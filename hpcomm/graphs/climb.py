@@ -1,22 +1,25 @@
-"""Graphs of an out-degree with small sums of all shortest paths: built, then improved by exchanging ends of edges."""
+"""Builds graphs of one out-degree with small path sums, and improves them by exchanging ends of edges.
+
+A graph's path sum is the sum of the lengths of its shortest paths, over all pairs of ranks.
+"""
 
 from itertools import product
 from math import frexp
 from random import Random
 from typing import NamedTuple
 
-Arcs = list[list[int]]  # of each rank, or each of the first ranks, the ranks that it sends to
+Arcs = list[list[int]]  # arcs[r]: the ranks that rank r sends to, for all ranks or for the first m ranks
 
-MOST_EVENED = 64  # ranks of graphs whose in-degrees are evened out, which takes time with P^3
+MOST_EVENED = 64  # larger graphs keep uneven in-degrees, as evening takes time in proportion to P^3
 
 
 class Candidate(NamedTuple):
-    targets: Arcs  # of each rank
-    total: int  # the sum of all shortest paths
+    targets: Arcs  # for all ranks
+    total: int  # the path sum
 
 
 def moore_bound(P: int, Q: int) -> int:
-    """The least sum of all shortest paths that P ranks with out-degree Q could have."""
+    """Returns a lower bound of the path sum of any graph of P ranks with out-degree Q."""
     left, level, steps, total = P - 1, 1, 0, 0
     while left:
         level, steps = min(level * Q, left), steps + 1
@@ -26,11 +29,15 @@ def moore_bound(P: int, Q: int) -> int:
 
 
 def climb(P: int, Q: int, nodes: int) -> tuple[Candidate, int, int]:
-    """The best graph found, the least sum found with in-degree Q everywhere, and the nodes left.
+    """Returns the best graph found, the least path sum found with in-degree Q everywhere, and the nodes left.
 
-    Among graphs of equal sums the best is one with in-degree Q everywhere. A graph of m orbits looks the same from
-    ranks r, r + m, r + 2 m, ...: few orbits are quickly searched, and graphs with small sums are often symmetric. One
-    orbit is a circulant graph, P orbits are any graph.
+    Among graphs of equal path sums it prefers one with in-degree Q everywhere. A graph of m orbits looks the same from
+    ranks r, r + m, r + 2 m, ... A search over few orbits is quick, and graphs with small path sums are often symmetric.
+    A graph with one orbit is circulant; any graph has P orbits.
+
+    Args:
+        P, Q: number of ranks, and out-degree of each rank.
+        nodes: how many graphs the search may look at.
     """
     bound = moore_bound(P, Q)
     found = [_candidate(P, arcs) for arcs in [_circulant(P, Q, P), *_built(P, Q)]]
@@ -61,7 +68,7 @@ def _candidate(P: int, arcs: Arcs) -> Candidate:
 
 
 def path_sum(P: int, arcs: Arcs) -> int:
-    """The sum of all shortest paths; P^3, above any sum, where an update never gets to some rank.
+    """Returns the path sum of a graph; P^3, more than any path sum, if some rank cannot reach some other rank.
 
     Args:
         P: number of ranks.
@@ -90,7 +97,7 @@ def path_sum(P: int, arcs: Arcs) -> int:
 
 
 def _circulant(P: int, Q: int, m: int) -> Arcs:
-    """Ranks send by strides 1, b, b^2, ... with b^Q >= P, and the least ones that are left."""
+    """Returns a circulant graph: strides 1, b, b^2, ... with b^Q >= P, filled up to Q with the smallest others."""
     b = 2
     while b**Q < P:
         b += 1
@@ -100,12 +107,12 @@ def _circulant(P: int, Q: int, m: int) -> Arcs:
 
 
 def _base(P: int, Q: int) -> int:
-    """Ranks of the graph whose partial line digraph has P ranks."""
+    """Returns the number of ranks of the smaller graph from which _line makes a graph of P ranks."""
     return max(Q + 1, -(-P // Q))
 
 
 def _built(P: int, Q: int) -> list[Arcs]:
-    """Graphs of small diameter by construction."""
+    """Returns graphs whose construction guarantees a small diameter."""
     base = _base(P, Q)
     smaller = [_circulant(base, Q, base)] if base == Q + 1 else _built(base, Q) if base < P else []
     direct = _imase_itoh(P, Q)
@@ -117,9 +124,10 @@ def _lines(P: int, Q: int, smaller: list[Arcs]) -> list[Arcs]:
 
 
 def _imase_itoh(P: int, Q: int) -> Arcs | None:
-    """i -> -(Q i + r) for r = 1 to Q, mod P, whose diameter is at most ceil(log_Q P) (Imase and Itoh, 1983).
+    """Returns the graph i -> -(Q i + r) mod P, r = 1 to Q: its diameter is at most ceil(log_Q P) (Imase, Itoh, 1983).
 
-    A rank that would send to itself sends to the next such rank instead.
+    A rank that would send to itself sends to the next such rank instead. Returns None if then a rank still sends to
+    itself, or twice to one rank.
     """
     arcs = [[-(Q * i + r) % P for r in range(1, Q + 1)] for i in range(P)]
     loops = [i for i in range(P) if i in arcs[i]]
@@ -129,11 +137,12 @@ def _imase_itoh(P: int, Q: int) -> Arcs | None:
 
 
 def _line(P: int, Q: int, small: Arcs) -> Arcs | None:
-    """The partial line digraph of a smaller graph, whose diameter is at most one more (Fiol and Llado, 1992).
+    """Returns the partial line digraph of a smaller graph: its diameter is at most one more (Fiol and Llado, 1992).
 
-    Its ranks are P edges of that graph, at least one into each rank there. For each edge (v, w) of that graph, edge
-    (u, v) sends to (v, w), or to another edge into w where (v, w) is not among the P. The complete graph of Q + 1 ranks
-    gives graphs of diameter 2 up to P = Q (Q + 1), which meet the Moore bound.
+    Its ranks are P edges of the small graph, at least one into each rank. For each edge (v, w) of the small graph, edge
+    (u, v) sends to (v, w), or, if (v, w) is not among the P edges, to another edge into w. From the complete graph of
+    Q + 1 ranks it makes graphs of diameter 2, up to P = Q (Q + 1), which meet the Moore bound. Returns None if the
+    construction does not apply, or a rank would send to itself or twice to one rank.
     """
     base = len(small)
     if Q == 1 or base >= P:
@@ -142,7 +151,7 @@ def _line(P: int, Q: int, small: Arcs) -> Arcs | None:
     for u, row in enumerate(small):
         for v in row:
             into[v].append(u)
-    for k in range(sum(map(len, into)) - P):  # leave out edges: of the rank that has most of them
+    for k in range(sum(map(len, into)) - P):  # leave out an edge into the rank with most in-edges
         most = max(range(base), key=lambda v: (len(into[v]), -v))
         into[most].pop(k % len(into[most]))
     edges = [(u, v) for v in range(base) for u in into[v]]
@@ -162,7 +171,7 @@ def _line(P: int, Q: int, small: Arcs) -> Arcs | None:
 
 
 def _evened(P: int, Q: int, candidate: Candidate) -> Candidate:
-    """The graph after moves of edges from ranks with many in-edges to ranks with few, which leave the sum no larger."""
+    """Moves edges from ranks with many in-edges to ranks with few, where that does not enlarge the path sum."""
     arcs, total = candidate
     moved = P <= MOST_EVENED
     degrees = _in_degrees(P, arcs)
@@ -188,11 +197,12 @@ def _evened(P: int, Q: int, candidate: Candidate) -> Candidate:
 
 
 def _exchanged(P: int, arcs: Arcs, bound: int, steps: int, random: Random) -> tuple[Arcs, int, int]:
-    """The best arcs that so many exchanges find, their sum, and the number of exchanges done.
+    """Returns the best arcs that up to steps exchanges find, their path sum, and the number of exchanges done.
 
-    An exchange swaps the orbits of two edges' targets, so that in-degrees stay, and draws targets within the orbits.
-    It is kept if the sum does not grow, or by chance if it grows a little; the chance falls with each step (simulated
-    annealing). No operation is rounded differently on another machine, so all ranks decide alike.
+    An exchange swaps the orbits of two edges' targets, so that no orbit's in-degree changes, and draws the targets
+    within these orbits at random. It is kept if the path sum does not grow, or by chance if it grows a little; the
+    chance falls with each step (simulated annealing). All machines round these operations alike, so all ranks get the
+    same arcs.
     """
     arcs = [list(row) for row in arcs]
     m, Q = len(arcs), len(arcs[0])
@@ -224,7 +234,7 @@ def _exchanged(P: int, arcs: Arcs, bound: int, steps: int, random: Random) -> tu
 
 
 def _simple(rank: int, row: list[int]) -> bool:
-    """Whether a rank sends to others only, and once to each."""
+    """Whether a rank does not send to itself, nor twice to one rank."""
     return rank not in row and len(set(row)) == len(row)
 
 

@@ -1,4 +1,5 @@
-"""A check whether all ranks of a graph count for the same, and weights that repair it (ASAP, appendix A)."""
+"""Checks whether averaging over a graph gives all ranks the same influence, and makes weights that give it (ASAP,
+appendix A). P is the matrix of weights, Graph.dense()."""
 
 from collections.abc import Sequence
 
@@ -11,15 +12,15 @@ from .spectrum import column_sums
 
 
 def check(graph: Graph | Sequence[Graph]) -> list[str]:
-    """Reasons why averaging over a graph does not converge to the mean of all ranks, a sentence each; empty: it does.
+    """Returns the reasons why averaging over a graph does not converge to the mean of all ranks; empty if it converges.
 
-    Each sentence names a rank that breaks one of these (ASAP, appendix A, network requirement):
+    Each reason is a sentence that names a rank at which one of these requirements fails (ASAP, appendix A):
 
-    - The graph is strongly connected: every update gets to every rank. Phases need be so only over a round.
-    - The graph is aperiodic, as any is in which a rank takes its own update too. Without such a rank models may go
-      around for ever, as in a ring, and never come together.
-    - P is doubly stochastic: each column (the weights with which ranks take one update) sums to 1, like each row.
-    - If P is not: all ranks have the same in-degree, as uniform weights need for that.
+    - The graph is strongly connected: every update reaches every rank. Phases must connect all ranks over a round.
+    - The graph is aperiodic. It is if any rank averages its own update too. Otherwise models may go around for ever, as
+      in a ring, and never agree.
+    - P is doubly stochastic: each column (the weights that all ranks give to one update) sums to 1, like each row.
+    - If P is not doubly stochastic: all ranks have the same in-degree, without which uniform weights cannot make it so.
 
     Raises:
         InvalidArgument: graph is neither a graph nor phases.
@@ -33,8 +34,10 @@ def check(graph: Graph | Sequence[Graph]) -> list[str]:
 
 
 def metropolis(graph: Graph) -> Graph:
-    """The same edges with weights that make P doubly stochastic, after Metropolis and Hastings: each end of an edge
-    takes the other's update with weight 1/(1 + max(d_i, d_j)), where d are the degrees, and its own with the rest of 1.
+    """Returns a graph with the same edges and weights that make P doubly stochastic, after Metropolis and Hastings.
+
+    Across an edge between i and j each gives the other's update the weight 1/(1 + max(d_i, d_j)), where d_i is the
+    degree of i. A rank gives its own update 1 minus the sum of these weights.
 
     Raises:
         InvalidArgument: an edge has no reverse edge.
@@ -56,11 +59,11 @@ def metropolis(graph: Graph) -> Graph:
 
 
 def _unmixed(phases: tuple[Graph, ...]) -> list[str]:
-    """A sentence if models do not come together over the graph, whether or not it is fair.
+    """Returns a sentence if models do not converge to one model, not even to one that weights ranks unequally.
 
-    The search goes over nodes (phase, rank), with an edge from a phase to the next for every update taken with a weight
-    above 0: a path of a round is an entry of the product of all phases, which is never made. Models come together if
-    that product is primitive: irreducible, and of period 1 (Perron and Frobenius).
+    Models converge if the product of all phases' matrices is primitive: irreducible, and of period 1 (Perron and
+    Frobenius). The product is never computed. Instead the search visits nodes (phase, rank), with an edge from a phase
+    to the next for every weight above 0, so that a path through one round is a nonzero entry of the product.
     """
     size, n = phases[0].size, len(phases)
     edges = [(k, phase, phase.weights > 0) for k, phase in enumerate(phases)]
@@ -73,7 +76,7 @@ def _unmixed(phases: tuple[Graph, ...]) -> list[str]:
             of, to = (rank, 0) if backward else (0, rank)
             over = ", one of each phase in turn," if n > 1 else ""
             return [f"not strongly connected: no path of edges{over} leads from rank {of} to rank {to}; add edges"]
-    around = (there[source] >= 0) & (back[target] >= 0)  # edges of a way from rank 0 to itself
+    around = (there[source] >= 0) & (back[target] >= 0)  # edges on any walk from rank 0 back to it
     period = int(np.gcd.reduce(there[source[around]] + 1 - there[target[around]])) // n
     if period == 1:
         return []
@@ -85,7 +88,7 @@ def _unmixed(phases: tuple[Graph, ...]) -> list[str]:
 
 
 def _unfair(graph: Graph) -> list[str]:
-    """The sentences of a graph whose ranks do not count for the same."""
+    """Returns sentences that say which ranks have more influence than others."""
     sums = column_sums(graph)
     rank = int(np.argmax(np.round(np.abs(sums - 1), 9)))  # the first of the largest deviations
     if abs(sums[rank] - 1) <= TOLERANCE:

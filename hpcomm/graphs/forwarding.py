@@ -1,4 +1,4 @@
-"""Trees of shortest paths, along which each rank's update travels to all others (SFB, section 3)."""
+"""Builds trees of shortest paths, along which each rank's update is forwarded to all other ranks (SFB, section 3)."""
 
 from collections import deque
 
@@ -11,19 +11,19 @@ from .paths import distances
 
 
 def shortest_path_trees(graph: Graph) -> NDArray[np.int32]:
-    """The rank from which each rank takes each source's update, if updates travel along shortest paths: int32 (size,
-    size), rank r takes the update of source s from rank parents[s, r]; parents[s, s] is s.
+    """Returns parents, int32 (size, size): rank r receives the update of source s from rank parents[s, r].
 
-    Where several in-neighbours are equally near to the source, the choice spreads the load: it gives the least possible
-    maximum of updates that one rank sends, and below it the least possible second most, and so on. Ties go to the edge
-    that carries fewer updates so far, then to the lower rank. So all ranks compute the same trees.
+    Updates travel along shortest paths; parents[s, s] is s. If several in-neighbours are equally near to the source,
+    the choice balances load: the largest number of updates that a rank sends is as small as possible, then the second
+    largest, and so on. Among equal choices it takes the edge that carries fewer updates so far, then the lower rank.
+    So all ranks compute the same trees.
 
     Raises:
-        InvalidArgument: an update never reaches some rank.
+        InvalidArgument: the graph is not strongly connected, so an update would not reach some rank.
     """
     size = graph.size
     parents = np.full((size, size), -1, np.int32)
-    takes: list[tuple[int, int, list[int]]] = []  # source, rank, and the in-neighbours that it may take from
+    takes: list[tuple[int, int, list[int]]] = []  # (source, receiving rank, in-neighbours that may send to it)
     for source in range(size):
         steps = distances(graph, source)
         lost = np.flatnonzero(steps < 0)
@@ -42,10 +42,10 @@ def shortest_path_trees(graph: Graph) -> NDArray[np.int32]:
 
 
 def _assign(takes: list[tuple[int, int, list[int]]], parents: NDArray[np.int32]) -> None:
-    """Chooses a sender for each take: greedily, then by chains of changes until no load gets more even."""
+    """Chooses a sender for each take (source, receiver): first greedily, then chains of changes even out the loads."""
     size = len(parents)
     loads = [0] * size
-    edges = np.zeros((size, size), np.int64)  # updates on each edge, by sender and taker
+    edges = np.zeros((size, size), np.int64)  # edges[sender, receiver]: how many updates the edge carries
     sent: list[set[int]] = [set() for _ in range(size)]  # indices of takes, by sender
     for index in sorted(range(len(takes)), key=lambda index: len(takes[index][2])):
         source, rank, near = takes[index]
@@ -73,7 +73,8 @@ def _assign(takes: list[tuple[int, int, list[int]]], parents: NDArray[np.int32])
 def _chain(
     first: int, takes: list[tuple[int, int, list[int]]], sent: list[set[int]], loads: list[int]
 ) -> list[tuple[int, int, int]]:
-    """Takes to hand on (take, from, to), so that a rank sends one less, and one that sends at least 2 less one more."""
+    """Returns changes (take, old sender, new sender) that move one update of load from first to a rank which sends at
+    least 2 fewer; an empty list if there are no such changes."""
     came: dict[int, tuple[int, int]] = {first: (-1, -1)}
     queue = deque([first])
     while queue:

@@ -1,4 +1,7 @@
-"""A node communication graph: which rank takes which updates, by which weights (ASAP, section 3 and appendix A)."""
+"""A communication graph: which ranks' updates each rank averages, with which weights (ASAP, section 3, appendix A).
+
+A rank "takes" an update if it receives the update, or has it itself, and averages it.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,28 +13,28 @@ from ..errors import InvalidArgument, NotSupported
 from ..stage import whole
 
 PIP_GRAPH = "pip install matplotlib 'networkx>=3' 'scipy>=1.12'"
-TOLERANCE = 1e-9  # by which sums of weights may miss 1
+TOLERANCE = 1e-9  # largest allowed difference between a sum of weights and 1
 
 
 class Graph:
     """Edges over which ranks send updates, and the weights by which each rank averages the updates that it takes.
 
-    In a step rank i takes the updates of its in-neighbours j and its own: x_i becomes the sum of P_ij x_j. P is the
-    matrix of dense(); each row sums to 1. By default the weights of a row are all 1/(in-degree + 1) (ASAP, appendix A).
-    A graph never changes; two are equal if they have the same edges and weights, whatever their names. A graph takes 12
-    bytes for each edge and 20 for each rank.
+    In a step rank i takes its own update and the updates of its in-neighbours j: x_i becomes the sum of P_ij x_j. P is
+    the matrix that dense() returns; each row of P sums to 1. A graph is immutable. Two graphs are equal if they have
+    the same edges and weights; names may differ. A graph takes 12 bytes for each edge and 20 for each rank.
 
     Args:
         size: number of ranks.
-        sources, targets: int (edges,), rank sources[k] sends to rank targets[k], each pair once. Self-loops need not be
-            given.
-        weights: float (edges,), with which targets[k] takes the update of sources[k]. A rank whose self-loop is not
-            given takes its own update with the rest of 1. None: as above.
-        name: for people, such as "ring(8)".
+        sources, targets: int (edges,): rank sources[k] sends to rank targets[k]. Each pair may occur once. Self-loops
+            are optional.
+        weights: float (edges,): weights[k] is the weight that targets[k] gives to the update of sources[k]. A rank
+            without a given self-loop gives its own update 1 minus the sum of its other weights. None: rank i weights
+            all its inputs, its own included, by 1/(in-degree + 1) (ASAP, appendix A).
+        name: a name for people, such as "ring(8)".
 
     Raises:
-        InvalidArgument: a rank is out of range, an edge is given twice, a weight is not above 0 (a self-loop's: below
-            0), or the weights of a rank do not sum to 1.
+        InvalidArgument: a rank is out of range, an edge is given twice, the weight of an edge is 0 or less, that of a
+            self-loop is below 0, or the weights of a rank do not sum to 1.
     """
 
     __slots__ = ("_name", "_out", "_size", "_sources", "_starts", "_weights")
@@ -50,7 +53,7 @@ class Graph:
             )
         given = None if weights is None else _numbers(weights, len(source))
 
-        # The ranks whose self-loop is missing get it, and edges are sorted by target, then source.
+        # Adds missing self-loops, and sorts the edges by target, then source.
         bare = np.ones(self._size, bool)
         bare[target[source == target]] = False
         loops = np.flatnonzero(bare)
@@ -72,7 +75,7 @@ class Graph:
             _check_weights(source, target, values, self._size)
         self._starts: NDArray[np.int64] = _frozen(np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64))
         self._sources: NDArray[np.int32] = _frozen(source.astype(np.int32))
-        self._weights: NDArray[np.float64] = _frozen(values + 0.0)  # no -0.0: __hash__ sees other bits than in 0.0
+        self._weights: NDArray[np.float64] = _frozen(values + 0.0)  # turns -0.0 into 0.0, as __hash__ compares bits
         self._out: tuple[NDArray[np.int64], NDArray[np.int32]] | None = None
 
     @property
@@ -86,12 +89,12 @@ class Graph:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """int64 (size + 1,), read-only: rank i has the in-edges starts[i] to starts[i + 1]."""
+        """int64 (size + 1,), read-only: the in-edges of rank i have the indices starts[i] to starts[i + 1] - 1."""
         return self._starts
 
     @property
     def sources(self) -> NDArray[np.int32]:
-        """int32 (edges + size,), read-only: the source of each in-edge; sources of a rank rise, itself among them."""
+        """int32 (edges + size,), read-only: the source of each in-edge, self-loops included, sorted within a rank."""
         return self._sources
 
     @property
@@ -116,26 +119,27 @@ class Graph:
         return np.bincount(self._sources, minlength=self._size) - 1
 
     def in_edges(self, rank: int) -> tuple[tuple[int, float], ...]:
-        """The updates that a rank takes: (source, weight) by rising source, the rank itself included.
+        """Returns (source, weight) of each update that a rank takes, sorted by source, the rank itself included.
 
         Raises:
-            InvalidArgument: there is no such rank.
+            InvalidArgument: the graph has no such rank.
         """
         edges = self._edges(rank)
         return tuple(zip(self._sources[edges].tolist(), self._weights[edges].tolist(), strict=True))
 
     def in_peers(self, rank: int) -> tuple[int, ...]:
-        """The other ranks that send to a rank, rising."""
+        """Returns the other ranks that send to a rank, sorted."""
         return tuple(source for source in self._sources[self._edges(rank)].tolist() if source != rank)
 
     def out_peers(self, rank: int) -> tuple[int, ...]:
-        """The other ranks that a rank sends to, rising."""
+        """Returns the other ranks that a rank sends to, sorted."""
         rank = whole("rank", rank, 0, self._size - 1)
         starts, targets = self.out_edges()
         return tuple(target for target in targets[starts[rank] : starts[rank + 1]].tolist() if target != rank)
 
     def out_edges(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Edges by source: starts, int64 (size + 1,), and targets, int32 (edges + size,); self-loops included."""
+        """Returns starts, int64 (size + 1,), and targets, int32 (edges + size,): rank i sends to targets[starts[i]] to
+        targets[starts[i + 1] - 1], itself included."""
         if self._out is None:
             order = np.argsort(self._sources, kind="stable")
             starts = np.concatenate([[0], np.cumsum(np.bincount(self._sources, minlength=self._size))])
@@ -143,13 +147,14 @@ class Graph:
         return self._out
 
     def dense(self) -> NDArray[np.float64]:
-        """P, float64 (size, size): entry (i, j) is the weight with which rank i takes the update of rank j, or 0."""
+        """Returns P, float64 (size, size): entry (i, j) is the weight that rank i gives to the update of rank j; 0
+        without an edge."""
         matrix = np.zeros((self._size, self._size))
         matrix[self.targets, self._sources] = self._weights
         return matrix
 
     def sparse(self) -> Any:
-        """P as scipy.sparse.csr_array.
+        """Returns P as a scipy.sparse.csr_array.
 
         Raises:
             NotSupported: SciPy is not installed.
@@ -162,7 +167,7 @@ class Graph:
         return csr_array((self._weights.copy(), self._sources.copy(), self._starts.astype(np.int32)), shape=shape)
 
     def to_networkx(self, self_loops: bool = False) -> Any:
-        """networkx.DiGraph of the edges, with attribute "weight", self-loops among them only if asked for.
+        """Returns a networkx.DiGraph whose edges have the attribute "weight". self_loops: include self-loops.
 
         Raises:
             NotSupported: networkx is not installed.
@@ -177,7 +182,7 @@ class Graph:
         return found
 
     def __iter__(self) -> Iterator[tuple[int, int, float]]:
-        """Edges (source, target, weight) by rising target, then source; self-loops included."""
+        """Yields (source, target, weight) sorted by target, then source; self-loops included."""
         return zip(self._sources.tolist(), self.targets.tolist(), self._weights.tolist(), strict=True)
 
     def __eq__(self, other: object) -> bool:
@@ -205,10 +210,10 @@ class Graph:
 
 
 def as_phases(graph: Graph | Sequence[Graph]) -> tuple[Graph, ...]:
-    """The graphs of one round: a single graph, or the phases that the steps take in turn.
+    """Returns the graphs of one round as a tuple: a single graph, or phases, which the steps use in turn.
 
     Raises:
-        InvalidArgument: graph is neither a Graph nor a non-empty sequence of graphs of one size.
+        InvalidArgument: graph is neither a Graph nor a non-empty sequence of graphs of the same size.
     """
     phases = (graph,) if isinstance(graph, Graph) else tuple(graph) if isinstance(graph, Sequence) else ()
     if not phases or not all(isinstance(phase, Graph) for phase in phases):
@@ -225,7 +230,7 @@ def _frozen(array: Any) -> Any:
 
 
 def _ranks(name: str, values: ArrayLike, size: int) -> NDArray[np.int64]:
-    """values as ranks of a graph of that size."""
+    """Returns values as int64; raises InvalidArgument unless all are ranks of a graph of that size."""
     found = np.asarray(values)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise InvalidArgument(f"{name} is {values!r}: must be ranks, one for each edge")
@@ -248,7 +253,7 @@ def _numbers(weights: ArrayLike, edges: int) -> NDArray[np.float64]:
 def _check_weights(
     source: NDArray[np.int64], target: NDArray[np.int64], weights: NDArray[np.float64], size: int
 ) -> None:
-    """Refuses weights with which a rank would not average."""
+    """Raises InvalidArgument for a weight out of range, or if the weights of a rank do not sum to 1."""
     wrong = np.flatnonzero(~(np.isfinite(weights) & ((weights > 0) | ((weights == 0) & (source == target)))))
     if wrong.size:
         k = wrong[0]

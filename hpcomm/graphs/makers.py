@@ -1,7 +1,6 @@
-"""Graphs by name and from edges, and graphs that change from step to step (ASAP, section 3).
+"""Makes graphs by name and from edges, and graphs that change from step to step (ASAP, section 3).
 
-Directed graphs send along their edges only, undirected ones both ways. Weights are uniform, 1/(in-degree + 1), wherever
-they are not given.
+Over an edge of an undirected graph both ranks send. Weights that are not given are uniform, 1/(in-degree + 1).
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,28 +19,29 @@ Ints = NDArray[np.int64]
 
 
 def complete(n: int) -> Graph:
-    """All-reduce: every rank sends to every other one (ASAP, figure 2a). It takes 12 n^2 bytes, and more to make."""
+    """Returns the all-reduce graph: every rank sends to every other rank (ASAP, figure 2a). It takes 12 n^2 bytes of
+    memory, and more while it is made."""
     n = whole("n", n, 1)
     return _circulant(n, range(1, n), f"complete({n})")
 
 
 def ring(n: int, directed: bool = True) -> Graph:
-    """Rank i sends to i + 1, mod n; undirected also to i - 1."""
+    """Returns a ring: rank i sends to rank i + 1, mod n; in an undirected ring also to i - 1."""
     n = whole("n", n, 1)
     return _circulant(n, (1,) if directed else (1, -1), _named("ring", n, directed))
 
 
 def chain(n: int, directed: bool = True) -> Graph:
-    """Rank i sends to i + 1; undirected also to i - 1 (ASAP, figure 2d). In the directed chain all ranks drift to rank
-    0's model."""
+    """Returns a chain: rank i sends to rank i + 1, in an undirected chain also to i - 1 (ASAP, figure 2d). In a
+    directed chain all models converge to rank 0's model."""
     n = whole("n", n, 1)
     source = np.arange(n - 1)
     return _graph(n, source, source + 1, _named("chain", n, directed), directed)
 
 
 def star(n: int, center: int = 0) -> Graph:
-    """The center sends to all and all send to it, as with one parameter server (ASAP, figure 2b). P is not doubly
-    stochastic: average with metropolis(star(n)) to treat all fairly."""
+    """Returns a star: the center sends to all other ranks, and they send to it, as with one parameter server (ASAP,
+    figure 2b). Its P is not doubly stochastic; metropolis(star(n)) gives all ranks the same influence."""
     n = whole("n", n, 1)
     center = whole("center", center, 0, n - 1)
     others = np.delete(np.arange(n), center)
@@ -50,17 +50,17 @@ def star(n: int, center: int = 0) -> Graph:
 
 
 def root_expander(n: int, degree: int | None = None) -> Graph:
-    """Rank i sends to i + 1 and to i + floor(sqrt(n)), mod n (ASAP, section 3.1 and figure 2c).
+    """Returns the graph in which rank i sends to i + 1 and to i + floor(sqrt(n)), mod n (ASAP, section 3.1, figure 2c).
 
-    The paper has no other degrees. Here rank i sends to i + floor(n^(j/degree)), mod n, for j = 0 to degree - 1. A
-    stride that is taken already becomes the next larger free one, or the next smaller if all larger ones are taken.
+    Other degrees are ours: rank i sends to i + floor(n^(j/degree)), mod n, for j = 0 to degree - 1. If two strides are
+    equal, the second becomes the next larger free stride, or the next smaller one if all larger strides are taken.
 
-    The spectral gap of this graph is 0.333 for 6 ranks and 0.142 for 25. The 0.38 and 0.2 of the paper's figure 2c do
-    not follow from its formula.
+    The spectral gap of the graph with two edges is 0.333 for 6 ranks and 0.142 for 25. The paper's figure 2c has 0.38
+    and 0.2, which do not follow from its formula.
 
     Args:
         n: number of ranks.
-        degree: out-degree, 1 to n - 1. None: the two edges of the paper, or one where they fall together (n < 4).
+        degree: out-degree, 1 to n - 1. None: the two edges of the paper, or one if they are the same (n < 4).
     """
     n = whole("n", n, 1)
     if degree is None:
@@ -75,7 +75,8 @@ def root_expander(n: int, degree: int | None = None) -> Graph:
 
 
 def hypercube(n: int) -> Graph:
-    """Rank i sends to each rank whose number differs from i in one bit. n must be a power of two."""
+    """Returns a hypercube: rank i sends to each rank whose number differs from i in one bit. n must be a power of two;
+    otherwise it raises InvalidArgument."""
     n = whole("n", n, 1)
     if n & (n - 1):
         below = 1 << n.bit_length() - 1
@@ -88,13 +89,13 @@ def hypercube(n: int) -> Graph:
 
 
 def exponential(n: int) -> Graph:
-    """Rank i sends to i + 1, i + 2, i + 4, ... up to i + 2^k for 2^k < n, mod n."""
+    """Returns the graph in which rank i sends to i + 1, i + 2, i + 4, ..., mod n: all i + 2^k with 2^k < n."""
     n = whole("n", n, 1)
     return _circulant(n, _powers(n), f"exponential({n})")
 
 
 def torus(rows: int, cols: int) -> Graph:
-    """Rank row * cols + col sends to the ranks above, below, left and right of it, around the edges."""
+    """Returns a torus: the rank row * cols + col sends to its four neighbours in a grid that wraps around."""
     rows, cols = whole("rows", rows, 1), whole("cols", cols, 1)
     n = whole("rows * cols", rows * cols, 1)
     row, col = np.divmod(np.arange(n), cols)
@@ -104,17 +105,17 @@ def torus(rows: int, cols: int) -> Graph:
 
 
 def random_regular(n: int, degree: int, seeds: int = 16, seed: int = 0) -> Graph:
-    """An undirected random graph in which every rank has that degree: the one with the best gap of several drawn. The
-    same arguments give the same graph on every rank.
+    """Returns an undirected random graph in which every rank has the same degree. Of several random graphs it returns
+    the one with the largest spectral gap. The same arguments give the same graph on every rank.
 
     Args:
         n: number of ranks.
         degree: neighbours of each rank, 1 to n - 1; n * degree must be even.
         seeds: how many graphs are drawn.
-        seed: of the first draw, 0 or more; the k-th has seed + k.
+        seed: seed of the first graph, 0 or more; graph k, counted from 0, has seed + k.
 
     Raises:
-        InvalidArgument: there is no such graph.
+        InvalidArgument: an argument is out of range, or n * degree is odd.
         NotSupported: seeds is above 1, n is more than 512, and SciPy is not installed.
     """
     n = whole("n", n, 2)
@@ -124,15 +125,15 @@ def random_regular(n: int, degree: int, seeds: int = 16, seed: int = 0) -> Graph
     drawn = (_regular(n, degree, np.random.default_rng(seed + k)) for k in range(seeds))
     name = f"random_regular({n}, {degree})"
     found = [_graph(n, source, target, name, directed=False) for source, target in drawn]
-    # Rounding makes equally good draws equal whatever the host's arithmetic, and max takes the first of them.
+    # Rounding hides differences between the hosts' arithmetic: of equally good graphs all ranks take the first.
     return max(found, key=lambda graph: round(spectral_gap(graph), 9)) if seeds > 1 else found[0]
 
 
 def from_edges(
     n: int, edges: Iterable[Sequence[int]], weights: ArrayLike | None = None, name: str = "from_edges"
 ) -> Graph:
-    """A graph of n ranks with the edges (source, target), each once; self-loops need not be there. weights: as Graph
-    takes them."""
+    """Returns a graph of n ranks with the edges (source, target), each given once. Self-loops are optional. weights: as
+    in Graph."""
     try:
         pairs = np.array([tuple(edge) for edge in edges])
     except (TypeError, ValueError):
@@ -145,14 +146,14 @@ def from_edges(
 
 
 def from_adjacency(matrix: Any, weighted: bool = False, name: str = "from_adjacency") -> Graph:
-    """A graph from the matrix A of the paper's appendix: entry (i, j) is not 0 if rank i takes the update of rank j.
-    Adjacency matrices of networkx are the other way round: transpose them.
+    """Returns a graph from an adjacency matrix as in ASAP's appendix: entry (i, j) is not 0 if rank i takes the update
+    of rank j. networkx writes adjacency matrices the other way round: transpose them.
 
     Args:
         matrix: (n, n), an array or a SciPy sparse matrix.
-        weighted: take the entries as weights; a 0 on the diagonal becomes the rest of 1. Otherwise only whether an
-            entry is 0 counts.
-        name: of the graph.
+        weighted: if true, the entries are the weights, and a 0 on the diagonal becomes 1 minus the rest of its row. If
+            false, nonzero entries are edges and weights are uniform.
+        name: the graph's name.
     """
     found = matrix.tocoo() if hasattr(matrix, "tocoo") else np.asarray(matrix)
     if len(found.shape) != 2 or found.shape[0] != found.shape[1] or found.dtype.kind not in "biuf":
@@ -168,8 +169,8 @@ def from_adjacency(matrix: Any, weighted: bool = False, name: str = "from_adjace
 
 
 def from_networkx(g: Any, weight: str | None = None, name: str | None = None) -> Graph:
-    """A graph from a networkx.Graph or DiGraph whose nodes are 0 to n - 1; an undirected one sends both ways. weight:
-    the attribute of all edges by which their target takes the update; None: uniform weights."""
+    """Returns a graph from a networkx.Graph or DiGraph whose nodes are 0 to n - 1; over an undirected edge both ranks
+    send. weight: the attribute that holds the weight of each edge; None: uniform weights."""
     if not all(hasattr(g, method) for method in ("is_directed", "is_multigraph", "nodes", "edges")):
         raise InvalidArgument(f"g is a {type(g).__name__}: must be a networkx.Graph or DiGraph")
     if g.is_multigraph():
@@ -192,9 +193,10 @@ def from_networkx(g: Any, weight: str | None = None, name: str | None = None) ->
 
 
 def one_peer_exponential(n: int) -> tuple[Graph, ...]:
-    """The edges of exponential(n) one stride a step: in phase k rank i sends to i + 2^k, mod n, with weight 1/2.
+    """Returns phases that use one stride of exponential(n) each: in phase k rank i sends to i + 2^k, mod n.
 
-    The steps take the phases in turn. If n is a power of two, one round gives exactly the mean of all ranks.
+    All weights are 1/2. The steps use the phases in turn. If n is a power of two, one round gives exactly the mean of
+    all ranks.
     """
     n = whole("n", n, 1)
     name = f"one_peer_exponential({n})"
@@ -202,8 +204,8 @@ def one_peer_exponential(n: int) -> tuple[Graph, ...]:
 
 
 def random_matchings(n: int, phases: int, seed: int = 0) -> tuple[Graph, ...]:
-    """In each phase the ranks pair up at random and average in pairs; one rank sits out if n is odd. The steps take the
-    phases in turn; the same seed, 0 or more, gives the same graphs on every rank."""
+    """Returns phases in each of which the ranks form random pairs, and each pair averages. If n is odd, one rank has no
+    partner. The steps use the phases in turn. The same seed, 0 or more, gives the same graphs on every rank."""
     n, phases, seed = whole("n", n, 1), whole("phases", phases, 1), whole("seed", seed, 0)
     random = np.random.default_rng(seed)
     name = f"random_matchings({n}, {phases})"
@@ -215,7 +217,7 @@ def random_matchings(n: int, phases: int, seed: int = 0) -> tuple[Graph, ...]:
 
 
 def _graph(n: int, source: Ints, target: Ints, name: str, directed: bool = True) -> Graph:
-    """The distinct edges among these, without self-loops; undirected ones both ways."""
+    """Returns a graph of these edges without duplicates and self-loops; if not directed, with all reverse edges."""
     if not directed:
         source, target = np.concatenate([source, target]), np.concatenate([target, source])
     other = source != target
@@ -224,7 +226,7 @@ def _graph(n: int, source: Ints, target: Ints, name: str, directed: bool = True)
 
 
 def _circulant(n: int, strides: Iterable[int], name: str) -> Graph:
-    """Rank i sends to i + stride, mod n."""
+    """Returns the graph in which rank i sends to i + stride, mod n, for each stride."""
     ranks = np.arange(n)
     distinct = sorted({stride % n for stride in strides} - {0})
     return _graph(n, np.tile(ranks, len(distinct)), _joined([(ranks + stride) % n for stride in distinct]), name)
@@ -245,7 +247,7 @@ def _powers(n: int) -> list[int]:
 
 
 def _root(value: int, degree: int) -> int:
-    """The largest int whose degree-th power is no more than value."""
+    """Returns the largest int whose degree-th power is at most value."""
     found = round(value ** (1 / degree)) if value < 1 << 52 else 1 << -(-value.bit_length() // degree)
     while found**degree > value:
         found = min(found - 1, ((degree - 1) * found + value // found ** (degree - 1)) // degree)
@@ -253,7 +255,7 @@ def _root(value: int, degree: int) -> int:
 
 
 def _regular(n: int, degree: int, random: np.random.Generator) -> tuple[Ints, Ints]:
-    """The edges of a random regular graph, each once."""
+    """Returns the sources and targets of a random regular graph's edges, each edge once."""
     if 2 * degree > n - 1 and degree < n:  # more than half of all pairs: the complement of a sparser graph
         absent = np.eye(n, dtype=bool)
         if degree < n - 1:
@@ -270,7 +272,7 @@ def _regular(n: int, degree: int, random: np.random.Generator) -> tuple[Ints, In
 
 
 def _no_edges(ends: Ints, n: int) -> Ints:
-    """The indices of pairs that make no edge: a rank with itself, and a pair that came before."""
+    """Returns the indices of pairs that cannot be edges: a rank with itself, or the same pair again."""
     names = ends.min(axis=1) * n + ends.max(axis=1)
     first = np.zeros(len(ends), bool)
     first[np.unique(names, return_index=True)[1]] = True

@@ -1,4 +1,4 @@
-"""Groups of ranks: of a host or of a rack, given as ranks or by name."""
+"""Reads groups of ranks, such as hosts and racks, which users give as lists of ranks or by name."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,7 +10,8 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def by_name(names: Sequence[Any]) -> Groups:
-    """The ranks with each name; groups are in the order of their lowest ranks."""
+    """Returns the ranks with each name, where names[r] is the name of rank r. Groups are sorted by their lowest
+    ranks."""
     groups: dict[Any, list[int]] = {}
     for rank, name in enumerate(names):
         groups.setdefault(name, []).append(rank)
@@ -28,11 +29,13 @@ def checked_group(name: str, value: Any) -> tuple[int, ...]:
 
 
 def checked_racks(value: Any, hosted: bool = False) -> tuple[Groups | None, Groups]:
-    """The hosts and the ranks of each rack. A rack is given as ranks, or as hosts that are lists of ranks; the hosts
-    are None in the first case, and where they are known already (hosted).
+    """Returns the hosts of all racks, and the ranks of each rack.
+
+    A rack is given as a list of ranks, or as a list of hosts, which are lists of ranks. The hosts are None if all racks
+    are lists of ranks, or if hosted is true: the caller knows the hosts already.
 
     Raises:
-        InvalidArgument: value holds anything but ranks.
+        InvalidArgument: value contains something else than ranks.
     """
     racks = [as_list(f"racks[{i}]", rack) for i, rack in enumerate(as_list("racks", value))]
     nested = not hosted and any(not hasattr(host, "__index__") for rack in racks for host in rack)
@@ -41,7 +44,7 @@ def checked_racks(value: Any, hosted: bool = False) -> tuple[Groups | None, Grou
 
 
 def flat(rack: Any) -> list[Any]:
-    """The ranks of a rack given as ranks, or as hosts that are lists of ranks."""
+    """Returns the ranks of a rack that is a list of ranks, or a list of hosts, which are lists of ranks."""
     return [rank for part in _parts(rack) for rank in part]
 
 

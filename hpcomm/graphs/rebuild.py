@@ -1,4 +1,4 @@
-"""A graph over its remaining ranks (ASAP, section 5: it can be rebuilt after a failure)."""
+"""Rebuilds a graph over the ranks that remain after a failure (ASAP, section 5)."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -14,16 +14,17 @@ def among(graph: Graph, ranks: Sequence[int]) -> Graph: ...
 @overload
 def among(graph: Sequence[Graph], ranks: Sequence[int]) -> tuple[Graph, ...]: ...
 def among(graph: Graph | Sequence[Graph], ranks: Sequence[int]) -> Graph | tuple[Graph, ...]:
-    """The graph over some of its ranks, in their new order. A rank that took the update of a missing rank takes the
-    updates that the missing rank took, in the same proportions, so that its weights still sum to 1.
+    """Returns the graph over the given ranks; rank i of the new graph is ranks[i] of the old one.
 
-    So a ring stays a ring, all-reduce stays all-reduce, and a rank whose partner is gone sits out. If P is doubly
-    stochastic it stays so, and a strongly connected graph stays connected: the new P is the stochastic complement of
-    the old one (C. D. Meyer, 1989). Each phase is rebuilt by itself; if phases led from every rank to every other one
-    and no longer do, a directed ring is added as one more phase.
+    A rank that took the update of a missing rank instead takes the updates that the missing rank took from others, in
+    the same proportions, so that its weights still sum to 1. So a ring stays a ring, all-reduce stays all-reduce, and a
+    rank whose partner is gone averages only its own update. A doubly stochastic P stays doubly stochastic, and a
+    strongly connected graph stays connected: the new P is the stochastic complement of the old one (C. D. Meyer, 1989).
+    Each phase is rebuilt separately. If the old phases together connected all ranks and the new ones do not, a directed
+    ring is added as one more phase.
 
     Raises:
-        InvalidArgument: a rank is not of the graph, or named twice.
+        InvalidArgument: ranks is empty, or has a rank twice or one that is not in the graph.
     """
     phases = as_phases(graph)
     size, left = phases[0].size, len(ranks)
@@ -45,7 +46,7 @@ def _without(graph: Graph, ranks: Sequence[int]) -> Graph:
         parts = {source: weight / others for source, weight in taken.items()} if others > TOLERANCE else {}
         for rank, row in enumerate(rows):
             share = row.pop(gone, 0.0)
-            for other, part in (parts or {rank: 1.0}).items() if share else ():  # no parts: each takes itself
+            for other, part in (parts or {rank: 1.0}).items() if share else ():  # no parts: add to its own weight
                 row[other] = row.get(other, 0.0) + share * part
     new = {rank: i for i, rank in enumerate(ranks)}
     edges = [(new[source], new[rank], weight) for rank in ranks for source, weight in rows[rank].items()]

@@ -1,7 +1,8 @@
-"""How fast updates spread over a graph, and how much each rank's count (ASAP, section 3.1 and appendix A).
+"""Computes how fast updates spread over a graph, and how much influence each rank has (ASAP, section 3.1, appendix A).
 
-P is the matrix of Graph.dense(): the adjacency matrix with self-loops, each row over its sum. If P is doubly
-stochastic, after t steps the distance of all models from their mean is at most sigma_2(P)^t times the first distance.
+P is the matrix of weights, Graph.dense(); its rows sum to 1. If P is doubly stochastic, then after t steps the distance
+of all models from their mean is at most sigma_2(P)^t times the first distance, where sigma_2 is the second largest
+singular value.
 """
 
 from collections.abc import Sequence
@@ -16,30 +17,30 @@ from ..errors import InvalidArgument, NotSupported
 from .graph import PIP_GRAPH, TOLERANCE, Graph, as_phases
 from .paths import distances
 
-DENSE = 512  # ranks up to which a dense matrix is quick
+DENSE = 512  # more ranks use sparse matrices
 Eigen = tuple[float, NDArray[np.float64]]  # an eigenvalue and its vector
 _EPSILON = float(np.finfo(np.float64).eps)
-_RESTARTS = 100  # of Lanczos, before its matrix is factored
-_POWERS = 2000  # steps of power iteration, likewise
+_RESTARTS = 100  # most restarts of Lanczos; then the matrix is factored
+_POWERS = 2000  # most steps of power iteration; then the matrix is factored
 
 
 def spectral_gap(graph: Graph | Sequence[Graph]) -> float:
-    """1 - sigma_2(P), where sigma_2 is the second largest singular value (ASAP, appendix A): 1 - second_singular. With
-    several graphs, which the steps take in turn, the gap of a step: 1 - sigma_2(P_k ... P_2 P_1)^(1/k).
+    """Returns the spectral gap 1 - sigma_2(P), where sigma_2 is the second largest singular value (ASAP, appendix A).
 
-    It is 1 for all-reduce, and 0 for a regular graph that falls apart. The appendix's sigma_1 - sigma_2 is the same if
-    P is doubly stochastic; otherwise (star, chains) only 1 - sigma_2 gives the paper's 0.002 for the directed chain of
-    25 ranks. There the gap bounds nothing and may be below 0: see check and metropolis.
+    For phases, which the steps use in turn, it returns the gap of one step: 1 - sigma_2(P_k ... P_2 P_1)^(1/k). The gap
+    is 1 for all-reduce, and 0 for a regular graph that is not connected. If P is doubly stochastic, it equals the
+    appendix's sigma_1 - sigma_2. If not (star, chains), the two differ, the gap may be below 0, and it bounds no
+    distance: see check and metropolis. We use 1 - sigma_2, as it gives the paper's 0.002 for the directed chain of 25.
 
     Raises:
-        InvalidArgument: graph is neither.
+        InvalidArgument: graph is neither a graph nor phases.
         NotSupported: there are more than 512 ranks, and SciPy is not installed.
     """
     return 1 - second_singular(graph)
 
 
 def second_singular(graph: Graph | Sequence[Graph]) -> float:
-    """sigma_2(P), for one step of a round if there are several graphs; 0 for a single rank. Raises: as spectral_gap."""
+    """Returns sigma_2(P); for k phases the k-th root of the round's sigma_2; for one rank 0. Raises as spectral_gap."""
     phases = as_phases(graph)
     size = phases[0].size
     if size == 1:
@@ -54,11 +55,13 @@ def second_singular(graph: Graph | Sequence[Graph]) -> float:
 
 
 def influence(graph: Graph) -> NDArray[np.float64]:
-    """How much the update of each rank counts in the end, float64 (size,), summing to 1: the stationary distribution pi
-    of P, pi P = pi (ASAP, appendix A). Ranks whose updates do not get to all others have 0.
+    """Returns the weight of each rank's update in the limit of many steps, float64 (size,), with sum 1.
+
+    This is the stationary distribution pi of P: pi P = pi (ASAP, appendix A). It is 0 for ranks whose updates do not
+    reach all others.
 
     Raises:
-        InvalidArgument: no rank's update reaches all others, so there are groups with different limits.
+        InvalidArgument: no rank's update reaches all others, so groups of ranks converge to different models.
         NotSupported: there are more than 512 ranks among which updates spread slowly, and SciPy is not installed.
     """
     leader = _leader(graph)
@@ -76,7 +79,8 @@ def influence(graph: Graph) -> NDArray[np.float64]:
 
 
 def column_sums(graph: Graph) -> NDArray[np.float64]:
-    """float64 (size,): the sum of the weights with which ranks take each rank's update; all 1: doubly stochastic."""
+    """Returns the column sums of P, float64 (size,): the sum of the weights that all ranks give to each rank's
+    update. If all are 1, P is doubly stochastic."""
     return np.bincount(graph.sources, graph.weights, graph.size).astype(np.float64)
 
 
@@ -85,7 +89,7 @@ def doubly_stochastic(graph: Graph) -> bool:
 
 
 def _scipy() -> tuple[Any, Any]:
-    """The modules scipy.sparse and scipy.sparse.linalg."""
+    """Returns the modules scipy.sparse and scipy.sparse.linalg."""
     try:
         from scipy import sparse  # noqa: PLC0415
         from scipy.sparse import linalg  # noqa: PLC0415
@@ -95,17 +99,18 @@ def _scipy() -> tuple[Any, Any]:
 
 
 def _second_sparse(factors: list[Any], doubly: bool) -> float:
-    """sigma_2 of the product of these sparse matrices, the last one on the left."""
+    """Returns sigma_2 of the product of sparse matrices, with the last factor on the left."""
     size = factors[0].shape[0]
     first = np.full(size, size**-0.5) if doubly else _largest(factors, None)[1]
     return sqrt(max(_largest(factors, first)[0], 0.0))
 
 
 def _largest(factors: list[Any], known: NDArray[np.float64] | None) -> Eigen:
-    """The largest eigenvalue of M^T M, M the product, and its vector; known is an eigenvector that does not count.
+    """Returns the largest eigenvalue of M^T M and its eigenvector, where M is the product of factors.
 
-    Lanczos iteration is quick where updates spread well. Where it is not, as on a ring, few edges join large parts:
-    then the matrix, shifted, has sparse factors, and inverse iteration is quick.
+    known: an eigenvector to leave out, or None. Lanczos iteration converges fast on graphs over which updates spread
+    fast. Otherwise, as on a ring, few edges join large parts of the graph: the shifted matrix then has sparse factors,
+    and inverse iteration is fast.
     """
     _, linalg = _scipy()
     turned = [factor.T.tocsr() for factor in factors]
@@ -124,7 +129,7 @@ def _largest(factors: list[Any], known: NDArray[np.float64] | None) -> Eigen:
 
 
 def _lanczos(apply: Any, size: int, known: NDArray[np.float64] | None, tolerance: float) -> Eigen:
-    """The largest eigenvalue of a symmetric operator and its vector, orthogonal to known."""
+    """Returns the largest eigenvalue of a symmetric operator and its eigenvector, among vectors orthogonal to known."""
     _, linalg = _scipy()
 
     def project(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -132,7 +137,7 @@ def _lanczos(apply: Any, size: int, known: NDArray[np.float64] | None, tolerance
 
     start = project(np.random.default_rng(0).standard_normal(size))
     image = project(apply(start))
-    if np.linalg.norm(image) <= size * _EPSILON * np.linalg.norm(start):  # nothing is left, and ARPACK would refuse it
+    if np.linalg.norm(image) <= size * _EPSILON * np.linalg.norm(start):  # the operator is 0, which ARPACK refuses
         return 0.0, start / float(np.linalg.norm(start))
     operator = linalg.LinearOperator((size, size), matvec=lambda x: project(apply(project(x.ravel()))), dtype=float)
     values, vectors = linalg.eigsh(operator, k=1, which="LA", v0=start, ncv=20, maxiter=_RESTARTS, tol=tolerance)
@@ -140,10 +145,11 @@ def _lanczos(apply: Any, size: int, known: NDArray[np.float64] | None, tolerance
 
 
 def _inverse(matrix: Any, known: NDArray[np.float64] | None) -> Eigen:
-    """_largest by inverse iteration.
+    """Computes the result of _largest by inverse iteration with a falling shift.
 
-    The shift starts above all eigenvalues, at the largest column sum of M times its largest row sum, and comes down to
-    a tenth of its distance from the estimate, time and again: rough estimates do, their error is a small part of it.
+    The shift starts above all eigenvalues, at the largest column sum of M times its largest row sum. Each round
+    estimates the distance from the shift to the largest eigenvalue, and lowers the shift by nine tenths of that
+    distance. Rough estimates suffice, as the error of an estimate is a small part of the distance.
     """
     sparse, linalg = _scipy()
     size = matrix.shape[0]
@@ -160,7 +166,8 @@ def _inverse(matrix: Any, known: NDArray[np.float64] | None) -> Eigen:
 
 
 def _leader(graph: Graph) -> int:
-    """A rank whose update gets to all ranks, if any does: the last rank from which the search had to start."""
+    """Returns a rank whose update reaches all ranks, if any rank's does: the last rank at which a search had to
+    start."""
     starts, targets = graph.out_edges()
     seen = np.zeros(graph.size, bool)
     leader = 0
@@ -179,7 +186,7 @@ def _leader(graph: Graph) -> int:
 
 
 def _among(graph: Graph, members: NDArray[Any]) -> Graph:
-    """The graph of these ranks, which take no update of any other rank."""
+    """Returns the graph over members, which must not take the update of any other rank."""
     if len(members) == graph.size:
         return graph
     number = np.zeros(graph.size, np.int64)
@@ -190,7 +197,7 @@ def _among(graph: Graph, members: NDArray[Any]) -> Graph:
 
 
 def _stationary(graph: Graph) -> NDArray[np.float64]:
-    """influence of a strongly connected graph."""
+    """Returns influence(graph) for a strongly connected graph."""
     size = graph.size
     if doubly_stochastic(graph):
         return np.full(size, 1 / size)
@@ -203,7 +210,7 @@ def _stationary(graph: Graph) -> NDArray[np.float64]:
             if np.abs(found - before).sum() < 1e-14:
                 return _scaled(found)
 
-    # The last equation follows from the others, and the last entry is 1 until all are scaled.
+    # Solves pi (I - P) = 0 with the last entry set to 1, without the last equation, which follows from the others.
     if size <= DENSE:
         equations = np.eye(size) - graph.dense().T
         found = np.linalg.solve(equations[:-1, :-1], -equations[:-1, -1])

@@ -1,4 +1,7 @@
-"""Graphs of a given out-degree over which updates spread soonest (SFB, section 3, "Partial Broadcasting")."""
+"""Finds graphs of a given out-degree over which updates spread fastest (SFB, section 3, "Partial Broadcasting").
+
+A graph's path sum is the sum of the lengths of its shortest paths, over all pairs of ranks.
+"""
 
 from math import inf
 
@@ -11,26 +14,27 @@ from .climb import climb, moore_bound
 from .graph import Graph
 from .paths import distances
 
-WORK = 1_500_000  # edges in all graphs that the search looks at by default: about two seconds
+WORK = 1_500_000  # edges that the search looks at by default, over all graphs: about two seconds
 LEAST_NODES = 64
-MOST_RANKS = 24  # no proof of more ranks has ever come to an end
+MOST_RANKS = 24  # for more ranks no proof has ever finished, so none is tried
 
 
 def spread(P: int, Q: int, *, nodes: int | None = None) -> Graph:
-    """The graph of P ranks, each with Q out-neighbours, with the least sum of all shortest paths (SFB, problem (3)),
-    and with uniform weights: updates reach all ranks soonest, on average. Among equal sums it takes a graph in which
-    each rank also has Q in-neighbours.
+    """Returns the graph of P ranks with out-degree Q that has the least path sum (SFB, problem (3)).
 
-    A rank reaches at most Q ranks in one step, Q^2 more in two, and so on: this is the Moore bound, and a graph that
-    meets it is optimal. Up to 12 ranks all graphs meet it, except with Q = 2 and 7 or 8 ranks, where the search proves
-    that its graph is optimal. A search that runs out of nodes returns the best graph that it found, whose name states
-    its gap to the bound: "spread(13, 3, gap=11)". The same arguments give the same graph on every rank, because nodes
-    limit the search, and not seconds.
+    So updates reach all ranks soonest, on average. Weights are uniform. Among graphs of equal path sums it prefers one
+    in which each rank also has Q in-neighbours.
+
+    A rank reaches at most Q ranks in one step, at most Q^2 more in two steps, and so on. The path sum that follows is
+    the Moore bound; a graph that meets it is optimal. Up to 12 ranks all graphs found meet it, except for Q = 2 with 7
+    or 8 ranks, where the search proves its graph optimal. A search that runs out of nodes returns the best graph it
+    found, and the graph's name states the gap to the bound: "spread(13, 3, gap=11)". The same arguments give the same
+    graph on every rank, because a number of nodes limits the search, not a time.
 
     Args:
         P: number of ranks, 2 or more.
         Q: how many ranks each rank sends to, 1 to P - 1. P - 1 gives the complete graph.
-        nodes: how many graphs, and parts of graphs, the search may look at. None: as many as take about two seconds.
+        nodes: how many graphs and partial graphs the search may look at. None: a number that takes about two seconds.
 
     Raises:
         InvalidArgument: no graph of P ranks has this Q, or nodes is below 1.
@@ -54,9 +58,11 @@ def spread(P: int, Q: int, *, nodes: int | None = None) -> Graph:
 
 
 def spread_gap(graph: Graph) -> float:
-    """The sum of all shortest paths of a graph, less the Moore bound of its largest out-degree: 0 where it meets the
-    bound, inf where an update never reaches some rank. Divided by P (P - 1) it is the mean delay in steps, over all
-    pairs."""
+    """Returns a graph's path sum minus the Moore bound for its largest out-degree.
+
+    It is 0 if the graph meets the bound, and inf if some rank cannot reach some other rank. Divided by size (size - 1)
+    it says how many steps longer the mean path is than the bound allows.
+    """
     if graph.size == 1:
         return 0
     total = 0

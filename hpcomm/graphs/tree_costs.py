@@ -1,4 +1,4 @@
-"""The costs that trees are chosen by: of racks, of measured bandwidths, and of a tree (Parameter Flow, 3.4.1)."""
+"""Computes costs of links, from racks or from measured bandwidths, and the cost of a tree (Parameter Flow, 3.4.1)."""
 
 from collections.abc import Iterable, Sequence
 from math import fsum, inf
@@ -14,28 +14,30 @@ from .places import checked_racks
 
 Costs = NDArray[np.float64]
 
-SAME_EDGE, SAME_AGGREGATION, APART = 0.1, 0.5, 1.0  # the paper's
+SAME_EDGE, SAME_AGGREGATION, APART = 0.1, 0.5, 1.0  # the paper's costs
 
 
 def rack_costs(
     racks: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]],
     pods: Sequence[str] | Sequence[Sequence[int]] | None = None,
 ) -> Costs:
-    """The paper's costs of sending from rank to rank (Parameter Flow, section 3.4.1), float64 (ranks, ranks) from row
-    to column: 0.1 within a rack (one edge switch), 0.5 between the racks of a pod (one aggregation switch), 1.0
-    elsewhere, 0 on the diagonal.
+    """Returns the paper's costs of links (Parameter Flow, section 3.4.1), float64 (ranks, ranks).
 
-        graphs.rack_costs([[0, 1], [2, 3], [4, 5]], [[0, 1, 2, 3], [4, 5]])    # the first two are a pod
-        graphs.rack_costs(ctx.racks)                                           # as SLURM tells them
+    Entry (i, j) is the cost of sending from rank i to rank j: 0.1 within a rack (one edge switch), 0.5 between two
+    racks of a pod (one aggregation switch), 1.0 between pods, 0 on the diagonal.
+
+        graphs.rack_costs([[0, 1], [2, 3], [4, 5]], [[0, 1, 2, 3], [4, 5]])    # racks 0 and 1 are a pod
+        graphs.rack_costs(ctx.racks)                                           # names of racks, from SLURM
 
     Args:
-        racks: of each rack its ranks, or its hosts, each as a list of ranks, as Hierarchy takes them; or by rank the
-            name of its rack, as Context.racks has them.
-        pods: of each pod its ranks; or by rank the name of its pod. None: the part of the rack's name before its last
-            dot, such as core of SLURM's "core.rack3"; a rack without one is alone in its pod.
+        racks: for each rack a list of its ranks, or of its hosts, which are lists of ranks, as in Hierarchy; or for
+            each rank the name of its rack, as in Context.racks.
+        pods: for each pod a list of its ranks; or for each rank the name of its pod. None: a pod's name is the part of
+            a rack's name before the last dot, such as "core" of SLURM's "core.rack3". A rack whose name has no dot is
+            the only one in its pod.
 
     Raises:
-        InvalidArgument: a rank is in no rack or pod, or in two, or its name is empty, or a pod splits a rack.
+        InvalidArgument: a rank is in no rack or pod, or in two; a name is empty; or a pod splits a rack.
     """
     edge = _places("racks", racks)
     named = [name.rpartition(".")[0] or name for name in edge]
@@ -52,7 +54,7 @@ def rack_costs(
 
 
 def _places(what: str, given: Iterable[object], size: int | None = None) -> list[str]:
-    """By rank the name of its group: as given, or its number."""
+    """Returns the name of each rank's group: the given name, or the group's number if groups were given."""
     names = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else []
     if names and all(isinstance(name, str) for name in names):
         found = [str(name) for name in names]
@@ -75,15 +77,16 @@ def _places(what: str, given: Iterable[object], size: int | None = None) -> list
 
 
 def bandwidth_costs(bandwidths: ArrayLike) -> Costs:
-    """Costs of sending from rank to rank, float64 (ranks, ranks): the inverse of measured bandwidths, 1 for a link of
-    median bandwidth, 0 on the diagonal. So a leaf penalty of 0.01 is a hundredth of a typical link, whatever the unit.
+    """Returns costs of links, float64 (ranks, ranks): median bandwidth over the link's bandwidth, 0 on the diagonal.
+
+    So a link of median bandwidth costs 1, and cheapest_tree's leaf of 0.01 is a hundredth of a typical link.
 
     Args:
-        bandwidths: (ranks, ranks), from row to column, above 0, in bytes a second. The diagonal does not count. inf
-            where ranks share a host: sending costs nothing there.
+        bandwidths: (ranks, ranks): entry (i, j) is the bandwidth from rank i to rank j in bytes a second, above 0. The
+            diagonal is ignored. Use inf for ranks of one host: their links then cost 0.
 
     Raises:
-        InvalidArgument: bandwidths are no square matrix of numbers above 0.
+        InvalidArgument: bandwidths is not a square matrix of numbers above 0.
     """
     rates = _square("bandwidths", bandwidths)
     np.fill_diagonal(rates, inf)
@@ -96,22 +99,22 @@ def bandwidth_costs(bandwidths: ArrayLike) -> Costs:
 
 
 class _Tree(Protocol):
-    """hpcomm.Tree."""
+    """The method of hpcomm.Tree that tree_cost calls."""
 
     def above(self, size: int) -> tuple[int, ...]: ...
 
 
 def tree_cost(tree: _Tree | Sequence[int], costs: ArrayLike, leaf: float = 0.0) -> float:
-    """The cost of a tree in P3: the sum of its edges' costs, plus leaf (alpha) for each rank without children
-    (Parameter Flow, equation 12).
+    """Returns a tree's cost: the sum of its edges' costs, plus leaf (alpha) for each rank without children (Parameter
+    Flow, equation 12).
 
     Args:
-        tree: an hpcomm.Tree of as many ranks as costs has, or its parents.
-        costs: (ranks, ranks), from row to column. The diagonal does not count.
+        tree: an hpcomm.Tree, or parents, one for each row of costs.
+        costs: (ranks, ranks): entry (i, j) is the cost of sending from rank i to rank j. The diagonal is ignored.
         leaf: as in cheapest_tree.
 
     Raises:
-        InvalidArgument: tree, costs or leaf is of another kind.
+        InvalidArgument: tree, costs or leaf is out of range, or tree and costs differ in size.
     """
     matrix = checked_costs(costs)
     size = len(matrix)
@@ -122,10 +125,10 @@ def tree_cost(tree: _Tree | Sequence[int], costs: ArrayLike, leaf: float = 0.0) 
 
 
 def checked_parents(parents: object, size: int | None = None) -> tuple[int, ...]:
-    """The parents of a tree as it is kept.
+    """Returns parents as a tuple of int.
 
     Raises:
-        InvalidArgument: parents are anything but ranks and -1, or of another number of ranks than size.
+        InvalidArgument: parents is not a sequence of ranks and -1, or its length is not size.
     """
     if not isinstance(parents, Iterable):
         raise InvalidArgument(f"parents is {parents!r}: must be a sequence of ranks, with -1 for the root")
@@ -136,16 +139,16 @@ def checked_parents(parents: object, size: int | None = None) -> tuple[int, ...]
 
 
 def priced(parents: Sequence[int], costs: Costs, leaf: float) -> float:
-    """tree_cost of checked arguments."""
+    """Computes tree_cost without checking the arguments."""
     edges = [float(costs[parent, rank]) for rank, parent in enumerate(parents) if parent >= 0]
     return fsum(edges) + leaf * (len(parents) - len(set(parents) - {-1}))
 
 
 def checked_costs(costs: ArrayLike) -> Costs:
-    """costs as float64 with a diagonal of 0.
+    """Returns costs as float64 with a diagonal of 0.
 
     Raises:
-        InvalidArgument: they are no square matrix of finite numbers, 0 or more.
+        InvalidArgument: costs is not a square matrix of finite numbers, 0 or more.
     """
     found = _square("costs", costs)
     np.fill_diagonal(found, 0.0)
@@ -160,7 +163,7 @@ def checked_leaf(leaf: float) -> float:
 
 
 def checked_number(name: str, value: object, must: str, *, above: float = -inf) -> float:
-    """value as a finite float, 0 or more, and larger than above."""
+    """Returns value as a float; raises InvalidArgument unless it is finite, 0 or more, and larger than above."""
     try:
         number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else inf
     except OverflowError:
@@ -171,7 +174,7 @@ def checked_number(name: str, value: object, must: str, *, above: float = -inf) 
 
 
 def _square(name: str, matrix: ArrayLike) -> Costs:
-    """A copy of a square matrix as float64."""
+    """Returns a float64 copy of a matrix; raises InvalidArgument unless it is square, not empty, and of numbers."""
     try:
         found = np.asarray(matrix)
     except ValueError:

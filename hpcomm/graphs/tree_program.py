@@ -1,7 +1,8 @@
-"""P3 of Parameter Flow (section 3.4.1) as a mixed-integer program, which HiGHS solves by way of SciPy.
+"""States P3 of Parameter Flow (section 3.4.1) as a mixed-integer program, and solves it with HiGHS, through SciPy.
 
-P3 says by h[i, j, k] which edges lie on the way to each rank. A depth label for each rank says the same with fewer
-variables, and forbids circles apart from the root, which P3 as printed allows.
+A row is one linear constraint of the program. The paper's variables h[i, j, k] say which edges lie on the path to each
+rank. Here each rank has a depth label instead, which needs fewer variables, and also forbids cycles that do not contain
+the root; P3 as printed allows such cycles.
 """
 
 from collections.abc import Iterable
@@ -16,22 +17,22 @@ from ..errors import NotSupported
 from .graph import PIP_GRAPH
 from .tree_costs import Costs
 
-MOST_ROWS = 150_000  # of a program; a larger one is not started
-_ROUNDS = 12  # of linear programs whose solutions are cut off
-_CUT = 0.99  # of an edge: a set of ranks that less than this enters gets a cut
-_SLACK = 1e-6  # beside the cost of the tree that is known, for rounding
-_FLOW = 1 << 20  # the capacity of an edge, as maximum_flow takes ints
+MOST_ROWS = 150_000  # larger programs are not started
+_ROUNDS = 12  # most linear programs that are solved to find cuts
+_CUT = 0.99  # a group of ranks gets a cut if edges into it sum to less than this; a tree has at least 1
+_SLACK = 1e-6  # added to the cost of the known tree, for rounding
+_FLOW = 1 << 20  # capacity of a whole edge: maximum_flow takes integers
 
 Terms = list[tuple[int, float]]
 
 
 class Solved(NamedTuple):
-    """The outcome of a search by the program.
+    """The result of solve.
 
     Attributes:
-        parents: of the best tree that it found; None: it found none.
-        bound: no tree costs less; -inf: it does not know.
-        ended: whether it went through all trees.
+        parents: the parents of the best tree that HiGHS found; None if it found no tree.
+        bound: a lower bound of the cost of all trees; -inf if none is known.
+        ended: whether HiGHS finished before the time limit, so that no tree is cheaper.
     """
 
     parents: list[int] | None
@@ -40,7 +41,7 @@ class Solved(NamedTuple):
 
 
 class TreeProblem(NamedTuple):
-    """P3: at most degree children of a rank, at most depth hops, leaf for each rank without children."""
+    """An instance of P3: a rank has at most degree children and depth hops; a rank without children costs leaf."""
 
     costs: Costs
     degree: int
@@ -50,17 +51,17 @@ class TreeProblem(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows of the program, about."""
+        """The approximate number of rows of the program."""
         return 2 * self.depth * len(self.costs) ** 2
 
 
 def solve(problem: TreeProblem, known: float, until: float) -> Solved:
-    """The cheapest tree.
+    """Looks for the cheapest tree with HiGHS.
 
     Args:
-        problem: with costs around 1, as HiGHS takes 1e-6 for 0.
-        known: the cost of a known tree: the program looks only for trees that cost no more.
-        until: when to stop, by time.monotonic.
+        problem: its costs should be around 1, because HiGHS treats 1e-6 as 0.
+        known: the cost of a known tree; HiGHS looks only for trees that cost no more.
+        until: the time.monotonic() at which to stop.
 
     Raises:
         NotSupported: SciPy is not installed.
@@ -91,8 +92,10 @@ def solve(problem: TreeProblem, known: float, until: float) -> Solved:
 class _Program:
     """The variables, each 0 or 1, and the rows of a problem.
 
-    edge[i, j]: i sends to j (l of the paper). at[j, d]: j is d hops from the root, its depth label. end[j, d]: it is,
-    and has no children (t of the paper, told apart by hops, which makes the bounds of linear programs far better).
+    - edge[i, j] is 1 if i sends to j (l in the paper).
+    - at[j, d] is 1 if j is d hops from the root: the depth label.
+    - end[j, d] is 1 if j is d hops from the root and has no children. The paper's t does not depend on d; with d the
+      linear programs give far better bounds.
     """
 
     def __init__(self, problem: TreeProblem) -> None:
@@ -117,13 +120,13 @@ class _Program:
         return len(self.costs) - 1
 
     def row(self, terms: Iterable[tuple[int, float]], low: float, high: float) -> None:
-        """low <= sum of factor x variable <= high."""
+        """Adds the row low <= sum of factor * variable <= high; a term is (index of a variable, factor)."""
         self.rows.append(list(terms))
         self.low.append(low)
         self.high.append(high)
 
     def enter(self, group: Iterable[int]) -> None:
-        """An edge enters each group of ranks without the root (a cut)."""
+        """Adds a cut: at least one edge must enter this group of ranks, which does not contain the root."""
         inside = set(group)
         self.row([(at, 1) for (i, j), at in self.edge.items() if j in inside and i not in inside], 1, inf)
 
@@ -131,7 +134,8 @@ class _Program:
         return [(self.edge[rank, child], 1) for child in self.others if child != rank]
 
     def _trees(self) -> None:
-        """Each rank has one parent, whose hops are one fewer, and few children (equations 13, 14 and 16)."""
+        """Adds rows: each rank has one parent, which is one hop nearer to the root, and at most degree children
+        (equations 13, 14 and 16)."""
         size, degree = len(self.problem.costs), self.problem.degree
         self.row(self._below(self.root), 1, degree)
         for j in self.others:
@@ -153,8 +157,8 @@ class _Program:
                     self.row([(self.edge[j, k], 1), (self.at[k, d + 1], 1), *down], -inf, 1)
 
     def _leaves(self) -> None:
-        """Ranks without children are counted by hops (equation 15): ranks with children at a hop are at most as many as
-        ranks at the next hop, and at least as many as these need for parents."""
+        """Adds rows that count the ranks without children at each hop (equation 15): of n ranks at hop d + 1 the
+        parents number at most n, and at least n / degree."""
         problem, last = self.problem, self.hops[-1]
         for j in self.others:
             self.row([(self.end[j, last], 1), (self.at[j, last], -1)], 0, 0)
@@ -168,7 +172,8 @@ class _Program:
         self.row([(at, 1) for at in self.end.values()], least_leaves(problem), inf)
 
     def _twins(self) -> None:
-        """Orders ranks that may change places at no cost: lower ones have fewer hops, then more children."""
+        """Adds rows that order ranks which are interchangeable: the lower rank has fewer hops, or equal hops and at
+        least as many children."""
         wide = self.problem.degree + 1
         for twins in _twins(self.problem):
             for a, b in pairwise(twins):
@@ -184,7 +189,7 @@ class _Program:
                     self.row(terms + [(self.at[a, e], -1) for e in self.hops[:d]], -inf, 0)
 
     def matrix(self) -> tuple[Any, list[float], list[float]]:
-        """The rows as scipy.sparse.csr_array, with their ends."""
+        """Returns the rows as a scipy.sparse.csr_array, with their low and high limits."""
         from scipy.sparse import csr_array  # noqa: PLC0415
 
         flat = [term for terms in self.rows for term in terms]
@@ -194,8 +199,9 @@ class _Program:
         return csr_array((factors, (rows, columns)), shape=shape), self.low, self.high
 
     def cut(self, until: float) -> float:
-        """Cuts off solutions in parts of edges: adds rows for groups of ranks that less than an edge enters, until a
-        linear program has no such group. Returns the best bound; -inf if none ended."""
+        """Solves linear programs, whose edges may be fractions, and adds a cut for each group of ranks that less than
+        one whole edge enters, until no such group is left. Returns the best lower bound, or -inf if no linear program
+        was solved in time."""
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
 
         bound = -inf
@@ -220,7 +226,8 @@ class _Program:
         return bound
 
     def _weak(self, x: Any) -> set[frozenset[int]]:
-        """Groups of ranks that less than an edge enters, by the least cuts between the root and each rank."""
+        """Returns groups of ranks that less than one whole edge enters in the solution x, from the minimum cut between
+        the root and each rank."""
         from scipy.sparse import csr_array  # noqa: PLC0415
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # noqa: PLC0415
 
@@ -238,7 +245,7 @@ class _Program:
         return found
 
     def parents(self, x: Any) -> list[int]:
-        """The tree of a solution."""
+        """Returns the parents of the tree in solution x."""
         found = [-1] * len(self.problem.costs)
         for (i, j), at in self.edge.items():
             if x[at] > 0.5:
@@ -247,12 +254,13 @@ class _Program:
 
 
 def least_leaves(problem: TreeProblem) -> int:
-    """Each way from the root to a rank without children has depth ranks at most."""
+    """Returns the least number of ranks without children: a path from the root to one has at most depth other ranks."""
     return ceil((len(problem.costs) - 1) / problem.depth)
 
 
 def _twins(problem: TreeProblem) -> list[list[int]]:
-    """Groups of ranks that may change places at no cost, such as the ranks of a rack; without the root."""
+    """Returns groups of ranks that are interchangeable, as the costs stay the same if two of them change places. The
+    root is in no group."""
     costs, found = problem.costs, list[list[int]]()
     for rank in range(len(costs)):
         if rank == problem.root:
@@ -269,7 +277,7 @@ def _twins(problem: TreeProblem) -> list[list[int]]:
 
 
 def _groups(problem: TreeProblem) -> set[frozenset[int]]:
-    """Groups of ranks that are near to each other, such as racks, without the root: single linkage."""
+    """Returns groups of ranks with low costs between them, such as racks, by single linkage; without the root."""
     near = np.minimum(problem.costs, problem.costs.T)
     home = {rank: frozenset([rank]) for rank in range(len(near))}
     found = set()

@@ -1,4 +1,4 @@
-"""Trees of small cost with few children and few hops, found by a search that ends soon (for P3 of Parameter Flow)."""
+"""Finds trees of small cost within a degree and a depth, by a heuristic search (for P3 of Parameter Flow)."""
 
 from collections.abc import Sequence
 from random import Random
@@ -9,18 +9,18 @@ from .tree_costs import Costs, priced
 
 Parents = list[int]
 
-NEAR = 8  # ranks that send to a rank most cheaply, which are mostly tried as its parents
-MOVES = 4  # of a turn for each edge that there could be, from LEAST_MOVES to MOST_MOVES in all
+# The search makes turns, each with many moves (tried changes of the tree) from a new start.
+NEAR = 8  # for each rank, this many of its cheapest parents are tried most often
+MOVES = 4  # moves of a turn = MOVES * size^2, but from LEAST_MOVES to MOST_MOVES
 LEAST_MOVES, MOST_MOVES = 10_000, 400_000
-ALL_MOVES = 120_000  # of all turns, where one takes fewer
-FEW_MOVES = 1000  # of all turns for each edge, of few ranks
-WARM = 4.0  # mean edges that a change may cost at the beginning of a turn
+ALL_MOVES = 120_000  # default number of moves over all turns
+FEW_MOVES = 1000  # over all turns at most FEW_MOVES * size^2 moves, which matters for few ranks
+WARM = 4.0  # at the beginning of a turn a change may cost this many mean edges
 _EPSILON = 1e-12
 
 
 def room(degree: int, depth: int, enough: int) -> int:
-    """The most ranks, the root among them, of a tree in which no rank has more than degree children and none is more
-    than depth hops from the root; at most enough."""
+    """Returns how many ranks, root included, a tree of this degree and depth may have, but at most enough."""
     ranks = level = 1
     for _ in range(depth):
         level *= degree
@@ -31,11 +31,12 @@ def room(degree: int, depth: int, enough: int) -> int:
 
 
 def search(costs: Costs, degree: int, depth: int, leaf: float, root: int, all_moves: int = ALL_MOVES) -> Parents:
-    """A tree of small cost. Neither time nor rounding of exp decides, so all ranks find the same one.
+    """Returns the parents of a tree of small cost. A tree of this degree and depth must exist (room).
 
-    It grows a tree by the cheapest edges first, then changes it in small steps. A step that costs more is taken too if
-    it costs less than a random part of a limit, which falls to 0: threshold accepting, a kin of annealing. all_moves:
-    of all turns; there is one turn at least. A tree of this degree and depth exists.
+    First it grows a tree by the cheapest edges, then it changes the tree in small moves. A move that raises the cost is
+    accepted if the rise is below a random part of a threshold, which falls to 0 (threshold accepting, similar to
+    simulated annealing). It makes as many turns as all_moves allows, at least one. All ranks find the same tree, as
+    neither time nor functions that machines round differently, such as exp, decide anything.
     """
     size = len(costs)
     grown = [_grown(costs, degree, depth, leaf, root), _grown(costs, degree, depth, 0.0, root)]
@@ -54,17 +55,17 @@ def search(costs: Costs, degree: int, depth: int, leaf: float, root: int, all_mo
 
 
 def _grown(costs: Costs, degree: int, depth: int, leaf: float, root: int) -> Parents:
-    """Joins one rank after another to the tree, each time by the cheapest edge.
+    """Grows a tree from the root: joins one rank after another, each time by the cheapest edge.
 
-    A rank at hop d leaves room for as many ranks below it as a full tree of depth - d hops has. Each rank that joins
-    takes exactly one place of that room, wherever it joins: so no order of joining runs out of places.
+    A full tree of this degree and depth has a fixed number of places, and each rank that joins takes one of them,
+    wherever it joins. So no order of joining runs out of places.
     """
     size = len(costs)
     parents, hops, children = [-1] * size, [0] * size, np.zeros(size, np.int64)
-    extra = np.full(size, np.inf)  # cost of an edge from a rank beside the edge's own; inf: the rank takes no child
+    extra = np.full(size, np.inf)  # extra[r]: added to the cost of edges from rank r; inf if r may have no more child
     extra[root] = 0.0
     left = np.arange(size) != root
-    least, who = costs[root].copy(), np.full(size, root)  # of the edges to each rank
+    least, who = costs[root].copy(), np.full(size, root)  # cost and sender of the cheapest edge to each rank
     for _ in range(size - 1):
         rank = int(np.argmin(np.where(left, least, np.inf)))
         parent = int(who[rank])
@@ -83,7 +84,7 @@ def _grown(costs: Costs, degree: int, depth: int, leaf: float, root: int) -> Par
 
 
 class _Changes:
-    """A tree that is changed: a path goes elsewhere, or two ranks or two subtrees change places."""
+    """A tree under change: a path moves to another place, or two ranks, or two subtrees, change places."""
 
     def __init__(
         self, costs: list[list[float]], parents: Sequence[int], degree: int, depth: int, leaf: float, root: int
@@ -101,7 +102,7 @@ class _Changes:
         size = len(self.parents)
         spent = sum(self.costs[parent][rank] for rank, parent in enumerate(self.parents) if parent >= 0)
         first = WARM * (spent / size + self.leaf)
-        total = least = 0.0  # beside the cost at the start
+        total = least = 0.0  # changes of cost since the start
         best = list(self.parents)
         others = [rank for rank in range(size) if rank != self.root]
         for move in range(moves):
@@ -120,7 +121,8 @@ class _Changes:
         return best
 
     def _moved(self, random: Random, top: int, near: list[int], limit: float) -> float | None:
-        """Moves a random path that begins at top, mostly to one of the ranks that are near to it."""
+        """Moves a random path that begins at top, mostly below one of top's cheapest parents. limit, result: as in
+        _move."""
         end, then = top, -1
         while self.children[end] and random.random() < 0.6:
             then = self.children[end][int(random.random() * len(self.children[end]))]
@@ -139,9 +141,9 @@ class _Changes:
     def _move(self, top: int, end: int, then: int, parent: int, child: int, limit: float) -> float | None:
         """Moves a path of ranks, from top down to end, with all ranks below it except then and the ranks below then.
 
-        then, a child of end, takes the place of top. The path goes between parent and child, a child of parent. -1 for
-        then or child: there is no such rank. The move is done if it costs at most limit more. Returns the change of
-        cost; None: nothing has changed.
+        then, a child of end, takes the place of top. The path goes between parent and child, which is a child of
+        parent. then and child may be -1: no such rank. The move is made if it raises the cost by at most limit and
+        keeps degree and depth. Returns the change of cost, or None if the move was not made.
         """
         costs, children, old = self.costs, self.children, self.parents[top]
         change = costs[parent][top] - costs[old][top]
@@ -173,7 +175,7 @@ class _Changes:
         return change
 
     def _hang(self, *below: tuple[int, int]) -> None:
-        """Gives each of these ranks a parent; of rank -1 nothing."""
+        """Gives each rank of the pairs (rank, parent) its new parent; skips pairs with rank -1."""
         for rank, parent in below:
             if rank >= 0:
                 self.children[self.parents[rank]].remove(rank)
@@ -181,7 +183,7 @@ class _Changes:
                 self.parents[rank] = parent
 
     def _swap(self, a: int, b: int, limit: float) -> float | None:
-        """Lets two ranks change places: each gets the other's parent and children. limit, result: as in _move."""
+        """Swaps two ranks: each gets the other's parent and children. limit, result: as in _move."""
         if a == b:
             return None
         if self.parents[a] == b:
@@ -215,7 +217,7 @@ class _Changes:
         return change
 
     def _exchange(self, a: int, b: int, limit: float) -> float | None:
-        """Lets two ranks, each with all below it, change parents. limit, result: as in _move."""
+        """Swaps two subtrees: ranks a and b exchange parents. limit, result: as in _move."""
         over_a, over_b = self.parents[a], self.parents[b]
         if over_a == over_b:
             return None
@@ -238,11 +240,11 @@ class _Changes:
         return rank == top
 
     def _set_hops(self, top: int) -> int:
-        """Sets the hops of a rank and of all below it, from its parent's. The most of them."""
+        """Sets the hops of a rank and of all ranks below it. Returns the largest number of hops that it set."""
         parent = self.parents[top]
         self.hops[top] = 0 if parent < 0 else self.hops[parent] + 1
         below = [top]
-        for rank in below:  # which grows meanwhile
+        for rank in below:  # the loop appends to this list
             for child in self.children[rank]:
                 self.hops[child] = self.hops[rank] + 1
                 below.append(child)
