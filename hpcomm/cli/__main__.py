@@ -1,4 +1,4 @@
-"""python -m hpcomm.cli is the hpcomm command."""
+"""Runs the hpcomm command by python -m hpcomm.cli."""
 
 from . import main
 

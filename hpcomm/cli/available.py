@@ -1,4 +1,4 @@
-"""hpcomm doctor --bandwidth: how much the paths between the hosts of a job have left, each way."""
+"""hpcomm doctor --bandwidth: measures the available bandwidth between the hosts of a job, in each direction."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,13 +16,16 @@ from ..launch import Group
 from . import verdict
 from .verdict import Host
 
-LONGEST = 60.0  # seconds for the paths from one host
+LONGEST = 60.0  # most seconds to probe the paths from one host
 
 
 @dataclass(frozen=True)
 class Way:
-    """The path from one host to another, by their numbers in the report. low, high: bytes a second; high None: no rate
-    was too fast. answered: whether a probe came through."""
+    """The available bandwidth from one host to another. sender, receiver: the hosts' indices in the report.
+
+    low, high: bounds in bytes a second; high: None if no probed rate was too fast. answered: whether any probe was
+    answered.
+    """
 
     sender: int
     receiver: int
@@ -35,11 +38,13 @@ Gather = Callable[[Any, float], list[Any]]
 
 
 def measure(group: Group, config: Config, hosts: Sequence[Host], gather: Gather) -> tuple[Way, ...]:
-    """Collective over the ranks; all ways between hosts, the same on every rank. The lowest rank of each host probes
-    the lowest ranks of all others. gather: gives a value of each rank to all, within so many seconds.
+    """Returns the available bandwidth of all paths between hosts, the same on every rank. All ranks must call it.
+
+    The lowest rank of each host probes the lowest ranks of all other hosts. gather(value, timeout) is an allgather with
+    a timeout in seconds.
 
     Raises:
-        HpcommError: not every rank comes up, or one is gone.
+        HpcommError: a rank does not start in time, or dies.
     """
     leaders = [host.ranks[0] for host in hosts]
     found: tuple[Bandwidth, ...] = ()
@@ -59,7 +64,7 @@ def _finite(rate: float | None) -> float | None:
 
 
 def told(way: Way | None) -> str:
-    """A cell of the matrix."""
+    """Returns the text of a cell of the table."""
     if way is None:
         return "-"
     if not way.answered:

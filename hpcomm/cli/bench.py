@@ -1,4 +1,4 @@
-"""hpcomm bench: the bounds of this machine or cluster, and how much of them hpcomm reaches."""
+"""hpcomm bench: measures the bounds of a machine or cluster, and which part of each bound hpcomm reaches."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def _launched() -> bool:
-    """Whether a launcher has started several ranks, this one among them."""
+    """Whether a launcher has started this process as one of several ranks."""
     try:
         return launch.find(None, launch.configuration({})).size > 1
     except HpcommError as error:
@@ -27,7 +27,8 @@ def _launched() -> bool:
 
 
 def start_ranks(count: int, words: Sequence[str], transport: str) -> int:
-    """Runs the command as so many ranks of this host: by mpirun where mpi4py fits it, else by hpcomm's rendezvous."""
+    """Runs the command as count ranks on this host: by mpirun if mpi4py has the same MPI, otherwise by hpcomm's own
+    rendezvous. Returns the exit status."""
     launcher = mpi.launcher()
     binding = mpi.mpi4py() if launcher is not None else None
     if launcher is not None and binding is not None and binding.library and binding.family == launcher.family:
@@ -37,7 +38,8 @@ def start_ranks(count: int, words: Sequence[str], transport: str) -> int:
 
 
 def as_rank(job: Callable[[Any], int]) -> int:
-    """The result of a job of all ranks. An error of one rank ends all, for which MPI's others would wait."""
+    """Runs job on this rank and returns its result, or 4 after an error. Under MPI an error ends all ranks, which
+    would otherwise wait for this one."""
     comm = ranks.world()
     try:
         return job(comm)
@@ -61,7 +63,7 @@ def run_one(name: str, arguments: Sequence[str]) -> int:
 
 
 def _one(name: str, about: str) -> click.Command:
-    """The command of a benchmark, whose options harness.parser reads."""
+    """Returns the click command of one benchmark; harness.parser, not click, reads its options."""
     return click.Command(
         name,
         callback=lambda arguments: sys.exit(run_one(name, arguments)),
@@ -103,13 +105,14 @@ def _words(quick: bool, as_json: bool, **values: Any) -> list[str]:
 @click.option("--plot", type=_FILE, help="Draw all into this file (needs matplotlib).")
 @click.pass_context
 def command(ctx: click.Context, /, quick: bool, count: int, **given: Any) -> None:
-    """Measure memory, links and hpcomm's operations beside their bounds, and print a verdict.
+    """Measure memory, links and hpcomm's operations, compare them with their bounds, and print a verdict.
 
-    Alone it starts two ranks here; under mpirun, srun or torchrun it takes theirs:
-    mpirun -H node1,node2 hpcomm bench. Without NAME all benchmarks run, and a verdict ends them.
-    hpcomm bench NAME --help lists the options of one.
+    Without a launcher it starts two ranks on this host. Under mpirun, srun or torchrun it uses the launcher's ranks:
+    mpirun -H node1,node2 hpcomm bench. Without NAME it runs all benchmarks, and prints a verdict at the end.
+    hpcomm bench NAME --help lists the options of one benchmark.
 
-    Ends with 1 if an answer was wrong, with 3 below --at-least, with 2 for bad options, and with 4 if a rank failed.
+    The exit status is 1 if a result was wrong, 2 for bad options, 3 if a part is below --at-least, and 4 if a rank
+    failed.
     """
     if ctx.invoked_subcommand is not None:
         if quick or count != 2 or any(given.values()):

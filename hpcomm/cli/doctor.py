@@ -1,4 +1,7 @@
-"""hpcomm doctor: faults of this host, or between the hosts of a job, and their fixes."""
+"""hpcomm doctor: finds faults of this host, or between the hosts of a job, and says how to fix them.
+
+A check is a function that takes the number of ranks on this host and returns one or several results (verdict.Check).
+"""
 
 import json
 import math
@@ -31,21 +34,21 @@ _GIB = 2**30
 _THP = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _NET = Path("/proc/sys/net")
 _GBIT = 1e9 / 8
-_IN_FLIGHT = int(25 * _GBIT * 1e-3)  # bytes: 25 Gb/s and a round trip of 1 ms
+_IN_FLIGHT = int(25 * _GBIT * 1e-3)  # bytes in flight at 25 Gb/s with a round trip of 1 ms
 _ENOUGH_PORTS = 4096
-_OWN_FILES = 48  # of Python, of MPI, and of a context that has no peer
-_MOST_CORES = 8  # that an exchange takes unless it is told
+_OWN_FILES = 48  # open files of Python, of MPI, and of a context without peers
+_MOST_CORES = 8  # most cores that an exchange uses by default
 
 
 def _configuration() -> Config:
     try:
         return launch.configuration({})
-    except ConfigError:  # told by addresses
+    except ConfigError:  # the check addresses reports it
         return Config()
 
 
 def shared_memory(ranks: int) -> Check:
-    """Memory limits windows, which are memfds, not the size of /dev/shm."""
+    """Checks the memory available for windows. Windows are memfds, so the size of /dev/shm does not limit them."""
     available = _core.memory_available()
     try:
         disk = os.statvfs("/dev/shm")
@@ -59,7 +62,7 @@ def shared_memory(ranks: int) -> Check:
 
 
 def memory_files(ranks: int) -> Check:
-    """A window is a memfd that travels over an abstract Unix socket: do both work here?"""
+    """Checks that a memfd can be made and sent over an abstract Unix socket: so ranks share windows."""
     try:
         fd = os.memfd_create("hpcomm-doctor", os.MFD_CLOEXEC)
         try:
@@ -107,9 +110,12 @@ def liveness(ranks: int) -> Check:
 
 
 def files_needed(ranks: int, cores: int, streams: int) -> int:
-    """How many a rank has open with one exchange of so many cores: for each peer its connection and its process, and
-    streams (0 where memory is shared) of each lane. A context has two lanes, and two more for each core; while one is
-    made, its memory takes one."""
+    """Returns how many files a rank has open with one exchange.
+
+    These are, for each peer, its control connection, its pidfd, and the TCP streams of each lane (0 if ranks share
+    memory); one memfd, open while a window is made; and _OWN_FILES. A context has two lanes, and two more for each
+    core of the exchange.
+    """
     lanes = 2 + 2 * cores
     return _OWN_FILES + 1 + (ranks - 1) * (2 + lanes * streams)
 
@@ -155,7 +161,7 @@ def huge_pages(ranks: int) -> Check:
 
 
 def addresses(ranks: int) -> Check:
-    """Checks the addresses at which other hosts reach this one."""
+    """Checks which of this host's addresses hpcomm gives to other hosts."""
     try:
         asked = launch.configuration({}).socket_ifname
         found = interfaces.addresses(asked)
@@ -173,7 +179,7 @@ def addresses(ranks: int) -> Check:
 
 
 def loopback(ranks: int) -> Check:
-    """A connection of this host to itself, by the means that `doctor --network` tests other hosts with."""
+    """Checks that this host can connect to itself, by the test that `doctor --network` makes between hosts."""
     token = secrets.token_bytes(reach.TOKEN_BYTES)
     try:
         with reach.Responder(token, [token], [], 2 * reach.LONGEST, bind="127.0.0.1") as responder:
@@ -190,7 +196,7 @@ def loopback(ranks: int) -> Check:
 
 
 def socket_buffers(ranks: int) -> Check:
-    """Checks how many bytes one connection may have in flight."""
+    """Checks that the kernel's socket buffers allow enough bytes in flight on one connection."""
     numbers = {}
     for name in ("tcp_rmem", "tcp_wmem"):
         try:
@@ -210,7 +216,7 @@ def socket_buffers(ranks: int) -> Check:
 
 
 def ports(ranks: int) -> Check:
-    """Every context listens on an ephemeral port, and calls from them."""
+    """Checks the range of ephemeral ports: every context listens on one, and each connection leaves from one."""
     first, last = (int(number) for number in network.ephemeral().split("-"))
     seen = f"{last - first + 1} ephemeral ports, {first} to {last}"
     if last - first + 1 < _ENOUGH_PORTS:
@@ -219,7 +225,7 @@ def ports(ranks: int) -> Check:
 
 
 def backlog(ranks: int) -> Check:
-    """All peers of a rank may call it at once."""
+    """Checks how many connections may wait to be accepted: all peers may connect to a rank at once."""
     try:
         most = int((_NET / "core/somaxconn").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -260,7 +266,7 @@ def compiler(ranks: int) -> Check:
     return Check("C compiler", OK, f"{said[0]} ({path})")
 
 
-Look = Callable[[int], Check | Sequence[Check]]  # at one thing, or at several that belong together
+Look = Callable[[int], Check | Sequence[Check]]  # a check: takes the number of ranks
 
 CHECKS: tuple[Look, ...] = (
     shared_memory,
@@ -309,9 +315,9 @@ CHECKS: tuple[Look, ...] = (
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(ranks: int, between: bool | None, bandwidth: bool, wait: float, as_json: bool) -> None:
-    """Find faults of this host, or between the hosts of a job, and print their fixes.
+    """Find faults of this host, or between the hosts of a job, and print how to fix them.
 
-    Ends with 1 if a check failed, or if two hosts cannot reach each other.
+    The exit status is 1 if a check failed, or if two hosts cannot reach each other.
     """
     checks = list(CHECKS)
     if bandwidth and between is False:
@@ -321,7 +327,7 @@ def command(ranks: int, between: bool | None, bandwidth: bool, wait: float, as_j
         try:
             config = launch.configuration({})
         except ConfigError as error:
-            wrong = str(error)  # the other ranks are told
+            wrong = str(error)  # examine tells it to the other ranks
         try:
             group = launch.find(None, config)
         except HpcommError as error:
@@ -341,8 +347,8 @@ def command(ranks: int, between: bool | None, bandwidth: bool, wait: float, as_j
 def examine(
     group: launch.Group, config: Config, wrong: str, wait: float, as_json: bool, bandwidth: bool = False
 ) -> bool:
-    """Tests all hosts, by all ranks; returns whether all hosts can work together. wrong: why this rank cannot take
-    part."""
+    """Tests the network between all hosts; all ranks must call it. Returns whether all hosts can work together. wrong:
+    the reason why this rank cannot take part, or ""."""
     try:
         return network.main(
             group, network.me(config, wrong), config.init_seconds, wait, as_json, config if bandwidth else None
@@ -355,13 +361,13 @@ def examine(
 
 
 def _leave(status: int) -> None:
-    """MPI's own end would wait for the ranks that never came."""
+    """Ends the process at once, because MPI's finalization would wait for the ranks that did not start."""
     sys.stderr.flush()
     os._exit(status)
 
 
 def tell(ranks: int, wanted: Sequence[Look], as_json: bool) -> None:
-    """Prints the findings of the checks; ends with 1 if one failed."""
+    """Runs the checks and prints their results; ends the process with status 1 if one failed."""
     checks: list[Check] = []
     for look in wanted:
         found = look(ranks)

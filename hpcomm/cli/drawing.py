@@ -1,4 +1,4 @@
-"""Pictures of node communication graphs, ranks on a circle, and of trees, the root on top: an arrow for each edge."""
+"""Draws communication graphs, with the ranks on a circle, and trees, with the root on top. Edges are arrows."""
 
 from collections.abc import Sequence
 from math import ceil, sqrt
@@ -9,14 +9,18 @@ from ..errors import InvalidArgument, NotSupported
 from ..graphs import Graph
 from ..graphs.graph import PIP_GRAPH, as_phases
 
-_INCHES = 4  # of the side of one picture
-_LABELLED = 64  # ranks up to which their numbers can be read
-_MOST_EDGES = 20000  # of all pictures together
+_INCHES = 4  # side of one picture
+_LABELLED = 64  # with more ranks their numbers are not drawn
+_MOST_EDGES = 20000  # in all pictures of a file
 
 
 def draw(graphs: Sequence[Graph | Sequence[Graph]], path: Path) -> None:
-    """Draws graphs, and each phase, side by side into a PNG, PDF or SVG file. Raises InvalidArgument for too many edges
-    and a file that cannot be written, NotSupported without networkx or matplotlib."""
+    """Draws graphs side by side into a PNG, PDF or SVG file, with a picture for each phase.
+
+    Raises:
+        InvalidArgument: the graphs have too many edges, or the file cannot be written.
+        NotSupported: networkx or matplotlib is not installed.
+    """
     networkx, figure_of, canvas_of = _libraries()
     singles = [phase for graph in graphs for phase in as_phases(graph)]
     edges = sum(int(graph.in_degrees.sum()) for graph in singles)
@@ -35,7 +39,8 @@ def draw(graphs: Sequence[Graph | Sequence[Graph]], path: Path) -> None:
 
 
 def draw_tree(parents: Sequence[int], title: str, path: Path) -> None:
-    """Draws a tree into a file, as draw, the root on top. parents: by rank the rank that sends to it, -1: the root."""
+    """Draws a tree into a file, and raises errors, as draw does. parents[r]: the rank that sends to r, -1 for the
+    root."""
     networkx, figure_of, canvas_of = _libraries()
     if len(parents) > _MOST_EDGES:
         raise InvalidArgument(f"{len(parents)} ranks are too many to draw: {_MOST_EDGES} at the most")

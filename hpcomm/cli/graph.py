@@ -1,4 +1,7 @@
-"""hpcomm graph: what to expect of a node communication graph, and which one to take."""
+"""hpcomm graph: prints measures of communication graphs, and recommends a graph.
+
+A kind is a word that names a graph, such as "ring" or "torus:4".
+"""
 
 import json
 import math
@@ -35,15 +38,15 @@ KINDS = {
     "one_peer_exponential": "one edge of exponential a step",
     "random_matchings": "pairs that change each step; random_matchings:8 in 8 steps",
 }
-ALL = (*(kind for kind in KINDS if kind != "spread"), "ring:both", "chain:both")  # a spread is searched for seconds
+ALL = (*(kind for kind in KINDS if kind != "spread"), "ring:both", "chain:both")  # a spread's search takes seconds
 HEADINGS = ("graph", "gap", "sigma 2", "diameter", "in", "out", "influence", "bytes/step", "s/step", "check")
 
 
 def make(kind: str, n: int, seeds: int = 16, seed: int = 0) -> Graphs:
-    """The graph of n ranks that a word such as "ring", "ring:both" or "torus:4" names.
+    """Returns the graph of n ranks, or its phases, that a kind such as "ring", "ring:both" or "torus:4" names.
 
     Raises:
-        InvalidArgument: there is no such graph.
+        InvalidArgument: the kind is unknown, or does not suit n.
     """
     match kind.replace("-", "_").partition(":"):
         case "complete", "", "":
@@ -81,17 +84,17 @@ def make(kind: str, n: int, seeds: int = 16, seed: int = 0) -> Graphs:
 
 
 def _number(kind: str, text: str, default: int) -> int:
-    """The number behind the colon of a kind."""
+    """Returns the number after the colon of a kind, or default if the text is empty."""
     if text and not text.isdecimal():
         raise InvalidArgument(f"{kind}: {text!r} is no number")
     return int(text) if text else default
 
 
 def from_file(file: TextIO, n: int | None) -> Graph:
-    """The graph of a file with an edge on each line: source, target and, on all lines or none, a weight.
+    """Reads a graph from a file with an edge on each line: source, target and, on all lines or none, a weight.
 
     Raises:
-        InvalidArgument: a line is no edge, or the edges make no graph.
+        InvalidArgument: a line is not an edge, or the edges make no valid graph.
     """
     edges: list[tuple[int, int]] = []
     weights: list[float] = []
@@ -119,14 +122,15 @@ def name_of(graph: Graphs) -> str:
 
 
 def facts(graph: Graphs, nbytes: int, rates: Rates | None = None, compute: float = 0.0) -> dict[str, Any]:
-    """The measures of a graph; None for a missing one, as phases and a graph that falls apart have no diameter. With
-    rates also the predicted seconds of a step."""
+    """Returns the measures of a graph by name. A measure that does not exist has the value None: phases,
+    and graphs that are not connected, have no diameter. If rates is given, the predicted seconds of a step are among
+    the measures."""
     phases = as_phases(graph)
     sigma = graphs.second_singular(graph)
     diameter = graphs.diameter(phases[0]) if len(phases) == 1 else math.inf
     try:
         counts = [graphs.influence(phases[0])] if len(phases) == 1 else []
-    except InvalidArgument:  # it falls into groups
+    except InvalidArgument:  # no rank reaches all others
         counts = []
     found = {
         "graph": name_of(graph),
@@ -147,7 +151,7 @@ def facts(graph: Graphs, nbytes: int, rates: Rates | None = None, compute: float
 
 
 def _range(arrays: Iterable[Any]) -> list[Any]:
-    """The smallest and the largest value of all of them."""
+    """Returns the smallest and the largest value of all arrays."""
     ends = [(array.min().item(), array.max().item()) for array in arrays]
     return [min(low for low, _ in ends), max(high for _, high in ends)]
 
@@ -157,7 +161,8 @@ def _span(ends: list[Any]) -> str:
 
 
 def _told(row: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of a row. Influence is relative to a fair part."""
+    """Returns the cells of a row of the table. Influence is printed relative to 1/n, its value if all ranks have the
+    same."""
     n, influence = row["ranks"], row["influence"]
     if influence is None:
         fair = "fair" if row["phases"] > 1 and not row["findings"] else "-"
@@ -206,7 +211,7 @@ def _print_choices(choices: tuple[graphs.Choice, ...], as_json: bool) -> None:
 
 
 def amount(text: str) -> float:
-    """A number, such as 28M or 1.25e9."""
+    """Parses a number such as "28M" (28 * 2^20) or "1.25e9"; raises ValueError for other text."""
     unit = text[-1:] if text[-1:] in UNITS else ""
     number = float(text.removesuffix(unit)) * UNITS[unit]
     if not math.isfinite(number):
@@ -215,7 +220,7 @@ def amount(text: str) -> float:
 
 
 def _asked(words: tuple[str, ...], edges: TextIO | None, seeds: int, seed: int) -> list[Graphs]:
-    """The graphs of the command line."""
+    """Returns the graphs that the command line names."""
     kinds, sizes = [word for word in words if not word.isdecimal()], [int(word) for word in words if word.isdecimal()]
     if edges is not None:
         if kinds or len(sizes) > 1:
@@ -230,7 +235,7 @@ def _asked(words: tuple[str, ...], edges: TextIO | None, seeds: int, seed: int) 
                 try:
                     found.append(make(one, n, seeds, seed))
                 except InvalidArgument:
-                    if kind != "all":  # all: without kinds that n does not suit
+                    if kind != "all":  # "all" skips kinds that do not suit n
                         raise
     return found
 
@@ -240,7 +245,7 @@ def _kinds() -> str:
 
 
 class _Graphs(click.Command):
-    """hpcomm graph, whose first word may be tree: then the rest is for hpcomm graph tree."""
+    """The command hpcomm graph. If its first word is "tree", the command hpcomm graph tree gets the rest."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

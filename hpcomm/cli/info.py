@@ -1,4 +1,4 @@
-"""hpcomm info: the build, its findings on this host, and its configuration."""
+"""hpcomm info: prints the build, the libraries and devices that it finds on this host, and the configuration."""
 
 import json
 import os
@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).absolute().parent.parent
 
 
 def loaded_library() -> str:
-    """The file that libhpcomm was mapped from."""
+    """Returns the file from which this process has mapped libhpcomm, or ""."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         path = line.partition("/")[2]
         if os.path.basename(path).startswith("libhpcomm.so"):
@@ -63,7 +63,7 @@ def facts() -> dict[str, Any]:
 
 
 def configuration() -> list[dict[str, Any]]:
-    """Every setting with its default and its value here and now."""
+    """Returns every setting with its default and its value in this environment."""
     current = launch.configuration({})
     plain = resolve({}, {})
     return [
@@ -132,7 +132,7 @@ def _print_table(console: Console, title: str, columns: tuple[str, ...], rows: l
 @click.option("--lib-dir", "path", flag_value="lib_dir", help="Print the folder of libhpcomm.")
 @click.option("--pkg-config-dir", "path", flag_value="pkg_config_dir", help="Print the folder of hpcomm.pc.")
 def command(config: bool, devices: bool, as_json: bool, path: str | None) -> None:
-    """Print the version, the build, its findings on this host, and the configuration."""
+    """Print the version, the build, the libraries and devices found on this host, and the configuration."""
     if path is not None:
         click.echo(folders()[path])
         return

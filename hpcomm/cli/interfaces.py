@@ -1,4 +1,4 @@
-"""The addresses of this host, asked of the kernel by netlink, and the ones that hpcomm may use."""
+"""Asks the kernel, by netlink, for the addresses of this host, and chooses the addresses that hpcomm uses."""
 
 import fcntl
 import ipaddress
@@ -9,8 +9,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 VARIABLE = "HPCOMM_SOCKET_IFNAME"
-_LEFT_OUT = ("lo", "docker", "br-")  # unless they are asked for, or there is nothing else
-_MOST = 4  # addresses of a host that hpcomm tells its peers
+_LEFT_OUT = ("lo", "docker", "br-")  # not used unless the user asks for them, or the host has no other
+_MOST = 4  # most addresses that a host tells its peers
 _GETADDR, _DUMP, _DONE, _ERROR = 22, 0x301, 3, 2  # rtnetlink(7)
 _ADDRESS, _LOCAL = 1, 2
 _GETFLAGS, _GETMTU = 0x8913, 0x8921  # netdevice(7)
@@ -20,10 +20,10 @@ _UP_AND_RUNNING = 0x41
 @dataclass(frozen=True)
 class Address:
     ip: str
-    prefix: int  # bits of its network
+    prefix: int  # length of the network's prefix in bits
     interface: str
     mtu: int
-    used: bool  # by hpcomm
+    used: bool  # whether hpcomm uses it
 
     def __str__(self) -> str:
         return f"{self.ip} by {self.interface}"
@@ -33,8 +33,11 @@ class Address:
 
 
 def picks(asked: str, names: Callable[[str, bool], bool]) -> bool:
-    """NCCL's grammar: "eth,ib" by prefix, "=eth0" exactly, "^docker" or "^=eth0" all but these. names(word,
-    exactly)."""
+    """Whether the setting asked selects an interface, in NCCL's grammar.
+
+    "eth,ib" selects by prefix, "=eth0" by the whole name; "^docker" or "^=eth0" selects all others. names(word,
+    exactly) says whether a word matches the interface, as a whole or as a prefix.
+    """
     exclude, listed = asked.startswith("^"), asked.removeprefix("^")
     exact, listed = listed.startswith("="), listed.removeprefix("=")
     words = filter(None, (word.strip() for word in listed.split(",")))
@@ -46,13 +49,13 @@ def allows(asked: str, interface: str) -> bool:
 
 
 def addresses(asked: str = "") -> tuple[Address, ...]:
-    """This host's addresses on interfaces that are up, without IPv6's link-local ones; first those that hpcomm uses
-    under HPCOMM_SOCKET_IFNAME=asked."""
+    """Returns this host's addresses on interfaces that are up, without IPv6 link-local addresses. Addresses that hpcomm
+    uses if HPCOMM_SOCKET_IFNAME=asked come first."""
     return choose([(ip, prefix, name, _mtu(name)) for ip, prefix, name in _dump() if _is_up(name)], asked)
 
 
 def choose(found: list[tuple[str, int, str, int]], asked: str) -> tuple[Address, ...]:
-    """The addresses of found (ip, prefix, interface, MTU), best first, each marked if hpcomm uses it."""
+    """Returns the addresses of found (ip, prefix, interface, MTU), best first, and marks the ones that hpcomm uses."""
 
     def allowed(ip: str, name: str) -> bool:
         if asked:
@@ -75,7 +78,7 @@ def _grade(ip: str) -> int:
 
 
 def told(found: Iterable[Address]) -> str:
-    """ "eth0 10.0.0.1/24, MTU 1500; docker0 172.17.0.1/16, MTU 1500"."""
+    """Returns text such as "eth0 10.0.0.1/24, MTU 1500; docker0 172.17.0.1/16, MTU 1500"."""
     by_name: dict[str, list[Address]] = {}
     for address in found:
         by_name.setdefault(address.interface, []).append(address)
@@ -86,7 +89,7 @@ def told(found: Iterable[Address]) -> str:
 
 
 def _dump() -> Iterator[tuple[str, int, str]]:
-    """The kernel's list: ip, prefix, interface."""
+    """Yields (ip, prefix, interface) of each address that the kernel lists."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         netlink.settimeout(5)
         netlink.send(struct.pack("=IHHIIBBBBI", 24, _GETADDR, _DUMP, 1, 0, socket.AF_UNSPEC, 0, 0, 0, 0))
@@ -109,11 +112,11 @@ def _parse(message: bytes) -> Iterator[tuple[str, int, str]]:
         size, kind = struct.unpack_from("=HH", rest)
         attributes[kind] = rest[4:size]
         rest = rest[(size + 3) & ~3 :]
-    raw = attributes.get(_LOCAL) or attributes.get(_ADDRESS)  # a point-to-point link's ADDRESS is the other end's
+    raw = attributes.get(_LOCAL) or attributes.get(_ADDRESS)  # on a point-to-point link ADDRESS is the peer's address
     if raw is None or family not in (socket.AF_INET, socket.AF_INET6):
         return
     ip = socket.inet_ntop(family, raw)
-    with suppress(OSError):  # the interface has gone since
+    with suppress(OSError):  # the interface was removed meanwhile
         if family == socket.AF_INET or not ipaddress.IPv6Address(ip).is_link_local:
             yield ip, prefix, socket.if_indextoname(index)
 

@@ -1,4 +1,5 @@
-"""The MPI that is there: the launcher on PATH and the library that mpi4py loads, looked at from outside."""
+"""Finds out which MPI is installed: the launcher on PATH, and the library that mpi4py loads. Other processes load it,
+not this one."""
 
 import re
 import shutil
@@ -22,20 +23,20 @@ class Launcher:
     """A launcher of ranks, on PATH or beside this Python."""
 
     path: str
-    version: str  # its own first line
+    version: str  # the first line of --version, or family and number
     family: str  # "Open MPI", "MPICH" or "?"
 
 
 @dataclass(frozen=True)
 class Mpi4py:
-    version: str  # "" if it is not installed
-    library: str  # "" if it cannot load one
+    version: str  # "" if mpi4py is not installed
+    library: str  # the MPI library's version; "" if mpi4py cannot load one
     family: str
-    wrong: str  # why it cannot load one
+    wrong: str  # why mpi4py cannot load a library, or ""
 
 
 def output(*command: str) -> str:
-    """The output of a command within some seconds; "" if it cannot run."""
+    """Returns the output of a command; "" if it cannot be run or takes more than 20 s."""
     try:
         done = subprocess.run(
             command,
@@ -60,7 +61,7 @@ def family(text: str) -> str:
 
 
 def launcher() -> Launcher | None:
-    beside = str(Path(sys.executable).parent)  # pip puts it there
+    beside = str(Path(sys.executable).parent)  # where pip installs mpirun
     path = shutil.which("mpirun") or shutil.which("mpiexec") or shutil.which("mpirun", path=beside)
     if path is None:
         return None

@@ -1,4 +1,7 @@
-"""hpcomm doctor --network: every host of the job calls every other at all of its addresses, and rank 0 tells."""
+"""hpcomm doctor --network: every host of a job connects to all addresses of every other host; rank 0 prints a report.
+
+A leader is the lowest rank of a host: it acts for the host. A finding is the result for one address, from one host.
+"""
 
 import json
 import os
@@ -27,22 +30,22 @@ from .interfaces import VARIABLE, Address
 from .reach import Finding, Responder, Target
 from .verdict import FAIL, OK, WARN, Host, Pair, Problem
 
-PATIENCE = 3.0  # seconds to wait for an address: the first packet is sent three times
-_SPARE = 8  # addresses of a host that are tried although they are not used
-_MOST_ALIKE = 4  # rows with one fix
-_TOGETHER = 400  # bytes of all ranks in one exchange: as many as the smallest packet that IP allows holds
+PATIENCE = 3.0  # seconds to wait for an address, in which the kernel sends the first packet three times
+_SPARE = 8  # most addresses of a host that are tried though hpcomm does not use them
+_MOST_ALIKE = 4  # most printed rows with the same fix
+_TOGETHER = 400  # bytes of all ranks in one allgather: they fit into the smallest packet that IP guarantees
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True)
 class Self:
-    """This rank as it tells the others of itself."""
+    """Facts that a rank tells all others about itself."""
 
-    host: str  # the same on the ranks of one host and no others
+    host: str  # identifies the host: the same on all its ranks, different on others
     name: str
     asked: str  # HPCOMM_SOCKET_IFNAME
     addresses: tuple[Address, ...]
-    wrong: str = ""  # why it can take no part
+    wrong: str = ""  # why this rank cannot take part
     rdma: tuple[str, ...] = ()  # ports that verbs can use
 
 
@@ -60,7 +63,8 @@ class Report:
 
 
 def me(config: Config, wrong: str = "") -> Self:
-    """A host is a network namespace of a running kernel, as it is for hpcomm's choice of a transport."""
+    """Returns the facts of this rank. As in hpcomm's choice of transports, two ranks are on one host if they have the
+    same boot of a kernel and the same network namespace."""
     parts, addresses = [], tuple[Address, ...]()
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"):
         with suppress(OSError):
@@ -86,11 +90,14 @@ def ephemeral() -> str:
 def examine(
     group: Group, self: Self, timeout: float, patience: float = PATIENCE, watch: Callable[[int], Any] | None = None
 ) -> Report:
-    """Collective; the same report on every rank, in a bounded time. The lowest rank of each host acts for it; watch
-    gets the number of steps of this rank's host and returns a function to call after each.
+    """Tests all pairs of hosts, and returns the same report on every rank, in a bounded time. All ranks must call it.
+
+    watch, if given, is called with the number of this host's steps, and returns a function that is called after each
+    step.
 
     Raises:
-        Timeout, ConfigError: not every rank takes part, or not with the same hpcomm.
+        Timeout: a rank does not take part.
+        ConfigError: the ranks have different versions of hpcomm.
     """
     agree(group, _core.version(), 0, timeout)
     token = secrets.token_bytes(reach.TOKEN_BYTES)
@@ -130,7 +137,7 @@ def examine(
 
 
 def _gather(group: Group, value: Any, timeout: float) -> list[Any]:
-    """The values of all ranks, of any length, by small messages: they pass where large ones are swallowed."""
+    """Returns the values of all ranks. It sends many small messages, because some faulty networks lose large ones."""
     end = time.monotonic() + timeout
 
     def allgather(data: bytes) -> list[bytes]:
@@ -147,7 +154,7 @@ def _gather(group: Group, value: Any, timeout: float) -> list[Any]:
 
 
 def _hosts(told: Sequence[dict[str, Any]]) -> tuple[list[int], tuple[Host, ...]]:
-    """The lowest rank of each host, and the hosts, in the order of these ranks."""
+    """Returns the leaders of all hosts, and the hosts, both in the order of the leaders."""
     ranks: dict[str, list[int]] = {}
     for rank, one in enumerate(told):
         ranks.setdefault(one["host"], []).append(rank)
@@ -172,7 +179,7 @@ def _door(responder: Responder | None, wrong: str) -> dict[str, Any]:
 
 
 def _with_wrongs(hosts: Sequence[Host], told: Sequence[dict[str, Any]]) -> tuple[Host, ...]:
-    """The hosts with the faults that any of their ranks found."""
+    """Returns the hosts, each with a fault in wrong if one of its ranks has found one."""
     return tuple(
         replace(host, wrong=next((told[rank]["wrong"] for rank in host.ranks if told[rank]["wrong"]), ""))
         for host in hosts
@@ -182,8 +189,8 @@ def _with_wrongs(hosts: Sequence[Host], told: Sequence[dict[str, Any]]) -> tuple
 def _with_masks(
     hosts: Sequence[Host], findings: Sequence[Finding], seen: Sequence[dict[str, list[str]]]
 ) -> tuple[Host, ...]:
-    """With the addresses from which the others saw a host call, though it has no such address: a router's, which
-    translates."""
+    """Returns the hosts with their masks: addresses from which others saw a host's connections come, though the host
+    does not have them, as a router translates addresses (NAT)."""
     masks = []
     for number, host in enumerate(hosts):
         own = {address.ip for address in host.addresses}
@@ -201,7 +208,8 @@ def _tried(host: Host) -> list[Address]:
 
 
 def _targets(mine: int, hosts: Sequence[Host], doors: Sequence[dict[str, Any]]) -> list[Target]:
-    """The targets at all other hosts, the next host first, so that no host is called by all at once."""
+    """Returns the addresses to try at all other hosts. Each host begins with the next host, so that not all connect to
+    the same host at once."""
     found = []
     for step in range(1, len(hosts)):
         number = (mine + step) % len(hosts)
@@ -261,7 +269,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def rows(report: Report) -> list[tuple[str, str, str, str]]:
-    """Hosts, result, problem, fix; of problems with the same fix the first few."""
+    """Returns rows (hosts, result, problem, fix); of problems with the same fix it lists only the first few."""
     found = [
         (" - ".join(report.hosts[i].name for i in pair.hosts), problem)
         for pair in report.pairs
@@ -313,11 +321,13 @@ def main(
     json_wanted: bool,
     probing: Config | None = None,
 ) -> bool:
-    """Takes part in the examination, on rank 0 prints the report, and returns whether all pairs work. probing: the
-    settings with which hosts that work probe the bandwidth between them; None: they do not.
+    """Calls examine, prints the report on rank 0, and returns whether all pairs of hosts work.
+
+    probing: settings of a context with which the hosts measure the bandwidth between them, if all pairs work; None: do
+    not measure it.
 
     Raises:
-        HpcommError: as examine.
+        HpcommError: as examine and available.measure.
     """
     console = Console()
     if not console.is_terminal:

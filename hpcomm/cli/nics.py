@@ -1,4 +1,4 @@
-"""RDMA devices as the kernel shows them, under a root folder that is another one in tests."""
+"""Reads the RDMA devices that the kernel lists in sysfs, below a root folder that tests replace."""
 
 import ipaddress
 import re
@@ -10,14 +10,14 @@ from pathlib import Path
 from ..bench.hardware import read
 from .interfaces import picks
 
-_WORD = re.compile(r"=?[^\^=/ :]{1,63}(?::([0-9]+))?")  # of HPCOMM_DEVICES: a name, and maybe a port
+_WORD = re.compile(r"=?[^\^=/ :]{1,63}(?::([0-9]+))?")  # a word of HPCOMM_DEVICES: a name, and perhaps a port
 
 
 @dataclass(frozen=True)
 class Gid:
     index: int
     kind: str  # "RoCE v2", "IB/RoCE v1"
-    ip: str  # a RoCE v2 GID is the address that its packets come from
+    ip: str  # the GID as an IP address; RoCE v2 packets have it as their source address
     netdev: str
 
     @property
@@ -33,7 +33,7 @@ class Port:
     physical: str  # LinkUp, Polling, Disabled
     link_layer: str
     rate: str  # "100 Gb/sec (4X EDR)"
-    netdev: str  # of an Ethernet port, as far as the kernel says
+    netdev: str  # the network interface of an Ethernet port; "": not known
     gids: tuple[Gid, ...]
 
     @property
@@ -42,7 +42,7 @@ class Port:
 
     @property
     def routable(self) -> list[Gid]:
-        """Its RoCE v2 GIDs, best first, as hpcomm takes them."""
+        """The port's RoCE v2 GIDs, in the order in which hpcomm prefers them."""
         found = (gid for gid in self.gids if gid.kind == "RoCE v2")
         return sorted(found, key=lambda gid: (gid.is_link_local, ":" in gid.ip))
 
@@ -50,8 +50,8 @@ class Port:
 @dataclass(frozen=True)
 class Nic:
     name: str
-    node: int  # NUMA; -1: not known
-    uverbs: str  # its character device; "": the kernel has made none
+    node: int  # NUMA node; -1: not known
+    uverbs: str  # name of its character device; "": the kernel has not made one
     ports: tuple[Port, ...]
 
 
@@ -82,7 +82,8 @@ def _port(path: Path) -> Port:
 
 
 def _netdev(device: Path) -> str:
-    """The NIC of a port without a GID: the software device's, or the only one of the same hardware."""
+    """Returns the network interface of a port without a GID: the one below a software device, or the only one of the
+    same hardware; "" if not known."""
     others = [path.name for path in _entries(device / "device/net")]
     return read(device / "parent") or (others[0] if len(others) == 1 else "")
 
@@ -118,14 +119,15 @@ def node_of(root: Path, cpu: int) -> int | None:
 
 
 def is_list(asked: str) -> bool:
-    """Whether init takes it for HPCOMM_DEVICES."""
+    """Whether init accepts this value of HPCOMM_DEVICES."""
     words = [word.strip(" ") for word in asked.removeprefix("^").removeprefix("=").split(",")]
     named = [_WORD.fullmatch(word) for word in words if word]
     return bool(named) and all(match is not None and int(match[1] or 1) in range(1, 256) for match in named)
 
 
 def allows(asked: str, device: str, port: int) -> bool:
-    """NCCL_IB_HCA's grammar, as picks has it, with ports: "mlx5_0,mlx5_1:1"; "" allows all."""
+    """Whether HPCOMM_DEVICES=asked allows a port. The grammar is NCCL_IB_HCA's: that of picks, with ports, such as
+    "mlx5_0,mlx5_1:1". "" allows all."""
 
     def names(word: str, exactly: bool) -> bool:
         name, _, number = word.partition(":")

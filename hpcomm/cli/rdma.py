@@ -1,7 +1,7 @@
-"""hpcomm doctor's look at RDMA: the obstacles to using the devices of this host, and the fixes.
+"""The RDMA checks of hpcomm doctor: why the devices of this host cannot be used, and how to fix that.
 
-Files are read under a root folder, which tests replace; libibverbs' and the process's facts are in Here. A host without
-an RDMA device is in order: tcp is used.
+The checks read files below a root folder, which tests replace, and take all other facts from a Here. A host without an
+RDMA device passes the checks: hpcomm then uses tcp.
 """
 
 import ctypes
@@ -31,28 +31,28 @@ _UNLOCK = (
     "ulimit -l unlimited, for good by /etc/security/limits.d/rdma.conf: * - memlock unlimited; "
     "in a container: --ulimit memlock=-1"
 )
-_HEADERS = 96  # bytes that the kernel takes off a netdev's MTU for RoCE's headers
+_HEADERS = 96  # bytes that the kernel subtracts from a netdev's MTU for RoCE's headers
 _MTUS = (256, 512, 1024, 2048, 4096)
-_CAP_IPC_LOCK = 14  # capabilities(7): may lock any memory
+_CAP_IPC_LOCK = 14  # capabilities(7): the process may lock any amount of memory
 
 
 @dataclass(frozen=True)
 class Here:
-    """This process and its host."""
+    """Facts about this process and its host."""
 
     root: Path = Path("/")
-    built: bool = True  # with rdma-core's headers
+    built: bool = True  # whether hpcomm was built with rdma-core's headers
     missing: str = ""  # why libibverbs cannot be loaded
     devices: tuple[Device, ...] = ()  # as libibverbs reports them
     asked: str = ""  # HPCOMM_DEVICES
     transport: str = ""  # HPCOMM_TRANSPORT
-    memlock: int = resource.RLIM_INFINITY  # bytes
-    memory: int = 0  # that windows may take
-    cpus: frozenset[int] = frozenset()
+    memlock: int = resource.RLIM_INFINITY  # bytes that the process may lock
+    memory: int = 0  # bytes available for windows, on the host
+    cpus: frozenset[int] = frozenset()  # CPUs on which the process may run
 
     @property
     def insists(self) -> bool:
-        """Whether a job cannot fall back to tcp."""
+        """Whether HPCOMM_TRANSPORT names verbs but no transport over sockets, so that a job cannot use tcp instead."""
         named = self.transport.split(",")
         return "verbs" in named and not {*named} & {*_core.transports("socket")}
 
@@ -75,7 +75,7 @@ def built() -> bool:
 
 
 def library_missing() -> str:
-    """Why libibverbs cannot be loaded; "" if it can."""
+    """Returns why libibverbs cannot be loaded; "" if it can."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -84,19 +84,19 @@ def library_missing() -> str:
 
 
 def address(device: Device) -> str:
-    """The address of a port: "10.0.0.1", "fe80::a288:c203:15:8e42, LID 7"."""
+    """Returns the address of a port, such as "10.0.0.1" or "fe80::a288:c203:15:8e42, LID 7"."""
     gid = device.gid.removeprefix("::ffff:") if "." in device.gid else device.gid
     return f"{gid}, LID {device.lid}" if device.lid else gid
 
 
 def told(device: Device) -> str:
-    """ "mlx5_0:1 10.0.0.1 by eth2, 100 Gb/s"."""
+    """Returns text such as "mlx5_0:1 10.0.0.1 by eth2, 100 Gb/s"."""
     by = f" by {device.netdev}" if device.netdev else ""
     return f"{device.name}:{device.port} {address(device)}{by}" + (f", {device.gbits:g} Gb/s" if device.gbits else "")
 
 
 def listed(root: Path = Path("/")) -> tuple[tuple[Device, ...], str]:
-    """All ports, and if it finds no port the reason."""
+    """Returns all ports of RDMA devices, and "" or the reason why it found none."""
     try:
         devices = _core.devices()
     except NotSupported as error:
@@ -105,7 +105,7 @@ def listed(root: Path = Path("/")) -> tuple[tuple[Device, ...], str]:
 
 
 def usable(config: Config) -> tuple[str, ...]:
-    """The ports that a job with these settings takes; () where it takes no verbs."""
+    """Returns the ports that a job with these settings uses, as text; () if its settings exclude verbs."""
     if config.transport and "verbs" not in config.transport.split(","):
         return ()
     return tuple(
@@ -128,7 +128,7 @@ def examine(here: Here, ranks: int) -> list[Check]:
     ports = [port for nic in found for port in nic.ports]
     usable = [port for port in ports if (port.device, port.number) in known and known[port.device, port.number].usable]
     troubles = {nic.name: trouble for nic in found if (trouble := _trouble(here.root, nic)) is not None}
-    # libibverbs says only that it cannot open a device, and nothing else about it.
+    # Of a device that it cannot open, libibverbs reports no MTU.
     opened = {device.name for device in here.devices if device.mtu}
     unheard = [device for device in here.devices if device.name not in opened and device.name not in troubles]
     return [
@@ -158,7 +158,7 @@ def _none(here: Here) -> Check:
 
 
 def _no_list(name: str, here: Here) -> Check | None:
-    """A failed check if init refuses HPCOMM_DEVICES, as it is no list of devices."""
+    """Returns a failed check if HPCOMM_DEVICES is not a list of devices, which init refuses; otherwise None."""
     if not here.asked or nics.is_list(here.asked):
         return None
     fix = f"{VARIABLE}=mlx5_0,mlx5_1:1 or ^mlx5_2 or =mlx5_1, or leave it unset"
@@ -172,7 +172,7 @@ def _build(here: Here) -> Check:
 
 
 def _library(here: Here, unheard: Sequence[Device]) -> Check:
-    """unheard: devices that libibverbs cannot open, though the kernel would let it."""
+    """Checks libibverbs. unheard: devices that libibverbs cannot open though their device files can be opened."""
     if here.missing:
         return Check("RDMA library", WARN, f"{LIBRARY} cannot be loaded: {here.missing}", INSTALL)
     if unheard:
@@ -181,7 +181,7 @@ def _library(here: Here, unheard: Sequence[Device]) -> Check:
 
 
 def _access(found: Sequence[Nic], troubles: Sequence[tuple[str, str]]) -> Check:
-    """The kernel's door for libibverbs."""
+    """Checks that the device files that libibverbs needs can be opened."""
     if troubles:
         fixes = dict.fromkeys(fix for _, fix in troubles)
         return Check("RDMA access", WARN, "; ".join(said for said, _ in troubles), "; ".join(fixes))
@@ -190,7 +190,7 @@ def _access(found: Sequence[Nic], troubles: Sequence[tuple[str, str]]) -> Check:
 
 
 def _trouble(root: Path, nic: Nic) -> tuple[str, str] | None:
-    """The reason why a process cannot open a device, and the fix."""
+    """Returns why this process cannot open a device file, and the fix; None if it can."""
     if not nic.uverbs:
         return f"the kernel knows {nic.name}, but ib_uverbs is not loaded for it", "modprobe ib_uverbs"
     path = f"/dev/infiniband/{nic.uverbs}"
@@ -207,7 +207,7 @@ def _trouble(root: Path, nic: Nic) -> tuple[str, str] | None:
 
 
 def _judge(port: Port, device: Device | None, root: Path, others: bool) -> Check:
-    """others: another port can be used, so that one without a cable does no harm."""
+    """Checks one port. others: some port can be used, so a port without a cable, say, is no fault."""
     name = f"RDMA {port.name}"
     why, fix = _down(port) or _nameless(port) or ("", "")
     if not why and device is not None and device.why:
@@ -218,7 +218,7 @@ def _judge(port: Port, device: Device | None, root: Path, others: bool) -> Check
 
 
 def _down(port: Port) -> tuple[str, str] | None:
-    """Why a port is not active, and the fix."""
+    """Returns why a port is not active, and the fix; None if it is active."""
     if port.state == "ACTIVE":
         return None
     said = f"{port.state or 'of unknown state'} ({port.link_layer}{f', {port.physical}' if port.physical else ''})"
@@ -235,7 +235,7 @@ def _down(port: Port) -> tuple[str, str] | None:
 
 
 def _nameless(port: Port) -> tuple[str, str] | None:
-    """An Ethernet port needs an address in RoCE v2's table of GIDs."""
+    """Returns a fault and its fix if an Ethernet port has no RoCE v2 GID, which it needs; otherwise None."""
     if port.link_layer == "InfiniBand" or port.routable:
         return None
     has = f"{len(port.gids)} of another kind" if port.gids else "no GID at all"
@@ -260,7 +260,7 @@ def _seen(port: Port, device: Device | None) -> str:
 
 
 def _hint(port: Port, device: Device | None, root: Path) -> str:
-    """The fix by which a port that works would work better; "": none."""
+    """Returns advice that makes a working port faster, or ""."""
     if port.link_layer == "InfiniBand":
         return ""
     if port.routable[0].is_link_local:
@@ -276,7 +276,7 @@ def _hint(port: Port, device: Device | None, root: Path) -> str:
 
 
 def roce_mtu(netdev: int) -> int:
-    """The MTU of RoCE on a netdev of this MTU; 0: no MTU fits."""
+    """Returns the RDMA MTU of a RoCE port whose netdev has this MTU; 0 if none fits."""
     return max((mtu for mtu in _MTUS if mtu + _HEADERS <= netdev), default=0)
 
 
@@ -284,7 +284,7 @@ def roce_mtu(netdev: int) -> int:
 
 
 def _memlock(here: Here, ranks: int) -> Check:
-    """Windows are registered whole, which locks them."""
+    """Checks the limit of locked memory: windows are registered as a whole, which locks them."""
     name = "RDMA memlock"
     if here.memlock == resource.RLIM_INFINITY:
         return Check(name, OK, "unlimited")
@@ -305,7 +305,7 @@ def _size(nbytes: int) -> str:
 
 
 def _may_lock_all(root: Path) -> bool:
-    """A capability of a user namespace's own root does not count."""
+    """Whether this process may lock any amount of memory. The capability counts only in the host's user namespace."""
     status = read(root / "proc/self/status").splitlines()
     effective = next((line.split()[1] for line in status if line.startswith("CapEff:")), "0")
     whole = read(root / "proc/self/uid_map").split() == ["0", "0", str(2**32 - 1)]
@@ -313,7 +313,7 @@ def _may_lock_all(root: Path) -> bool:
 
 
 def _numa(here: Here, found: Sequence[Nic]) -> Check:
-    """Ranks should run on the NUMA node of the NIC."""
+    """Checks that this process runs on the NUMA nodes of the NICs."""
     name = "RDMA NUMA"
     mine = {node for cpu in here.cpus if (node := node_of(here.root, cpu)) is not None}
     far = [nic for nic in found if nic.node >= 0 and mine and nic.node not in mine]
@@ -334,7 +334,7 @@ def _listed(nodes: Iterable[int]) -> str:
 
 
 def _choice(here: Here, ports: Sequence[Port], usable: Sequence[Port]) -> list[Check]:
-    """The ports and transports that HPCOMM_DEVICES and HPCOMM_TRANSPORT leave."""
+    """Checks that HPCOMM_DEVICES and HPCOMM_TRANSPORT leave a port or transport that can be used."""
     name, transport = "RDMA choice", variable("transport")
     if (wrong := _no_list(name, here)) is not None:
         return [wrong]

@@ -1,12 +1,12 @@
-"""One address of another host, tried by plain sockets: who answers, does data pass, how large may a packet be.
+"""Tests addresses of other hosts by plain sockets: which host answers, does data pass, how large may a packet be.
 
     caller -> called   magic, the caller's token
-    called -> caller   magic, the called host's token          the small echo, and the proof that it is the right host
-    caller -> called   "S", n, then n bytes; answered by how many came
-    caller -> called   "R", n; answered by n bytes
+    called -> caller   magic, the called host's token          a small echo, which proves that it is the right host
+    caller -> called   "S", n, then n bytes; the called host answers with the number of bytes that came
+    caller -> called   "R", n; the called host answers with n bytes
 
-A token is 16 random bytes that the ranks have told each other; a caller without one gets no answer. A failure is a
-Finding, never an exception.
+A host calls an address: it connects to it. A token is 16 random bytes that identify a host; the ranks exchanged them
+before, and a caller without one gets no answer. A failure is reported as a Finding, never as an exception.
 """
 
 import errno
@@ -24,18 +24,18 @@ from typing import Any
 BLOCK = 1 << 20  # bytes of the large transfer
 TOKEN_BYTES = 16
 CALLS_AT_ONCE, TRANSFERS_AT_ONCE = 64, 4
-STALL = 1.5  # seconds without a byte
-LONGEST = 10.0  # seconds of one transfer
+STALL = 1.5  # a transfer that makes no progress for so many seconds has stalled
+LONGEST = 10.0  # most seconds of one transfer
 
 OK, REFUSED, SILENT, NO_ROUTE, MUTE, WRONG, BROKEN, UNTRIED = (
     "ok",
     "refused",  # no process listens there
-    "silent",  # no answer to a connect
-    "no route",  # the kernel says that it cannot get there
-    "mute",  # connects, and answers nothing
-    "wrong",  # another host answers, or no hpcomm doctor
-    "broken",  # hung up in the middle
-    "untried",  # no time was left
+    "silent",  # connect got no answer
+    "no route",  # the kernel has no route, or a firewall says so
+    "mute",  # connected, but no token came
+    "wrong",  # another host answered, or a program that is not hpcomm doctor
+    "broken",  # the connection broke during a transfer
+    "untried",  # connected, but no time was left for a transfer
 )
 
 _MAGIC = b"hpcheck\1"
@@ -50,8 +50,8 @@ _NO_ROUTE = {
     errno.ENETDOWN,
     errno.EHOSTDOWN,
     errno.EADDRNOTAVAIL,
-    errno.EINVAL,  # a blackhole among the routes
-    errno.EACCES,  # a prohibition among the routes, or the host's own firewall
+    errno.EINVAL,  # a blackhole route
+    errno.EACCES,  # a prohibit route, or this host's firewall
     errno.EPERM,
     errno.EAFNOSUPPORT,
 }
@@ -59,7 +59,7 @@ _NO_ROUTE = {
 
 @dataclass(frozen=True)
 class Target:
-    """An address at which a host should answer, and the word that it should say."""
+    """An address at which a host should answer, and the token that it should answer with."""
 
     host: int
     ip: str
@@ -72,7 +72,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one target, seen from one host."""
+    """The result of one host's call to one target."""
 
     caller: int
     called: int
@@ -82,17 +82,17 @@ class Finding:
     used: bool
     outcome: str
     why: str = ""
-    by: str = ""  # wrong: the token of the host that answered, in hex
-    seconds: float = 0.0  # until connected
-    local: str = ""  # the caller's own address
-    sent: int = -1  # bytes of BLOCK that came there; -1: not tried
-    received: int = -1
-    rate: float = 0.0  # bytes a second, of the slower direction
-    mtu: int = 0  # the largest packet that passes; 0: not known
+    by: str = ""  # with outcome "wrong": the token of the host that answered, in hex
+    seconds: float = 0.0  # time to connect
+    local: str = ""  # the caller's address on this connection
+    sent: int = -1  # how many of BLOCK bytes the called host got; -1: not tried
+    received: int = -1  # how many of BLOCK bytes the caller got back; -1: not tried
+    rate: float = 0.0  # bytes a second in the slower direction
+    mtu: int = 0  # size of the largest packet that passes; 0: not known
 
     @property
     def passes(self) -> bool:
-        """Whether data goes both ways."""
+        """Whether data passes in both directions."""
         return self.outcome == OK and self.sent in (-1, BLOCK) and self.received in (-1, BLOCK)
 
 
@@ -100,10 +100,17 @@ class Finding:
 
 
 class Responder:
-    """Answers callers on an ephemeral TCP port, and probes on a UDP port of each address, in a with block.
+    """Answers callers on an ephemeral TCP port, and UDP probes on a port of each address, as a context manager.
 
-    knows: the callers' tokens. idle: seconds of a caller between two transfers. bind: one address; "": all. seen: by
-    token, the addresses of a caller.
+    Args:
+        token: this host's token.
+        knows: the tokens of all allowed callers.
+        ips: addresses that get a UDP port.
+        idle: most seconds that a caller may let pass between two transfers.
+        bind: the address to listen on; "": all.
+
+    Attributes:
+        seen: for each caller's token, the addresses from which it connected.
     """
 
     def __init__(self, token: bytes, knows: Collection[bytes], ips: Sequence[str], idle: float, bind: str = "") -> None:
@@ -142,7 +149,7 @@ class Responder:
                 connection, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # the caller has gone, or no file may be opened: not at once again
+            except OSError:  # the caller is gone, or no more files may be opened: wait before the next try
                 self._ended.wait(0.05)
                 continue
             with self._lock:
@@ -178,7 +185,7 @@ class Responder:
                 came = _take(connection, nbytes)
                 connection.sendall(struct.pack("!Q", came))
                 if came < nbytes:
-                    _read(connection, nbytes, STALL)  # hung up here, the number would be lost; the caller hangs up
+                    _read(connection, nbytes, STALL)  # closing now could lose the number; the caller closes
                     return
             else:
                 _give(connection, nbytes)
@@ -205,7 +212,7 @@ def _listen(bind: str) -> socket.socket:
 
 
 def _udp(ip: str) -> socket.socket | None:
-    """A socket of this address, from which answers to probes leave."""
+    """Returns a UDP socket bound to this address, or None. Answers to probes leave from the address that was probed."""
     try:
         udp = socket.socket(_family(ip), socket.SOCK_DGRAM)
     except OSError:
@@ -224,7 +231,7 @@ def _family(ip: str) -> socket.AddressFamily:
 
 
 def _read(connection: socket.socket, nbytes: int, seconds: float) -> bytes:
-    """Exactly so many bytes, or EOFError, or TimeoutError."""
+    """Reads exactly nbytes bytes; raises EOFError if the peer closes, TimeoutError after so many seconds."""
     parts, end = b"", time.monotonic() + seconds
     while len(parts) < nbytes:
         connection.settimeout(max(1e-3, end - time.monotonic()))
@@ -236,7 +243,8 @@ def _read(connection: socket.socket, nbytes: int, seconds: float) -> bytes:
 
 
 def _take(connection: socket.socket, nbytes: int) -> int:
-    """How many of so many bytes come, until none has come for a while."""
+    """Receives up to nbytes bytes, until the transfer stalls. Returns how many came; raises EOFError if the peer
+    closes."""
     came, end = 0, time.monotonic() + LONGEST
     while came < nbytes and time.monotonic() < end:
         connection.settimeout(STALL)
@@ -251,7 +259,7 @@ def _take(connection: socket.socket, nbytes: int) -> int:
 
 
 def _give(connection: socket.socket, nbytes: int) -> bool:
-    """Whether so many bytes could be handed to the kernel."""
+    """Sends nbytes bytes. Returns whether the kernel took them all before the transfer stalled."""
     block, end = memoryview(bytes(_PIECE)), time.monotonic() + LONGEST
     while nbytes > 0:
         connection.settimeout(STALL)
@@ -265,7 +273,7 @@ def _give(connection: socket.socket, nbytes: int) -> bool:
 
 
 def _drop(connection: socket.socket) -> None:
-    """Closes at once, without a further try to send."""
+    """Resets the connection: data that was not sent yet is dropped."""
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
@@ -275,7 +283,7 @@ def _drop(connection: socket.socket) -> None:
 
 
 def call(caller: int, token: bytes, target: Target, patience: float) -> tuple[Finding, socket.socket | None]:
-    """Connects and exchanges tokens. The socket is None unless the right host has answered."""
+    """Connects and exchanges tokens. Returns the finding and, if the right host has answered, the socket, else None."""
     finding = Finding(caller, target.host, target.ip, target.port, target.interface, target.used, OK)
     connection = socket.socket(_family(target.ip), socket.SOCK_STREAM)
     start = time.monotonic()
@@ -312,12 +320,12 @@ def _refusal(error: OSError) -> str:
 
 
 def transfer(finding: Finding, connection: socket.socket) -> Finding:
-    """BLOCK bytes there, then as many back."""
+    """Sends BLOCK bytes, then receives BLOCK bytes. Returns the finding with the results."""
     try:
         start = time.monotonic()
         connection.sendall(struct.pack("!cQ", _SEND, BLOCK))
         _give(connection, BLOCK)
-        # The called host tells how many bytes came once no more come.
+        # The called host answers when all bytes have come, or the transfer has stalled.
         (sent,) = struct.unpack("!Q", _read(connection, 8, LONGEST + 2 * STALL))
         finding = replace(finding, sent=sent, rate=BLOCK / (time.monotonic() - start) if sent == BLOCK else 0.0)
         if sent < BLOCK:
@@ -334,7 +342,8 @@ def transfer(finding: Finding, connection: socket.socket) -> Finding:
 
 
 def path_mtu(local: str, target: Target, token: bytes, top: int) -> int:
-    """The largest packet, at most top, that reaches the target unfragmented, IP header included; 0: no UDP passes."""
+    """Returns the size, IP header included, of the largest packet up to top that reaches the target unfragmented; 0 if
+    no UDP passes."""
     v6 = ":" in target.ip
     headers, floor = (48, 1280) if v6 else (28, 576)
     top = min(top, 65535)
@@ -348,7 +357,7 @@ def path_mtu(local: str, target: Target, token: bytes, top: int) -> int:
             udp.connect((target.ip, target.udp_port))
             probe = _Probe(udp, token, target.token, headers)
             found = bisect(floor, top, probe.passes)
-            while 0 < found < top and probe.passes(found + 1):  # packets were lost for another reason
+            while 0 < found < top and probe.passes(found + 1):  # a probe was lost for another reason than its size
                 found = bisect(found + 1, top, probe.passes)
             return found
     except OSError:
@@ -356,7 +365,7 @@ def path_mtu(local: str, target: Target, token: bytes, top: int) -> int:
 
 
 def bisect(floor: int, top: int, passes: Callable[[int], bool]) -> int:
-    """The largest size from floor to top that passes; 0 if not even floor does."""
+    """Returns the largest size from floor to top that passes; 0 if not even floor does."""
     if passes(top):
         return top
     if not passes(floor):
@@ -384,7 +393,7 @@ class _Probe:
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:
                     return False
-                continue  # a refusal of the packet before
+                continue  # an ICMP error about the previous packet
             if self._answered(_MAGIC + self._expected + number):
                 return True
         return False
@@ -414,8 +423,11 @@ def probe(
     budget: float,
     tell: Callable[[], Any] = lambda: None,
 ) -> list[Finding]:
-    """Calls every target, then sends data to targets that answer, for budget seconds. mtus: of each local address. tell
-    is called twice for each target."""
+    """Calls every target, then transfers data with the targets that answered; returns a finding for each target.
+
+    patience: seconds to wait for each target. budget: no transfer begins later than this many seconds after the calls.
+    mtus: the MTU of each local address. tell is called twice for each target, to show progress.
+    """
 
     def first(target: Target) -> tuple[Finding, socket.socket | None]:
         try:
@@ -445,7 +457,7 @@ def probe(
 
 
 def longest(targets: int, patience: float, budget: float) -> float:
-    """Seconds that probe takes at most."""
+    """Returns how many seconds probe takes at most."""
     calls = -(-targets // CALLS_AT_ONCE) * 2 * patience
     bisection = 60 * _UDP_TRIES * _UDP_WAIT
     return calls + budget + 3 * LONGEST + 4 * STALL + bisection

@@ -1,4 +1,4 @@
-"""hpcomm status: the state of jobs with ranks on this host."""
+"""hpcomm status: shows the state of jobs that have ranks on this host."""
 
 import json
 import sys
@@ -16,12 +16,12 @@ from .._core import Blamed, Jobs, ShownRank, Waiting
 from ..errors import HpcommError
 
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in the kernel", "Z": "dead"}
-_LONG = 1.0  # seconds of computing, while others wait, that are shown
-_JOB_CHARS = 8  # of 32: enough to tell the jobs of a host apart
+_LONG = 1.0  # a rank that computes for so many seconds while others wait is reported
+_JOB_CHARS = 8  # printed characters of a job's 32: enough to tell the jobs of a host apart
 
 
 def process_state(pid: int) -> str:
-    """Why a process may give no answer, by /proc; "": not known."""
+    """Returns a state, from /proc, in which a process gives no answer, such as "stopped"; otherwise ""."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -64,7 +64,7 @@ def told(rank: ShownRank) -> str:
 
 
 def is_stuck(blamed: Blamed) -> bool:
-    """Whether it is worth a line: ranks that compute for a while are in every job."""
+    """Whether to print that ranks hold up others: not if all that they do is compute for less than a second."""
     return any(end.state != "computing" or end.seconds >= _LONG for end in blamed.culprits)
 
 
@@ -134,11 +134,11 @@ def _console() -> Console:
 def command(json_: bool, watch: float | None, wait: float) -> None:
     """Show the jobs that have ranks on this host: each rank's process, step and waits.
 
-    Ranks answer whatever their trainer does, unless they are stopped. Ranks of other hosts are asked by one of this
-    host, and shown with the age of their news. Below a job's ranks stand the ranks that hold it up. Only jobs of the
-    same user are seen (root sees all).
+    A service thread of each rank answers, so only a stopped rank does not. A rank of this host asks the ranks of other
+    hosts; each is shown with the age of its answer. Below the ranks of a job it prints the ranks that hold the job up.
+    You see the jobs of your user; root sees all.
 
-    Ends with 0 if a job was found, 1 if none, 2 if the question cannot be asked here.
+    The exit status is 0 if a job was found, 1 if none was found, and 2 if the question cannot be asked here.
     """
     console = _console()
     while True:

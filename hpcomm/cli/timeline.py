@@ -1,4 +1,4 @@
-"""hpcomm timeline: the ranks' timelines as one file, and where their time went."""
+"""hpcomm timeline: merges the ranks' timelines into one file, or prints how long ranks waited for each other."""
 
 import glob
 import json
@@ -21,19 +21,19 @@ _CLOCK, _JOB, _END = "hpcomm_clock", "hpcomm_job", "hpcomm_end"
 class Trace:
     path: Path
     events: list[dict[str, Any]] = field(default_factory=list)
-    clock: dict[str, Any] = field(default_factory=dict)  # its readings of the clocks
+    clock: dict[str, Any] = field(default_factory=dict)  # readings of the rank's clocks when the file was opened
     rank: int = -1
-    job: str = ""  # its context; "": before all ranks had met
-    ended: bool = False  # the rank has closed it
+    job: str = ""  # identifies the context; "": the file ends before all ranks had connected
+    ended: bool = False  # whether the rank has closed the file
 
     @property
     def began(self) -> float:
-        """The start by the wall clock, in microseconds."""
+        """The start of the trace by the wall clock, in microseconds."""
         return float(self.clock["realtime_us"])
 
     @property
     def last(self) -> float:
-        """The end of its last span, by the same clock."""
+        """The end of the trace's last span, by the wall clock, in microseconds."""
         ends = (event["ts"] + event.get("dur", 0) for event in self.events if "ts" in event)
         return self.began + max(0.0, max(ends, default=0.0) - float(self.clock["monotonic_us"]))
 
@@ -43,18 +43,18 @@ class Trace:
 
     @property
     def first(self) -> int:
-        """Its rank before any shrink."""
+        """The rank's number before the context first shrank."""
         return int(self.clock.get("first", self.rank))
 
 
 class BadTrace(click.ClickException):
-    """Ends the command with 2."""
+    """An error that ends the command with status 2."""
 
     exit_code = 2
 
 
 def files_of(path: str) -> list[Path]:
-    """The files that HPCOMM_TIMELINE=path has made, in order of their names."""
+    """Returns the files that jobs with HPCOMM_TIMELINE=path have written, sorted by name."""
     suffix = Path(path).suffix
     stem = path.removesuffix(suffix) + ("" if "%r" in path else ".rank%r")
     found = glob.glob(f"{glob.escape(stem).replace('%r', '*')}*{glob.escape(suffix)}")
@@ -64,7 +64,7 @@ def files_of(path: str) -> list[Path]:
 
 
 def read(path: Path) -> Trace:
-    """A rank's file, an event a line; a kill may have cut it."""
+    """Reads a rank's file, which has an event on each line. If the rank was killed, the last line may be cut off."""
     trace = Trace(path)
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -74,7 +74,7 @@ def read(path: Path) -> Trace:
             try:
                 event = json.loads(text)
             except ValueError:
-                continue  # the last line, cut by a full disk
+                continue  # the last line, cut off by a kill or a full disk
             if not isinstance(event, dict):
                 continue
             if event.get("name") == _CLOCK:
@@ -91,7 +91,8 @@ def read(path: Path) -> Trace:
 
 
 def shift(trace: Trace, first: Trace) -> float:
-    """Microseconds from a rank's times to the times of the first one's host, by the wall clocks."""
+    """Returns the microseconds to add to the times of trace so that they are times on the host of first. On different
+    hosts it compares the wall clocks."""
     if trace.clock["boot"] == first.clock["boot"]:
         return 0.0
     ahead = [t.clock["realtime_us"] - t.clock["monotonic_us"] for t in (trace, first)]
@@ -99,8 +100,11 @@ def shift(trace: Trace, first: Trace) -> float:
 
 
 def of_last_job(traces: list[Trace]) -> list[Trace]:
-    """Without files of earlier jobs. The ranks of a context, and the contexts of a process, are of one job. A rank
-    without a context is of the last job unless it ended before."""
+    """Returns the traces of the last job, without traces of earlier jobs.
+
+    All ranks of a context, and all contexts of a process, belong to one job. A trace without a context belongs to the
+    last job unless it ended before that job began.
+    """
     jobs: list[tuple[set[str], list[Trace]]] = []
     for trace in traces:
         names, members = {trace.process, trace.job or trace.process}, [trace]
@@ -116,7 +120,7 @@ def of_last_job(traces: list[Trace]) -> list[Trace]:
 
 
 def contexts_of(traces: list[Trace]) -> list[list[Trace]]:
-    """The ranks of each context in order, contexts in order of their beginnings."""
+    """Returns the traces of each context, sorted by rank; contexts are sorted by their start."""
     found: dict[str, list[Trace]] = defaultdict(list)
     for trace in traces:
         found[trace.job or str(trace.path)].append(trace)
@@ -125,7 +129,7 @@ def contexts_of(traces: list[Trace]) -> list[list[Trace]]:
 
 
 def merged(contexts: list[list[Trace]]) -> Iterator[dict[str, Any]]:
-    """All events on the first one's clock, each rank of each context as a process."""
+    """Yields all events, with times by the clock of the first trace. Each rank of each context gets its own "pid"."""
     before = 0
     for context in contexts:
         for trace in context:
@@ -152,7 +156,7 @@ def write(events: Iterator[dict[str, Any]], to: Path) -> int:
 
 
 def waits(context: list[Trace]) -> dict[int, dict[int, float]]:
-    """Seconds that each rank waited for each other one alone."""
+    """Returns total[a][b]: the seconds that rank a waited for rank b and for no other rank."""
     total: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for trace in context:
         for event in trace.events:
@@ -162,7 +166,7 @@ def waits(context: list[Trace]) -> dict[int, dict[int, float]]:
 
 
 def _print_waits(contexts: list[list[Trace]]) -> None:
-    """A table for each context, with the ranks' numbers before any shrink."""
+    """Prints a table of waits for each context. A rank that a shrink has renumbered has its first number beside it."""
     for number, context in enumerate(contexts, 1):
         total = waits(context)
         ranks = sorted({trace.rank for trace in context} | {peer for row in total.values() for peer in row})
@@ -185,10 +189,11 @@ def _print_waits(contexts: list[list[Trace]]) -> None:
 @click.option("-o", "--output", metavar="FILE", help="Write the merged timeline here; the default is PATH.")
 @click.option("--waits", "waits_", is_flag=True, help="Print how long each rank waited for which, and write nothing.")
 def command(path: str, output: str | None, waits_: bool) -> None:
-    """Merge the timelines that the ranks have written.
+    """Merge the timelines that the ranks have written into one file.
 
-    PATH is the value of HPCOMM_TIMELINE: for trace.json the ranks made trace.rank0.json and so on. Open the result in
-    https://ui.perfetto.dev or chrome://tracing. Between hosts the wall clocks count, as NTP keeps them.
+    PATH is the value of HPCOMM_TIMELINE: for trace.json the ranks wrote trace.rank0.json and so on. Open the result in
+    https://ui.perfetto.dev or chrome://tracing. Times of different hosts are aligned by their wall clocks, so they are
+    as exact as NTP keeps these.
     """
     files = files_of(path)
     if not files:

@@ -1,4 +1,4 @@
-"""hpcomm graph tree: the cheapest broadcast tree, its cost and its picture (Parameter Flow, section 3.4.1)."""
+"""hpcomm graph tree: prints and draws the cheapest broadcast tree (Parameter Flow, section 3.4.1)."""
 
 import json
 from math import ceil
@@ -18,10 +18,12 @@ from . import drawing
 
 
 def costs_of(ranks: int | None, racks: int | None, pods: int | None, file: Path | None, bandwidths: bool) -> Any:
-    """The costs of a file with a row of numbers on each line, or of racks of ranks in turn: neighbours share a rack.
+    """Returns costs from a file with a row of numbers on each line or, without a file, from numbers of racks and pods.
+
+    Without a file, consecutive ranks share a rack, and consecutive racks share a pod.
 
     Raises:
-        InvalidArgument: the file cannot be read or is no matrix, or racks and ranks do not go together.
+        InvalidArgument: the file cannot be read or has no matrix, or the numbers of ranks, racks and pods do not fit.
     """
     if file is not None:
         try:
@@ -42,7 +44,7 @@ def costs_of(ranks: int | None, racks: int | None, pods: int | None, file: Path 
 
 
 def told(best: CheapestTree, costs: Any) -> dict[str, Any]:
-    """The measures of a tree."""
+    """Returns the measures of a tree by name."""
     parents = best.parents
     return {
         "ranks": len(parents),
@@ -63,7 +65,7 @@ def _print(row: dict[str, Any], costs: Any) -> None:
     root = parents.index(-1)
     shown = {root: Branches(f"rank {root}")}
     waiting = [root]
-    for parent in waiting:  # which grows meanwhile
+    for parent in waiting:  # the loop appends to this list
         for rank in (rank for rank, above in enumerate(parents) if above == parent):
             shown[rank] = shown[parent].add(f"rank {rank}  {costs[parent][rank]:g}")
             waiting.append(rank)

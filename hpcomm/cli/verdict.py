@@ -1,4 +1,7 @@
-"""The meaning of findings: pairs of hosts that can work together, the faults of the others, and the fixes."""
+"""Judges findings: which pairs of hosts can work together, the faults of other pairs, and how to fix them.
+
+A way is one direction between two hosts: the caller connects to the called host.
+"""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -9,9 +12,9 @@ from .interfaces import VARIABLE, Address
 from .reach import Finding
 
 OK, WARN, FAIL = "ok", "warn", "fail"
-_SLOW = 4  # times less than the median
-_LOST = 0.9  # seconds to connect: the kernel sends a lost first packet again after 1 s
-_DEFAULT = "^lo,docker,br-"  # for an unset HPCOMM_SOCKET_IFNAME
+_SLOW = 4  # a pair is reported as slow if the median rate is more than this many times its own
+_LOST = 0.9  # seconds to connect: as many mean a lost packet, as the kernel sends the first packet again after 1 s
+_DEFAULT = "^lo,docker,br-"  # the meaning of an unset HPCOMM_SOCKET_IFNAME
 _ONE_NETWORK = (
     "give each host an address that all others reach: the host's own network for containers (docker run "
     f"--network=host, hostNetwork: true), or a VPN over all hosts and {VARIABLE} with its interface"
@@ -20,17 +23,17 @@ _ONE_NETWORK = (
 
 @dataclass(frozen=True)
 class Host:
-    """One host of the job, told by its lowest rank."""
+    """One host of the job, as its lowest rank describes it."""
 
     name: str
     ranks: tuple[int, ...]
     asked: str  # its HPCOMM_SOCKET_IFNAME
     addresses: tuple[Address, ...]
-    ports: str  # the ephemeral ones, "32768-60999"
-    token: str  # its answer to callers, in hex
-    wrong: str = ""  # why it takes no part
-    rdma: tuple[str, ...] = ()  # its ports that verbs can use
-    masks: tuple[str, ...] = ()  # addresses from which the others saw its calls come, and which it does not have
+    ports: str  # the range of its ephemeral ports, "32768-60999"
+    token: str  # the token that it answers callers with, in hex
+    wrong: str = ""  # why it cannot take part
+    rdma: tuple[str, ...] = ()  # its RDMA ports that verbs can use
+    masks: tuple[str, ...] = ()  # addresses from which others saw its calls come, but which it does not have (NAT)
 
     def holder(self, ip: str) -> Address | None:
         return next((address for address in self.addresses if address.ip == ip), None)
@@ -41,7 +44,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Check:
-    """A finding about this host. A fix beside "ok" would make it better."""
+    """The result of one check of this host. If result is "ok", fix is advice that makes the host faster, or ""."""
 
     name: str
     result: str  # ok, warn or fail
@@ -53,12 +56,13 @@ class Check:
 class Problem:
     said: str
     fix: str = ""
-    result: str = WARN  # or FAIL: without it being mended the pair does not work
+    result: str = WARN  # or FAIL: the hosts cannot work together until it is fixed
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The connection between two hosts. seconds and rate are of the best address, in the worse direction; 0: no way."""
+    """The connection between two hosts. seconds to connect, and rate, are the worse direction's, each by its best
+    address; 0 if neither direction works."""
 
     hosts: tuple[int, int]
     result: str
@@ -69,7 +73,7 @@ class Pair:
 
 
 def judge(hosts: Sequence[Host], findings: Iterable[Finding]) -> list[Pair]:
-    """Every pair of hosts, failed pairs first."""
+    """Returns a verdict for every pair of hosts, failed pairs first."""
     ways: dict[tuple[int, int], list[Finding]] = {}
     for finding in findings:
         ways.setdefault((finding.caller, finding.called), []).append(finding)
@@ -83,7 +87,7 @@ def judge(hosts: Sequence[Host], findings: Iterable[Finding]) -> list[Pair]:
 
 
 def notes(hosts: Sequence[Host], pairs: Sequence[Pair]) -> list[Problem]:
-    """Faults that concern no pair of hosts in particular."""
+    """Returns faults that do not belong to one pair of hosts."""
     found = [_absent(host) for host in hosts if host.wrong and not pairs]
     by_rule: dict[str, list[str]] = {}
     for host in hosts:
@@ -111,7 +115,7 @@ def notes(hosts: Sequence[Host], pairs: Sequence[Pair]) -> list[Problem]:
 
 
 def _half(hosts: Sequence[Host]) -> list[Problem]:
-    """Verbs needs a port at both ends."""
+    """Returns a problem if only some hosts can use verbs, which needs a port at both ends."""
     lacking = [host.name for host in hosts if not host.rdma and not host.wrong]
     having = [host.name for host in hosts if host.rdma]
     if not having or not lacking:
@@ -166,8 +170,10 @@ def _none_used(host: Host) -> Problem:
 
 
 class _Way:
-    """From one host to another, by every address; back: the other's findings. needed: a job calls this way, as of two
-    ranks the higher one calls."""
+    """The findings of the way from caller to called, at each address of called. back: the findings of the other way.
+
+    needed: whether a job connects in this direction: between two ranks, the higher rank connects.
+    """
 
     def __init__(
         self, hosts: Sequence[Host], caller: Host, called: Host, findings: list[Finding], back: list[Finding]
@@ -188,7 +194,7 @@ class _Way:
         return [replace(problem, result=result) for problem in found if problem is not None]
 
     def left_out(self) -> list[Problem]:
-        """Addresses that would work, were they used."""
+        """Returns problems that name addresses which answered, but are not used."""
         return [
             Problem(
                 f"{self._called.name} does answer {self._caller.name} at {finding.ip} by {finding.interface}, which "
@@ -255,10 +261,10 @@ class _Way:
         )
 
     def _doubt(self, finding: Finding) -> Problem | None:
-        """A doubt about a connection that passed every byte."""
+        """Returns a warning about a connection that passed all data, or None."""
         a, b = self._caller.name, self._called.name
         device, other = self._caller.holder(finding.local), self._called.holder(finding.ip)
-        direct = device is not None and device.shares_network(finding.ip)  # no router that could tell the size
+        direct = device is not None and device.shares_network(finding.ip)  # no router that could report a smaller MTU
         if device is not None and other is not None and direct and 0 < finding.mtu < min(device.mtu, other.mtu):
             return Problem(f"{self._passes(finding, device)}, though data came through", self._set_mtu(finding, device))
         if device is not None and not device.used and any(address.used for address in self._caller.addresses):
@@ -277,7 +283,7 @@ class _Way:
         )
 
     def _set_mtu(self, finding: Finding, device: Address) -> str:
-        """The fix: the smaller MTU of both hosts."""
+        """Returns the fix: to set the smallest MTU that passed in either direction."""
         least = min(other.mtu for other in self._both if other.mtu and other.interface == finding.interface)
         return f"ip link set {device.interface} mtu {least}"
 
@@ -287,7 +293,8 @@ class _Way:
         )
 
     def _without(self, interface: str) -> str:
-        """The HPCOMM_SOCKET_IFNAME without this interface; another network if it is the host's only one."""
+        """Returns the fix that leaves this interface out: a value of HPCOMM_SOCKET_IFNAME, or, if the host has no other
+        interface, another network."""
         asked = self._called.asked
         if all(address.interface in (interface, "lo") for address in self._called.addresses):
             return _ONE_NETWORK
