@@ -1,13 +1,13 @@
-"""The benchmarks of `hpcomm bench`: the bounds of this machine and its links, and how much of them hpcomm reaches.
+"""The benchmarks of `hpcomm bench`: they measure the bounds of a machine, and which part of each bound hpcomm reaches.
 
-Each benchmark is one file here that fills a harness.Benchmark, and a row of TABLE. The repository's folder bench, with
-the benchmarks of the papers, builds on these files.
+Each benchmark is one file that fills a harness.Benchmark, and a row of TABLE. The repository's folder bench, which has
+the benchmarks of the papers, uses these files.
 """
 
 import importlib
 from typing import Any
 
-# A line of help for each benchmark, which is the module of the same name; all run in this order.
+# For each benchmark, a module of the same name, a line of help. `hpcomm bench` runs all in this order.
 TABLE = {
     "limits": "bounds of memory, links between hosts, and PCIe, with hpcomm beside them",
     "loopback": "put between two ranks of one host, by each transport",

@@ -1,4 +1,4 @@
-"""Arrays of the benchmarks: predictable words, counts of wrong ones, and memory that starts on a cache line."""
+"""Arrays for the benchmarks: predictable 64-bit words, counts of wrong elements, and cache-aligned memory."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 LINE = 64  # bytes of a cache line
-SHIFTS, LINE_WORDS, PAGE_WORDS = 512, 8, 512  # where a sample's words may start (bench/common/bench.h)
-BLOCK = 1 << 20  # elements that are compared at once
+# A sample's words start at one of SHIFTS places, a cache line or a page apart, as in bench/common/bench.h.
+SHIFTS, LINE_WORDS, PAGE_WORDS = 512, 8, 512
+BLOCK = 1 << 20  # elements that are compared at a time, which limits the memory for the comparison
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint64]
 
@@ -17,7 +18,7 @@ def address(array: NDArray[Any]) -> int:
 
 
 def aligned(count: int) -> Floats:
-    """count floats from a cache line's start on, as in windows; NumPy's own start anywhere."""
+    """Returns count floats, not initialized, that start on a cache line, as windows do; NumPy's arrays need not."""
     room = np.empty(count + LINE // 4, np.float32)
     ahead = -address(room) % LINE // 4
     return room[ahead : ahead + count]
@@ -30,7 +31,7 @@ def zeros(count: int) -> Floats:
 
 
 def words(count: int, start: int = 0) -> Words:
-    """The predictable words from the given one on: splitmix64."""
+    """Returns count predictable words, splitmix64's sequence, from word number start on."""
     z = np.arange(start + 1, start + count + 1, dtype=np.uint64)
     z *= np.uint64(0x9E3779B97F4A7C15)
     z ^= z >> np.uint64(30)
@@ -42,7 +43,7 @@ def words(count: int, start: int = 0) -> Words:
 
 
 def word(j: int) -> int:
-    """One of them."""
+    """Returns word number j of the same sequence."""
     most = 2**64 - 1
     z = (j + 1) * 0x9E3779B97F4A7C15 & most
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & most
@@ -51,13 +52,13 @@ def word(j: int) -> int:
 
 
 def wrong(got: NDArray[Any], expected: NDArray[Any]) -> int:
-    """The number of elements that differ."""
+    """Returns how many elements differ."""
     parts = range(0, expected.size, BLOCK)
     return sum(int(np.count_nonzero(got[at : at + BLOCK] != expected[at : at + BLOCK])) for at in parts)
 
 
 def wrong_classes(got: Floats, classes: Floats) -> int:
-    """The number of elements k that differ from classes[k % classes.size]."""
+    """Returns how many elements k differ from classes[k % classes.size]."""
     rows, found = max(1, BLOCK // classes.size), 0
     for at in range(0, got.size, rows * classes.size):
         part = got[at : at + rows * classes.size]

@@ -1,8 +1,9 @@
-"""Replacements of push_pull that a user would write: a collective of MPI or Gloo, and Nesterov by NumPy or torch.
+"""Composites: replacements of push_pull that a user would write, from a collective of MPI or Gloo and an optimizer.
 
-Three ways by mpi4py, each with the update over whole arrays and in blocks that the cache holds; all forms of a way
-advance the same parameters. Calls get their arguments in the fastest form, arrays start on a cache line, and reductions
-are in place where that is faster.
+With mpi4py there are three ways: allreduce, reduce and reduce_scatter. Each way has several forms: the update, Nesterov
+momentum in NumPy, runs over whole arrays, or in blocks that fit the cache. All forms of a way change the same
+parameters. To be fair, calls get their arguments in mpi4py's fastest form, arrays start on a cache line, and reductions
+are in place if that is faster. Gloo is used with torch's optimizer.
 """
 
 import importlib
@@ -23,9 +24,9 @@ from .harness import Bench, Contender
 from .training import MOMENTUM, RATE, Reference, Step, Task
 from .wire import afar, path_to
 
-BLOCK = 1 << 15  # elements: four arrays of them stay in a core's cache
+BLOCK = 1 << 15  # elements of a block: four arrays of this size stay in a core's cache
 SCATTER, SCATTER_BLOCK = (f"{call} + update + Allgather" for call in ("Reduce_scatter", "Reduce_scatter_block"))
-Form = Callable[[str, int, Any], tuple[list[Floats], list[Step]]]  # the parameters, a step for each key
+Form = Callable[[str, int, Any], tuple[list[Floats], list[Step]]]  # (name, block, comm) -> parameters, steps by key
 
 
 def nothing() -> None:
@@ -33,18 +34,22 @@ def nothing() -> None:
 
 
 def mpi() -> Any:
-    """mpi4py.MPI of a job whose ranks MPI has brought together."""
+    """Returns the module mpi4py.MPI, which a job started by MPI has loaded."""
     return sys.modules["mpi4py.MPI"]
 
 
 def message(array: Floats, *count: int) -> tuple[object, ...]:
-    """An array in the form that mpi4py takes fastest. Collectives that divide it by ranks get no count."""
+    """Returns an array in the form that mpi4py handles fastest. count is left out for collectives that divide the array
+    among the ranks."""
     MPI = mpi()
     return (MPI.buffer.frombuffer(array) if array.size else MPI.BOTTOM, *count, MPI.FLOAT)
 
 
 def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, rate: float, block: int) -> Step:
-    """A step of Nesterov momentum in place; gradient is the sum of the ranks', which rate makes the mean."""
+    """Returns a function that makes a step of Nesterov momentum in place, block elements at a time.
+
+    gradient is the sum of all ranks' gradients; rate must be the learning rate over the number of ranks.
+    """
     parts = [
         (
             params[at : at + block],
@@ -70,7 +75,7 @@ def update(params: Floats, velocity: Floats, gradient: Floats, scratch: Floats, 
 
 
 class Composites:
-    """The ways by MPI over one job, which share the gradients' arrays and the scratch."""
+    """The three ways with MPI. They share the arrays of the gradients and a scratch array."""
 
     def __init__(self, job: Task, comms: Mapping[str, Any]) -> None:
         self.job, self.comms = job, comms
@@ -95,7 +100,7 @@ class Composites:
                 title = form_name + suffix
                 if not bench.wanted(title):
                     continue
-                if made is None or bench.options.plant:  # a fault planted in one form must not show in another
+                if made is None or bench.options.plant:  # a fault planted in one form must not appear in the next
                     made = way(), Reference(self.job)
                 form, reference = made
                 yield self.contender(title, reference, *form(name, block, comm))
@@ -110,7 +115,7 @@ class Composites:
         return Contender(name, "peer", measure)
 
     def allreduce(self) -> Form:
-        """All ranks sum, all ranks update."""
+        """Returns the way with Allreduce: all ranks get the sum, and each updates all parameters."""
         params = self.job.params()
         velocities = [zeros(key.count) for key in self.job.keys]
 
@@ -132,7 +137,7 @@ class Composites:
         return step
 
     def reduce(self) -> Form:
-        """Rank 0 sums, updates and sends the parameters to all."""
+        """Returns the way with Reduce: rank 0 gets the sum, updates, and broadcasts the parameters."""
         params = self.job.params()
         root = self.rank == 0
         velocities = [zeros(key.count if root else 0) for key in self.job.keys]
@@ -158,7 +163,7 @@ class Composites:
         return step
 
     def reduce_scatter(self) -> Form:
-        """Every rank sums and updates a part, and gets the other parts' parameters."""
+        """Returns the way with Reduce_scatter: each rank gets a part of the sum, updates it, and gathers the others."""
         params = self.job.params()
         shards = [Shard(array.size, self.size, self.rank) for array in params]
         sums, velocities = ([zeros(shard.count) for shard in shards] for _ in range(2))
@@ -215,20 +220,20 @@ class Shard:
 
 
 def gloo_group(bench: Bench) -> tuple[Any, Any, Step]:
-    """torch, torch.distributed with Gloo's group of all ranks, and a function that ends the group."""
+    """Makes Gloo's process group of all ranks. Returns torch, torch.distributed, and a function that ends the group."""
     torch, dist = (importlib.import_module(name) for name in ("torch", "torch.distributed"))
     torch.set_num_threads(max(1, bench.cores // bench.hosts.count(bench.hosts[bench.rank])))
     interface, folder = "lo", None
     if bench.apart:
         host, interface = path_to(bench, afar(bench, bench.rank))
-        host = bench.comm.bcast(host, afar(bench, 0))  # rank 0 as another host reaches it
+        host = bench.comm.bcast(host, afar(bench, 0))  # the address at which another host reaches rank 0
         with socket.create_server((host, 0)) if bench.rank == 0 else nullcontext() as free:
             store = f"tcp://{host}:{bench.comm.bcast(free.getsockname()[1] if free else None)}"
     else:
         folder = bench.comm.bcast(tempfile.mkdtemp() if bench.rank == 0 else None)
         store = f"file://{folder}/gloo"
     if interface:
-        os.putenv("GLOO_SOCKET_IFNAME", interface)  # Gloo's own code in C++ reads it
+        os.putenv("GLOO_SOCKET_IFNAME", interface)  # Gloo's C++ code reads it
     dist.init_process_group("gloo", init_method=store, rank=bench.rank, world_size=bench.size)
 
     def close() -> None:
@@ -241,7 +246,7 @@ def gloo_group(bench: Bench) -> tuple[Any, Any, Step]:
 
 
 def gloo(job: Task) -> Contender:
-    """torch.distributed's Gloo and torch's fused SGD, over keys one by one."""
+    """Returns a contender that calls all_reduce of Gloo and torch's fused SGD for one key after another."""
     bench = job.bench
     torch, dist, close = gloo_group(bench)
     arrays = job.params()
@@ -261,11 +266,11 @@ def gloo(job: Task) -> Contender:
     return Contender("Gloo + torch SGD", "peer", job.turn(step, arrays, lambda: summed), close)
 
 
-# ---- the sum alone, as between hosts nothing else counts -----------------------------------------------------------
+# ---- the sum alone: between hosts its time is nearly all --------------------------------------------------------
 
 
 class Sums(Reference):
-    """The values that every rank must hold after a bare sum of all gradients."""
+    """The expected values if a step only sums all gradients."""
 
     def step(self) -> None:
         self._params[: self.job.classes] = self.job.total[: self.job.classes]

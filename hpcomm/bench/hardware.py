@@ -1,4 +1,4 @@
-"""The NICs and RDMA devices of a host as /sys shows them, with the rates of their ports and PCIe slots."""
+"""Reads from /sys the NICs and RDMA devices of a host, with the rates of their ports and PCIe slots."""
 
 import re
 from collections.abc import Iterator
@@ -9,30 +9,30 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Adapter:
-    """A NIC or a port of an RDMA device. A bandwidth is of one direction; 0: not known."""
+    """A NIC or a port of an RDMA device. Rates are Gb/s in one direction; 0: not known."""
 
     name: str  # eth0, or mlx5_0:1
-    gbits: float = 0.0  # of its link
-    pcie: str = ""  # its slot, "PCIe 16 GT/s x8"; "": it is on no PCIe bus
-    slot_gbits: float = 0.0  # of the slot, without the headers of packets
-    most_gbits: float = 0.0  # of the device's own PCIe port, with all its lanes
+    gbits: float = 0.0  # rate of its link
+    pcie: str = ""  # its PCIe slot, "PCIe 16 GT/s x8"; "": not on a PCIe bus
+    slot_gbits: float = 0.0  # rate of the slot as it runs now; packet headers are not subtracted
+    most_gbits: float = 0.0  # highest rate of the device's PCIe port, with all lanes
 
 
 def read(path: Path) -> str:
-    """A line of sysfs; "" if it cannot be read."""
+    """Returns the text of a sysfs file, stripped; "" if it cannot be read."""
     with suppress(OSError):
         return path.read_text(encoding="ascii", errors="replace").strip()
     return ""
 
 
 def number(text: str) -> float:
-    """The positive number that a text begins with, or 0."""
+    """Returns the positive number with which a text begins, or 0."""
     found = re.match(r"\d+(?:\.\d+)?", text)
     return float(found[0]) if found else 0.0
 
 
 def pcie_gbits(transfers: float, lanes: float) -> float:
-    """Gb/s of lanes at so many GT/s: PCIe 1 and 2 send 10 bits for 8, PCIe 3 and later 130 for 128."""
+    """Returns the Gb/s of PCIe lanes from their GT/s: PCIe 1 and 2 encode 8 bits in 10, PCIe 3 and later 128 in 130."""
     return transfers * lanes * (0.8 if transfers <= 5 else 128 / 130)
 
 
@@ -57,7 +57,7 @@ def _found(root: Path) -> Iterator[Adapter]:
 
 
 def adapters(root: Path = Path("/")) -> list[Adapter]:
-    """The adapters of this host, NICs first. root: replaced in tests."""
+    """Returns the adapters of this host, NICs first. root: the folder that has sys; tests replace it."""
     return list(_found(root))
 
 

@@ -1,7 +1,8 @@
-"""One harness for all benchmarks: options, alternated cycles, percentiles, the table and its JSON.
+"""The harness of all benchmarks: options, alternated cycles, percentiles, the table and the JSON document.
 
-A benchmark gives a function that makes the contenders of one size: hpcomm, its peers, the bounds. All run in the same
-processes in turns, A B C A B C ..., one turn of each a cycle: disturbances of the machine hit all alike.
+A benchmark has a function that makes the contenders of one size: hpcomm, peers (other libraries), and bounds. All run
+in the same processes and take turns, A B C A B C ..., so that disturbances of the machine affect all alike. A cycle is
+one turn of each contender. A document is the dict that is written as JSON.
 """
 
 import argparse
@@ -32,13 +33,13 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def nbytes(text: str) -> int:
-    """A size as nccl-tests takes it: 8, 64K, 32M, 1G."""
+    """Parses a size in nccl-tests' form: 8, 64K, 32M, 1G."""
     unit = text[-1:].upper() if text[-1:].isalpha() else ""
     return int(float(text[: len(text) - len(unit)]) * UNITS[unit])
 
 
 def last_cache() -> int:
-    """Bytes of the last level of cache of this core; 32 MiB where the system does not say."""
+    """Returns the bytes of core 0's largest cache; 32 MiB if the system does not report it."""
     folder = Path("/sys/devices/system/cpu/cpu0/cache")
     found = [path.read_text().strip() for path in folder.glob("index*/size")]
     return max((nbytes(text) for text in found), default=32 << 20)
@@ -50,7 +51,7 @@ def _nothing() -> None:
 
 @runtime_checkable
 class WithProcessor(Protocol):
-    """A contender's measure that also keeps the processor seconds of each sample."""
+    """A contender's measure that also keeps the processor seconds of each sample, in used."""
 
     used: list[float]
 
@@ -59,16 +60,16 @@ class WithProcessor(Protocol):
 
 @dataclass
 class Contender:
-    """One way of doing it.
+    """One implementation of a benchmark's operation.
 
     Attributes:
-        role: hpcomm, peer or bound.
-        measure: takes n samples and says how many answers were wrong. A sample is the seconds of one operation; ranks
-            that do not measure give none. One of training.Job's also keeps the processor time of each.
-        close: frees the contender's resources; collective.
-        bus: bytes that are moved for each of an operation's, where it is not the benchmark's.
-        cycles: this rank's samples of each cycle.
-        processor: its processor seconds of an operation in each cycle; empty where measure keeps none.
+        role: "hpcomm", "peer" or "bound".
+        measure: measure(n) takes n samples; returns them and the number of wrong results. A sample is the seconds of
+            one operation; a rank that does not measure returns none. A WithProcessor also keeps processor seconds.
+        close: frees the contender's resources; all ranks call it.
+        bus: bytes moved for each byte of an operation, if not the benchmark's bus; None: the benchmark's.
+        cycles: this rank's samples, a list for each cycle.
+        processor: this rank's processor seconds of an operation, by cycle; empty unless measure is a WithProcessor.
     """
 
     name: str
@@ -83,30 +84,32 @@ class Contender:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark's settings, beside its contenders.
+    """A benchmark: its contenders and its settings.
 
     Attributes:
-        bus: bus bytes for each algorithm byte, see docs/bench.md.
-        sizes: bytes of one operation, one after another, where -b, -e and -f do not say it.
-        samples: of each contender in a cycle at a size, where --iters is 0.
-        draw: its plot, where time over size does not show it.
-        peers: the names in peers.lacking that take part where they are installed.
-        quick: options of --quick.
-        refuses: why ranks cannot run it, or "".
-        facts: more of the document; collective.
-        verdict: makes a summary of the document, with sentences as "told"; None: the benchmark has no verdict.
+        contenders: makes the contenders of a Bench and a size; all ranks call it.
+        options: adds the benchmark's options to the parser.
+        bus: bytes moved for each byte of an operation (bus bandwidth, docs/bench.md).
+        sizes: returns the bytes of one operation at each size; None: -b, -e and -f give them.
+        samples: number of samples of each contender in a cycle at a size, if --iters is 0.
+        draw: draws the document into a file; the default draws time over size.
+        peers: names, as in peers.lacking, of libraries that take part if they are installed.
+        quick: the options that --quick stands for.
+        refuses: returns why these ranks cannot run the benchmark, or "".
+        facts: returns more entries of the document; all ranks call it.
+        verdict: makes a summary of the document, whose sentences are under "told"; None: no verdict.
     """
 
     name: str
     about: str
     dtype: str
-    contenders: Callable[[Any, int], Sequence[Contender]]  # of a Bench and a size
+    contenders: Callable[[Any, int], Sequence[Contender]]
     defaults: dict[str, Any]
     bus: Callable[[Any], float] = lambda bench: 1.0
     options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
     unit: str = "us"
-    scale: float = 1e6  # from measure's result to the unit
-    ranks: int = 2  # when it starts its own
+    scale: float = 1e6  # from seconds to the unit
+    ranks: int = 2  # how many ranks to start without a launcher
     sizes: Callable[[argparse.Namespace], Sequence[int]] | None = None
     samples: Callable[[int], int] = lambda size: 1
     draw: Callable[[Row, Path], bool] = plots.benchmark
@@ -118,7 +121,7 @@ class Benchmark:
 
 
 def _place() -> tuple[str, int]:
-    """The name and the network of this host: a namespace is a host too."""
+    """Returns the identity of this host: its name and network namespace. Each namespace counts as a host."""
     return platform.node(), Path("/proc/self/ns/net").stat().st_ino
 
 
@@ -126,12 +129,14 @@ class Bench:
     """A run of one benchmark on this rank.
 
     Attributes:
-        comm: all ranks: an mpi4py communicator, or ranks.Channel.
-        mpi: comm is MPI's, so that peers can use it.
-        cores: of this rank's host, that the ranks on it may use.
-        hosts: the identity of each rank's host, by rank; apart: there are several hosts.
-        transports: by which hpcomm reaches other ranks.
-        ends: functions that are called before all contexts close; collective.
+        comm: all ranks: an mpi4py communicator, or a ranks.Channel.
+        mpi: whether comm is an MPI communicator, which peers can use.
+        cores: number of cores that the ranks on this rank's host may use.
+        crowded: whether this host has more ranks than cores.
+        hosts: the identity of each rank's host, by rank.
+        apart: whether the ranks are on several hosts.
+        transports: names of the transports by which hpcomm reaches other ranks.
+        ends: functions that close calls before it closes the context; all ranks call them.
     """
 
     def __init__(self, options: argparse.Namespace, comm: Any) -> None:
@@ -141,27 +146,27 @@ class Bench:
         self.hosts = [host for host, _ in places]
         own = [cores for host, cores in places if host == self.hosts[self.rank]]
         self.cores = len(set().union(*own))
-        self.crowded = len(own) > self.cores  # a peer must not spin on a core that another rank needs
+        self.crowded = len(own) > self.cores  # if so, a peer must not spin on a core that another rank needs
         self.apart = len(set(self.hosts)) > 1
         self.ends: list[Callable[[], object]] = []
         self.context = self.another(options.transport)
         self.transports = sorted({peer.transport for peer in self.context.peers} - {"self"})
 
     def another(self, transport: str) -> hpcomm.Context:
-        """A context of all ranks. transport: "" means the best for each peer. Collective."""
+        """Makes another context of all ranks, which all must call. transport: "" means the best for each peer."""
         return hpcomm.init(self.comm, transport=transport or None, devices=self.options.devices or None)
 
     def path(self, rank: int) -> str:
-        """The way to a rank, "10.0.0.2:40001 by eth0" over TCP, else ""."""
+        """Returns the path to a rank: over TCP text such as "10.0.0.2:40001 by eth0", otherwise ""."""
         return self.context.peers[rank].path
 
     def wanted(self, name: str) -> bool:
-        """Is a contender of this name to run? (--only)"""
+        """Whether --only selects a contender of this name."""
         parts = [part.strip().lower() for part in self.options.only.split(",") if part.strip()]
         return not parts or any(part in name.lower() for part in parts)
 
     def meet(self) -> None:
-        """A barrier whose waiting ranks leave the cores to the ranks that still work."""
+        """Waits for all ranks. Ranks that wait leave the cores to the ranks that still work."""
         self.comm.Barrier()
 
     def close(self) -> None:
@@ -175,9 +180,9 @@ class Bench:
 
 
 def parser(benchmark: Benchmark, prog: str = "") -> argparse.ArgumentParser:
-    """prog: the command that starts it; default: as hpcomm does."""
+    """Returns the parser of a benchmark's options. prog: the command in the help; "": hpcomm bench NAME."""
     title = prog or f"hpcomm bench {benchmark.name}"
-    # fold_bench has another -i
+    # "resolve" because bench's fold_bench gives -i another meaning.
     p = argparse.ArgumentParser(prog=title, description=benchmark.about, conflict_handler="resolve")
     p.add_argument("-b", "--minbytes", type=nbytes, help="smallest size, e.g. 8 or 64K")
     p.add_argument("-e", "--maxbytes", type=nbytes, help="largest size")
@@ -219,7 +224,11 @@ def parser(benchmark: Benchmark, prog: str = "") -> argparse.ArgumentParser:
 
 
 def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: float, until: float) -> list[Row]:
-    """done: the part of the run before this size, share: this size's. until: when it must be over, if one cycle is."""
+    """Runs all cycles of one size. Returns the rows on rank 0, an empty list on other ranks.
+
+    done, share: the parts of the whole run that lie before this size and in it, for the progress file. until: with
+    --limit, no cycle begins that would end after this time.monotonic(); the first cycle always runs.
+    """
     options, longest, began = bench.options, 0.0, time.monotonic()
     made = benchmark.contenders(bench, size)
     chosen = [c for c in made if bench.wanted(c.name)]
@@ -261,7 +270,7 @@ def row(
     contender: Contender,
     ranks: list[tuple[list[list[float]], int, list[float]]],
 ) -> Row:
-    """The row of one contender, from all ranks' samples, times in seconds."""
+    """Returns the row of one contender, from all ranks' (cycles, wrong, processor). Times are in seconds."""
     averages: dict[int, Callable[[Sequence[float]], float]] = {
         0: lambda column: column[0],
         1: statistics.fmean,
@@ -297,7 +306,7 @@ def row(
 
 
 def sizes(benchmark: Benchmark, options: argparse.Namespace) -> list[int]:
-    """Bytes of one operation, in whole elements."""
+    """Returns the sizes to run, in bytes of one operation, rounded down to whole elements."""
     item = np.dtype(benchmark.dtype).itemsize
     if benchmark.sizes is not None:
         return [max(item, size // item * item) for size in benchmark.sizes(options)]
@@ -326,8 +335,11 @@ def about(bench: Bench, benchmark: Benchmark) -> dict[str, Any]:
 
 
 def measured(benchmark: Benchmark, bench: Bench) -> Row:
-    """Runs a benchmark and closes bench; rank 0 prints rows as they come, unless --json is given. Returns the document,
-    whose rows rank 0 alone has; its "wrong" is the same on all ranks. Collective."""
+    """Runs a benchmark and closes bench; all ranks call it. Rank 0 prints rows as they come, unless --json is given.
+
+    Returns the document. Only rank 0's has rows; "wrong" is the same on all ranks. Raises SystemExit(2) if --only names
+    a peer that is not installed.
+    """
     options, facts = bench.options, about(bench, benchmark)
     quiet = options.json or bench.rank != 0
     lacks = peers.lacking(bench, benchmark.peers)
@@ -351,11 +363,11 @@ def measured(benchmark: Benchmark, bench: Bench) -> Row:
         now = time.monotonic()
         until = now + (started + (options.limit or 0) - now) / (len(steps) - i)
         found = run_size(bench, benchmark, size, i / len(steps), 1 / len(steps), until)
-        gc.collect()  # the next size wants the memory of this one's contenders
+        gc.collect()  # frees the memory of this size's contenders for the next size
         if not quiet:
             print("\n".join(table(found, benchmark.scale)), flush=True)
         rows += found
-        if bench.rank == 0 and options.output_file is not None:  # the rows so far, for a run that is killed
+        if bench.rank == 0 and options.output_file is not None:  # writes the rows so far, in case the run is killed
             write(options, json.dumps({**facts, "rows": rows}, indent=1))
     bench.close()
     document = {**facts, "wrong": bench.comm.bcast(sum(row["wrong"] for row in rows)), "rows": rows}
@@ -365,14 +377,14 @@ def measured(benchmark: Benchmark, bench: Bench) -> Row:
 
 
 def options_of(benchmark: Benchmark, arguments: Sequence[str], prog: str = "") -> argparse.Namespace:
-    """The options of the arguments, with --quick's for those not given. prog: of parser."""
+    """Parses the arguments; --quick sets the options that the arguments do not give. prog: as in parser."""
     p = parser(benchmark, prog)
     options = p.parse_args(arguments)
     return p.parse_args([*benchmark.quick, *arguments]) if getattr(options, "quick", False) else options
 
 
 def ending(wrong: int, verdict: Row) -> str:
-    """The lines below the last table."""
+    """Returns the lines that are printed below the last table."""
     said = f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
     return "\n".join([said, "", *verdict["told"]] if verdict else [said])
 
@@ -380,8 +392,10 @@ def ending(wrong: int, verdict: Row) -> str:
 def run(
     benchmark: Benchmark, arguments: Sequence[str], start: Callable[[argparse.Namespace], Bench], prog: str = ""
 ) -> int:
-    """Runs a benchmark on this rank, and rank 0 tells. start: makes the run. prog: of parser. Returns 0 if no answer
-    was wrong, else 1."""
+    """Runs a benchmark on this rank; rank 0 prints and writes the results. Returns 0 if no result was wrong, else 1.
+
+    start: makes a Bench from the options. prog: as in parser.
+    """
     options = options_of(benchmark, arguments, prog)
     bench = start(options)
     document = measured(benchmark, bench)

@@ -1,7 +1,7 @@
-"""limits: the bounds of this machine, in one table: memory copy, add, loopback and the links, each with hpcomm beside.
+"""limits: measures the bounds of a machine (memory copy, add, loopback and links), and hpcomm beside each bound.
 
-Memory is measured on rank 0's host, loopback between rank 0 and the next rank of its host, and links between the first
-ranks of each two hosts, each way by itself.
+It measures memory on rank 0's host, loopback between rank 0 and the next rank of its host, and links between the first
+ranks of every two hosts, one direction at a time. A way is one direction between two hosts.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ from .wire import path_to
 
 MIB = 1 << 20
 HUGE_PAGE = 2 * MIB
-SIZE = max(64 * MIB, 2 * last_cache() // MIB * MIB)  # no cache holds it
+SIZE = max(64 * MIB, 2 * last_cache() // MIB * MIB)  # larger than the cache
 
 
 class Blocks:
-    """Memory of this rank: blocks to read, to write, and floats to add."""
+    """This rank's memory for a size: a source, a target, and two arrays of floats to add."""
 
     def __init__(self, bench: Any, size: int) -> None:
         room = (max(size, bench.options.ring) + HUGE_PAGE - 1) // HUGE_PAGE * HUGE_PAGE
@@ -45,7 +45,7 @@ class Blocks:
         return arrays.zeros(nbytes // 4).view(np.uint64)
 
     def copied(self, slots: int) -> float:
-        """Seconds of one copy, of so many one after another."""
+        """Copies so many blocks one after another, and returns the seconds of one copy."""
         n = self.size // 8
         start = perf_counter()
         for at in range(0, slots * n, n):
@@ -63,7 +63,8 @@ class Blocks:
         return self._contender(name, "bound", lambda: self.copied(slots), wrong, everybody, 2)
 
     def add(self, name: str, role: str, once: Callable[[Floats, Sequence[Floats]], float]) -> Contender:
-        """once(out, arrays) gives the seconds of a sum of two arrays, for hpcomm of their mean."""
+        """Returns a contender that adds two arrays. once(out, arrays) does it and returns its seconds; with role
+        "hpcomm" it computes the mean instead, as hpcomm's folds have weights."""
         out = self.target.view(np.float32)[: self.size // 4]
 
         def wrong() -> int:
@@ -102,7 +103,7 @@ class Blocks:
 
 
 def timed(work: Callable[[Floats, Sequence[Floats]], object]) -> Callable[[Floats, Sequence[Floats]], float]:
-    """once of an add."""
+    """Makes an argument once of Blocks.add from a function that adds."""
 
     def once(out: Floats, inputs: Sequence[Floats]) -> float:
         start = perf_counter()
@@ -129,11 +130,12 @@ def memory(blocks: Blocks) -> list[Contender]:
 
 # ---- between ranks -------------------------------------------------------------------------------------------------
 
-_windows: WeakKeyDictionary[Bench, dict[str, hpcomm.Window]] = WeakKeyDictionary()  # by transport, for all sizes
+_windows: WeakKeyDictionary[Bench, dict[str, hpcomm.Window]] = WeakKeyDictionary()  # by transport; all sizes share them
 
 
 def window_of(bench: Bench, transport: str, nbytes: int) -> hpcomm.Window:
-    """A window of a separate context, made once. transport: "": the best of each peer. Collective."""
+    """Returns the window of a separate context, which it makes at the first call for a transport. All ranks call it.
+    transport: "" means the best for each peer."""
     made = _windows.setdefault(bench, {})
     if transport not in made:
         context = bench.another(transport)
@@ -143,12 +145,12 @@ def window_of(bench: Bench, transport: str, nbytes: int) -> hpcomm.Window:
 
 
 def mate(bench: Bench) -> int | None:
-    """The next rank on the host of rank 0."""
+    """Returns the next rank on rank 0's host, or None."""
     return next((rank for rank in range(1, bench.size) if bench.hosts[rank] == bench.hosts[0]), None)
 
 
 def names_of(bench: Bench) -> dict[int, str]:
-    """The first rank of each host, and the host's name in the table."""
+    """Returns, for the first rank of each host, the host's name in the table."""
     first = {bench.hosts.index(host): host[0] for host in dict.fromkeys(bench.hosts)}
     names = list(first.values())
     return {rank: name if names.count(name) == 1 else f"{name} ({rank})" for rank, name in first.items()}
@@ -182,7 +184,8 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
 
 
 def facts(bench: Bench) -> dict[str, Any]:
-    """The adapters of each host, and the interface that hpcomm calls at the other end of each way. Collective."""
+    """Returns the adapters of each host and, for each way, the interface to which hpcomm connects at the far host. All
+    ranks call it."""
     hosts = names_of(bench)
     found = bench.comm.allgather([asdict(one) for one in hardware.adapters()])
     called = bench.comm.allgather({to: path_to(bench, to)[1] for to in hosts if bench.path(to)})

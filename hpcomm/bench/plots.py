@@ -1,4 +1,4 @@
-"""The benchmarks' figures: lines over size, bars if there is one size. Needs matplotlib."""
+"""Draws the benchmarks' figures with matplotlib: lines over size, or bars if all rows have one size."""
 
 import statistics
 import sys
@@ -42,7 +42,8 @@ def title(document: Row) -> str:
 
 
 def figure(path: Path, draws: Sequence[Draw], heading: str, columns: int = 3) -> bool:
-    """One panel for each of draws, which gets matplotlib axes; False if matplotlib is missing."""
+    """Draws a figure with one panel for each function in draws, which gets the panel's axes. Returns False, and draws
+    nothing, if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -97,7 +98,7 @@ def bars(axis: Any, rows: Sequence[Row], heading: str) -> None:
 
 
 def rates(axis: Any, rows: Sequence[Row], heading: str) -> None:
-    """GB/s of each contender of one size; between hosts and within one lie two orders of magnitude."""
+    """Draws the GB/s of each contender at one size; rates within a host may be a hundred times those between hosts."""
     found = [gigabytes(row) for row in rows]
     _bars(axis, rows, found)
     wide = max(found) > 20 * min(found)

@@ -1,7 +1,8 @@
-"""push_pull: gradients in, parameters after a step of Nesterov momentum out, beside replacements in mpi4py and others.
+"""push_pull: measures a step, gradients in and parameters after Nesterov momentum out, beside composites.
 
-One flat buffer of each size. Each rank is a worker and a server too (CS). The gradient lies in the exchange's memory,
-or in a composite's arrays. training.py knows the answers.
+A composite is a replacement that a user would write with mpi4py or Gloo (composites.py). The only key is a flat buffer.
+Each rank is a worker and also a server (colocated servers). The gradient is in the exchange's memory, or in an array of
+the composite. training.py computes the expected parameters.
 """
 
 import argparse
@@ -21,12 +22,12 @@ MIB = 1 << 20
 
 
 def several(size: int) -> int:
-    """Operations of one sample: one of few bytes is too short for the clock."""
+    """Returns the number of operations in one sample: one operation of few bytes is too short for the clock."""
     return max(1, min(2000, 2 * MIB // size))
 
 
 def settings(bench: Bench, chunk: int, shared: bool = False, cores: int = 0) -> dict[str, Any]:
-    """Arguments of an exchange. chunk, cores: of each server; 0: the exchange's own choice."""
+    """Returns arguments of an exchange. chunk: bytes of a chunk; cores: cores of each server; 0: the default."""
     return {
         "rule": hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM),
         "plan": hpcomm.PlanOptions(chunk_bytes=chunk or None, cores=cores or None),
@@ -46,8 +47,11 @@ def exchange(
     hub: Mapping[str, Any] | None = None,
     context: hpcomm.Context | None = None,
 ) -> Contender:
-    """hpcomm from Python, asked for each gradient's place by the clock, as a trainer asks. step: all keys by one call.
-    hub: arguments of parameter_hub, which makes the exchange then. context: of the exchange; None: the job's own."""
+    """Returns hpcomm's Python API as a contender. Its time includes the calls of gradient, which a trainer needs.
+
+    step: exchange all keys by one call of Exchange.step. hub: make the exchange by parameter_hub with these arguments.
+    context: the exchange's context; None: the one of job's Bench.
+    """
     names = [key.name for key in job.keys]
     params_of = dict(zip(names, job.params(), strict=True))
     given, ctx = settings(job.bench, chunk, shared, cores), context or job.bench.context
@@ -56,7 +60,7 @@ def exchange(
     else:
         made = hpcomm.parameter_hub(ctx, params_of, **hub, **given)
     params = [made.params[key] for key in names]
-    places = [made.gradient(key) for key in names]  # with a depth of 1 they stay where they are
+    places = [made.gradient(key) for key in names]  # with one slot for each key they never change
 
     def one_by_one() -> None:
         for key in names:
@@ -77,8 +81,11 @@ def exchange(
 
 
 def wire(job: Task) -> Contender:
-    """The least that the links allow: in a sum over n hosts each sends and receives 2(n-1)/n of all bytes, and so does
-    each of n racks on its link."""
+    """Returns a contender that states the least time that links allow, from their measured or given rates.
+
+    In a sum over n hosts each host sends, and receives, 2(n-1)/n of all bytes. The same holds for n racks and their
+    links, if the run has racks; the slower kind of link counts.
+    """
     bench, racks = job.bench, getattr(job.bench.options, "racks", [])
     hosts = len(set(bench.hosts))
     cuts = [(0, hosts, afar(bench, 0))] + ([(1, len(racks), racks[1][0])] if racks else [])

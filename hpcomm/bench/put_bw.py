@@ -1,7 +1,8 @@
-"""put_bw: bandwidth of put, beside a copy by NumPy, or over TCP beside bare sockets and iperf3.
+"""put_bw: measures the bandwidth of put, beside a copy by NumPy or, over TCP, beside bare sockets and iperf3.
 
-Rank 0 writes to rank 1 through rings of buffers on both that are larger than the cache (-R). One sample is at least one
-turn of the ring and a flush. Rank 1 compares the ring afterwards; meanwhile it sleeps, over TCP waits for the end.
+Rank 0 writes to rank 1. Source and target are rings of buffers that are larger than the cache (-R). A sample is one
+pass over the ring, or several, and a flush. During a sample rank 1 sleeps; over TCP it waits for a signal that ends the
+sample. Afterwards it compares its ring with the expected words.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def alone(bench: Any) -> str:
 
 
 class Stream:
-    """The puts of one rank to rank `to`, of one size: their sources and places."""
+    """The operations of one size from rank `sender` to rank `to`: how many there are, and the ring's slots."""
 
     def __init__(self, bench: Any, size: int, to: int = 1, sender: int = 0) -> None:
         if refused := alone(bench):
@@ -58,8 +59,8 @@ class Stream:
         end: Callable[[], object] = nothing,
         wait: Callable[[], object] = nothing,
     ) -> Contender:
-        """copy(words) on the sender moves them to arrived and gives the seconds of one operation; end, after the clock,
-        ends the receiver's wait."""
+        """Returns a contender. copy(words), on the sender, moves the words to the receiver's array arrived, and returns
+        the seconds of one operation. wait runs on the receiver meanwhile; end, on the sender after copy, ends it."""
         bench, samples, spoil = self.bench, 0, self.bench.options.plant
         used: list[float] = []
 
@@ -80,7 +81,7 @@ class Stream:
                 elif self.receiver:
                     wait()
                 bench.meet()
-                if self.sender or self.receiver:  # until both are done: a thread may receive beside the wait
+                if self.sender or self.receiver:  # after both are done, as another thread may still receive
                     used.append((processor() - before) / self.m)
                 if spoil and self.sender:
                     words[0] ^= 1
@@ -92,11 +93,11 @@ class Stream:
         return Contender(name, role, Measure(measure, used))
 
 
-_turns: WeakKeyDictionary[hpcomm.Window, Iterator[int]] = WeakKeyDictionary()  # of each window, which sizes share
+_turns: WeakKeyDictionary[hpcomm.Window, Iterator[int]] = WeakKeyDictionary()  # next signal value; sizes share windows
 
 
 def turns(stream: Stream, words: Words) -> list[tuple[Words, int]]:
-    """Source and offset of each operation of one sample."""
+    """Returns the source, and the offset in the ring, of each operation of one sample."""
     n = stream.size // 8
     slots = [(words[i * n : (i + 1) * n], i * stream.size) for i in range(stream.slots)]
     return [slots[i % stream.slots] for i in range(stream.m)]
@@ -105,7 +106,7 @@ def turns(stream: Stream, words: Words) -> list[tuple[Words, int]]:
 def hpcomm_python(
     stream: Stream, source: Words, window: hpcomm.Window, waits: bool, name: str = "hpcomm Python"
 ) -> Contender:
-    """waits: the receiver is in wait_signal meanwhile."""
+    """Returns hpcomm's Python API as a contender. waits: the receiver calls wait_signal during a sample."""
     turn, to = _turns.setdefault(window, count(1)), stream.to
 
     def copy(words: Words) -> float:
@@ -148,7 +149,7 @@ def mpi_put(stream: Stream, source: Words, window: Any, waits: bool) -> Contende
 
 
 def numpy_copy(stream: Stream, source: Words, target: Words) -> Contender:
-    """The same bytes within the memory of the sender."""
+    """Returns a bound: the sender copies the same bytes within its own memory."""
     own, n = Stream(stream.bench, stream.size, stream.first, stream.first), stream.size // 8
     arrived = target[: stream.words]
 
@@ -162,7 +163,8 @@ def numpy_copy(stream: Stream, source: Words, target: Words) -> Contender:
 
 
 def sockets(stream: Stream, source: Words, target: Words, name: str = "socket stream (bound)") -> Contender:
-    """A bare connection: send on one rank, recv into the ring on the other, both blocking. Collective."""
+    """Returns a bound: blocking send on one rank, and blocking recv into the ring on the other, over a bare connection.
+    All ranks call it."""
     peer = stream.to if stream.sender else stream.first if stream.receiver else None
     made = socket_to(stream.bench, peer, stream.receiver)
     places = [octets(target[at // 8 : (at + stream.size) // 8]) for _, at in turns(stream, target)]
@@ -188,7 +190,8 @@ def sockets(stream: Stream, source: Words, target: Words, name: str = "socket st
 
 
 def iperf3_stream(stream: Stream, name: str, seconds: int = IPERF3_SECONDS, most: int = 1 << 20) -> Contender:
-    """seconds: of a sample. most: samples of a turn. Collective."""
+    """Returns a bound that iperf3 measures; all ranks call it. seconds: length of a sample. most: most samples of a
+    turn."""
 
     def measure(n: int) -> tuple[list[float], int]:
         rates = [iperf3(stream.bench, stream.to, seconds, stream.first) for _ in range(min(n, most))]
@@ -198,7 +201,7 @@ def iperf3_stream(stream: Stream, name: str, seconds: int = IPERF3_SECONDS, most
 
 
 class Room:
-    """The memory of all sizes: a source, a target of this rank's own, and a window."""
+    """This rank's memory, which all sizes share: a source, a private target, and a window."""
 
     def __init__(self, bench: Bench, context: hpcomm.Context) -> None:
         self.nbytes = max(bench.options.maxbytes, bench.options.ring) // 8 * 8
@@ -207,7 +210,7 @@ class Room:
         self.window = context.window((self.nbytes // 8,), np.uint64, signals=1)
 
 
-_rooms: WeakKeyDictionary[Bench, tuple[Room, Any]] = WeakKeyDictionary()  # with MPI's window
+_rooms: WeakKeyDictionary[Bench, tuple[Room, Any]] = WeakKeyDictionary()  # the memory, and MPI's window or None
 
 
 def contenders(bench: Bench, size: int) -> Sequence[Contender]:

@@ -1,7 +1,8 @@
-"""put_lat: how long until a peer has seen 8 bytes and the signal behind them, one way.
+"""put_lat: measures the one-way latency from put_signal of 8 bytes until the peer's wait_signal returns.
 
-Pairs of ranks (0 and 1, 2 and 3, ...) play ping-pong, all pairs at once. One sample is agg_iters round trips, and the
-time is half of one. Each operation writes a different place, which is compared after the sample.
+Pairs of ranks (0 and 1, 2 and 3, ...) play ping-pong, all pairs at once. One sample is agg_iters round trips; the
+reported time is half a round trip. Each operation writes to a different place; the places are compared with the
+expected words after the sample.
 """
 
 import os
@@ -16,7 +17,7 @@ from .arrays import LINE_WORDS, SHIFTS, Words
 from .composites import mpi
 from .harness import Bench, Benchmark, Contender
 
-SAMPLE_BYTES = 256 << 10  # the operations of one sample, so that they stay in the cache
+SAMPLE_BYTES = 256 << 10  # most bytes of all operations of a sample, so that they stay in the cache
 Play = Callable[[list[Any], int], tuple[float, int]]
 
 
@@ -25,7 +26,7 @@ def odd(bench: Any) -> str:
 
 
 class PingPong:
-    """A rank and its peer, and the words that they send each other in each sample."""
+    """This rank and its peer, and the words that they send each other in each sample."""
 
     def __init__(self, bench: Any, size: int) -> None:
         if refused := odd(bench):
@@ -41,7 +42,7 @@ class PingPong:
             self.sent[LINE_WORDS] ^= 1
 
     def part(self, words: Words, sample: int, rank: int) -> Words:
-        """The words that rank sends in a sample, others each time."""
+        """Returns the words that a rank sends in a sample; they differ from sample to sample."""
         at = (2 * sample + rank % 2) % SHIFTS * LINE_WORDS
         return words[at : at + self.m * self.count]
 
@@ -58,8 +59,9 @@ class PingPong:
         close: Callable[[], None] = lambda: None,
         same: bool = False,
     ) -> Contender:
-        """play(sources, value) makes one untimed and m timed round trips, with values from value + 1 on. same: all of a
-        sample send its first source."""
+        """Returns a contender. play(sources, value) makes one untimed and m timed round trips, with signal values from
+        value + 1 on; it returns the seconds of the m, and the number of wrong signals. prepare: converts a source for
+        play. same: all operations of a sample send the first source."""
         samples = 0
 
         def measure(n: int) -> tuple[list[float], int]:
@@ -118,7 +120,7 @@ def hpcomm_python(pair: PingPong, name: str, same: bool) -> Contender:
 
 
 def socket_pair(pair: PingPong) -> Contender:
-    """The same bytes by blocking send and recv on a bare connection."""
+    """Returns a bound: the same bytes by blocking send and recv over a bare connection."""
     connection = wire.socket_to(pair.bench, pair.peer, pair.first)
     assert connection is not None
     arrived, size, clock = np.zeros(pair.m * pair.count, np.uint64), pair.size, time.perf_counter
@@ -149,7 +151,7 @@ def socket_pair(pair: PingPong) -> Contender:
 
 
 def window_of(bench: Bench, room: int) -> Any:
-    if bench.transports == ["tcp"]:  # MPI shares memory that it allocates among the ranks of a host
+    if bench.transports == ["tcp"]:  # memory from Win.Allocate would be shared between ranks of a host
         return mpi().Win.Create(np.zeros(-(-room // 8), np.uint64), 1, comm=bench.comm)
     return mpi().Win.Allocate(room, 1, comm=bench.comm)
 
@@ -160,7 +162,7 @@ def words_of(window: Any) -> Words:
 
 
 def prepared(words: Words) -> Any:
-    """The form of a buffer that mpi4py takes fastest."""
+    """Returns a buffer in the form that mpi4py handles fastest."""
     return (mpi().buffer.frombuffer(words), words.nbytes, mpi().BYTE)
 
 
@@ -191,7 +193,7 @@ def send_recv(pair: PingPong, name: str, prepare: Callable[[Words], Any]) -> Con
 
 
 def put_message(pair: PingPong) -> Contender:
-    """Put, Flush, then an empty message as the notification."""
+    """Returns a peer that notifies by an empty message: Put, Flush, Send."""
     window = window_of(pair.bench, pair.m * pair.size)
     arrived = words_of(window)
     window.Lock_all(mpi().MODE_NOCHECK)
@@ -231,7 +233,10 @@ def put_message(pair: PingPong) -> Contender:
 
 
 def put_flag(pair: PingPong) -> Contender:
-    """Put, Flush, then Put and Flush of a flag that the peer polls in its memory (MPI-4, chapter 12: unified model)."""
+    """Returns a peer that notifies by a flag: Put, Flush, then Put and Flush of a word that the other rank polls.
+
+    Polling memory needs windows of the unified memory model (MPI-4, chapter 12); otherwise it raises SystemExit.
+    """
     room = (pair.m * pair.size + 4095) // 4096 * 4096
     window = mpi().Win.Allocate(room + 4096, 1, comm=pair.bench.comm)
     if window.Get_attr(mpi().WIN_MODEL) != mpi().WIN_UNIFIED:
@@ -241,7 +246,7 @@ def put_flag(pair: PingPong) -> Contender:
     window.Lock_all(mpi().MODE_NOCHECK)
     window.Sync()
     pair.bench.comm.Barrier()
-    flag: Any = memoryview(arrived[room // 8 :])  # type: ignore[arg-type]  # read faster than an array
+    flag: Any = memoryview(arrived[room // 8 :])  # type: ignore[arg-type]  # faster to read than an array
     places = [(i * pair.size, pair.size, mpi().BYTE) for i in range(pair.m)]
     numbers = np.zeros(pair.m + 1, np.uint64)
     notes = [prepared(numbers[i : i + 1]) for i in range(pair.m + 1)]

@@ -1,8 +1,9 @@
-"""queue: a step of NOTIFY-ACK, send to the out-neighbours and average with the in-neighbours, beside mpi4py and NumPy.
+"""queue: measures a step of NOTIFY-ACK (send to out-neighbours, average with in-neighbours), beside mpi4py and NumPy.
 
-The graph is circulant: rank r receives from r - k and sends to r + k for each k of --graph. Every step a rank changes a
-few of its values first, as training would. A model of all ranks has the right bits: values start as whole numbers that
-repeat every PERIOD elements, and every step touches one element of each period, as in bench/ops/queue.c.
+The graph is circulant: rank r receives from r - k and sends to r + k for each k of --graph. At the start of every step
+a rank changes a few of its values, as training would. Results are compared bit by bit with a model, which has one
+period of each rank's values: values start as whole numbers that repeat every PERIOD elements, and every step changes
+one element of each period, as in bench/ops/queue.c.
 """
 
 import argparse
@@ -18,8 +19,8 @@ from .arrays import Floats
 from .composites import mpi
 from .harness import Bench, Benchmark, Contender
 
-PERIOD = 4093  # a prime: data that lands a power of two off is wrong
-BLOCK = 1 << 15  # elements: three arrays of them stay in a core's cache
+PERIOD = 4093  # a prime, so data that arrives at a place a power of two off is found wrong
+BLOCK = 1 << 15  # elements of a block: three arrays of this size stay in a core's cache
 
 
 def _start(rank: int) -> Floats:
@@ -28,7 +29,7 @@ def _start(rank: int) -> Floats:
 
 
 class Circulant:
-    """This rank's neighbours, and a model of all ranks' right values."""
+    """This rank's neighbours, and the model that gives all ranks' expected values."""
 
     def __init__(self, bench: Any, size: int) -> None:
         self.bench, self.count = bench, size // 4
@@ -48,12 +49,15 @@ class Circulant:
         self.touch_of(self.bench.rank, x, step)
 
     def touch_of(self, rank: int, x: Floats, step: int) -> None:
-        """Changes some of a rank's values before a step."""
+        """Changes one element of each period of a rank's values, as every step begins."""
         x[step * 61 % PERIOD :: PERIOD] += np.float32(1 + arrays.word(step * 64 + rank) % 255)
 
     def advance(self, model: Floats, step: int, sum_first: bool) -> Floats:
-        """The model, float32 (ranks, period), a step further. sum_first: (own + theirs + ...) * weight, as NumPy code
-        would; else own * weight + theirs * weight + ..., as a queue's reduce does."""
+        """Returns the model, float32 (ranks, period), after one more step.
+
+        sum_first: round as (own + theirs + ...) * weight does, which NumPy code computes; otherwise as own * weight +
+        theirs * weight + ..., which a queue's reduce computes.
+        """
         weight, ranks = np.float32(self.weight), self.bench.size
         for rank in range(ranks):
             self.touch_of(rank, model[rank], step)
@@ -66,7 +70,8 @@ class Circulant:
         return found
 
     def steps(self, run: Callable[[int, int, int], list[float]], values: Callable[[], Floats], sum_first: bool) -> Any:
-        """measure of a contender. run(step, samples, m) makes samples of m steps, from the given one on."""
+        """Returns a contender's measure. run(step, samples, m) takes samples of m steps each, from number step on.
+        values returns this rank's values. sum_first: as in advance."""
         model = np.stack([_start(rank) for rank in range(self.bench.size)])
         done, spoil = 0, self.bench.options.plant
 
@@ -76,7 +81,7 @@ class Circulant:
                 values()[self.count // 2] += 1
             spoil = False
             m = self.bench.options.agg_iters
-            run(done, 1, 1)  # not timed: all are here when it is over
+            run(done, 1, 1)  # an untimed step, after which all ranks have begun
             seconds = run(done + 1, n, m)
             for step in range(done, done + 1 + n * m):
                 model = self.advance(model, step, sum_first)
@@ -89,7 +94,7 @@ class Circulant:
 
 
 def timed(step_once: Callable[[int], None]) -> Callable[[int, int, int], list[float]]:
-    """run of a contender whose step is Python."""
+    """Makes the argument run of Circulant.steps from a function that makes one step."""
 
     def run(step: int, n: int, m: int) -> list[float]:
         seconds, clock = [], time.perf_counter
@@ -126,7 +131,8 @@ def hpcomm_python(graph: Circulant) -> Contender:
 
 
 def mpi_numpy(graph: Circulant, blocks: bool) -> Contender:
-    """Irecv, Isend, Waitall, then NumPy: over whole arrays as one writes it, or in blocks, which the cache likes."""
+    """Returns a peer: Irecv, Isend, Waitall, then an average by NumPy over whole arrays, or in blocks that fit the
+    cache."""
     x = np.empty(graph.count, np.float32)
     received = [np.zeros(graph.count, np.float32) for _ in graph.in_peers]
     graph.fill(x)
@@ -153,7 +159,7 @@ def mpi_numpy(graph: Circulant, blocks: bool) -> Contender:
 
 
 def fold_alone(graph: Circulant) -> Contender:
-    """The same fold on every rank, without waits and sends."""
+    """Returns a bound: every rank makes the same fold, without sending or waiting."""
     own, other, out = (arrays.zeros(graph.count) for _ in range(3))
     graph.fill(own)
     graph.fill(other)

@@ -1,4 +1,4 @@
-"""The ranks of a run, to the harness: an mpi4py communicator, or hpcomm's own channel with the calls of one."""
+"""The communicator of a run's ranks: mpi4py's, or, without MPI, a Channel over hpcomm's control channel."""
 
 import pickle
 import sys
@@ -8,7 +8,7 @@ import hpcomm
 
 
 class Channel:
-    """The harness's calls of an mpi4py communicator, over a context's channel; also a communicator for init."""
+    """A communicator over a context's control channel, with the methods of mpi4py's that the harness and init call."""
 
     def __init__(self, context: hpcomm.Context) -> None:
         self.context, self.rank, self.size = context, context.rank, context.size
@@ -25,7 +25,7 @@ class Channel:
     def allgather(self, value: Any) -> list[Any]:
         data = pickle.dumps(value)
         longest = max(int.from_bytes(part, "big") for part in self.context.allgather(len(data).to_bytes(8, "big")))
-        parts = self.context.allgather(data.ljust(longest, b"\0"))  # the end of a pickle is known to itself
+        parts = self.context.allgather(data.ljust(longest, b"\0"))  # pickle.loads ignores the padding
         return [pickle.loads(part) for part in parts]
 
     def gather(self, value: Any, root: int = 0) -> list[Any] | None:
@@ -37,7 +37,7 @@ class Channel:
 
 
 def world() -> Any:
-    """All ranks that the launcher has started: MPI's, where they meet by MPI."""
+    """Returns a communicator of all ranks that the launcher has started: MPI's if the ranks were started by MPI."""
     group = hpcomm.launch.find()
     mpi = sys.modules.get("mpi4py.MPI")
     if group.size > 1 and mpi is not None and mpi.COMM_WORLD.Get_size() == group.size:

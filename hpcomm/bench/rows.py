@@ -1,8 +1,9 @@
-"""The rows that benchmarks write: their ratios and their table.
+"""The rows that benchmarks write, ratios of rows, and the printed table.
 
-A row is one contender at one size, times in seconds: size, count, type, name, role, time (mean), algbw, busbw (GB/s),
-wrong, p50, p90, p99, cycles (the median of each cycle), processor (seconds of a rank in each cycle, where they are
-known: the median of the ranks). docs/bench.md says how each comes about.
+A row is a dict with the results of one contender at one size. Times are in seconds, bandwidths in GB/s. Its entries are
+size, count, type, name, role, time (mean), algbw, busbw, wrong, p50, p90, p99, cycles (the median of each cycle) and
+processor (processor seconds of an operation in each cycle, the median of the ranks; may be empty). docs/bench.md says
+how each is computed.
 """
 
 import statistics
@@ -31,13 +32,13 @@ SUBHEADER = ("(B)", "(elements)", "", "", "{}", "(GB/s)", "(GB/s)", "", "{}", "{
 
 
 def ratio(over: Row, under: Row) -> tuple[float, float, float]:
-    """Ratio of two rows' median cycle times, with the least and the largest of one cycle."""
+    """Returns the ratio of two rows' median cycle times, and the least and the largest ratio within one cycle."""
     each = [a / b for a, b in zip(over["cycles"], under["cycles"], strict=True)]
     return statistics.median(over["cycles"]) / statistics.median(under["cycles"]), min(each), max(each)
 
 
 def named(rows: Iterable[Row], part: str) -> Row:
-    """The fastest row whose name contains part."""
+    """Returns the fastest row whose name contains part."""
     return min((row for row in rows if part in row["name"]), key=lambda row: statistics.median(row["cycles"]))
 
 
@@ -46,7 +47,7 @@ def short_library(mpi: str) -> str:
 
 
 def where(facts: Row) -> str:
-    """The hosts or cores of a benchmark's ranks, and their transport."""
+    """Returns text about a run's hosts or cores, and its transport, such as "on 2 hosts by tcp"."""
     hosts = facts.get("hosts", 1)
     place = f"on {hosts} hosts" if hosts > 1 else f"on {facts['cores']} cores"
     return f"{place} by {facts['transport']}" if facts.get("transport") else place
@@ -58,7 +59,8 @@ def line(cells: Sequence[object]) -> str:
 
 
 def table(rows: list[Row], scale: float) -> list[str]:
-    """Lines of one size. x time: the row's median over hpcomm C's for bounds, if it ran, and else hpcomm Python's."""
+    """Returns the lines of one size. Column "x time" is a row's median time over hpcomm's: over that of "hpcomm C" for
+    bounds, if it ran, otherwise of "hpcomm Python"."""
     ours = {r["name"]: r for r in rows if r["role"] == "hpcomm"}
     lines = []
     for r in rows:

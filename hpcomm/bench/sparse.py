@@ -1,8 +1,8 @@
-"""sparse: push_pull of an update of which a threshold keeps a part, beside the dense one, and beside NumPy and mpi4py.
+"""sparse: measures push_pull of an update from which a threshold keeps a part, beside a dense update, NumPy and mpi4py.
 
-Kept elements are whole numbers, all others are 0: so sums, means over 1, 2, 4, 8 ... ranks, and parameters are exact.
-Updates travel encoded to the owners and back (apply_at="receivers"). `python -m bench.ops.sparse_bench` measures the
-encoders alone.
+Kept elements are whole numbers and all others are 0, so sums, means over 1, 2, 4, 8 ... ranks, and parameters are
+exact. Updates travel encoded to the owners, and the sums travel encoded back (apply_at="receivers"). To measure only
+the encoders, run `python -m bench.ops.sparse_bench`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from .composites import mpi
 from .harness import Bench, Benchmark, Contender
 from .training import rounds
 
-RATE = 2.0**-6  # of learning
+RATE = 2.0**-6  # the learning rate
 DELTA = 0.5  # the threshold
 MIB = 1 << 20
 
@@ -53,7 +53,8 @@ class SparseUpdate:
         step: Callable[[], object],
         close: Callable[[], object],
     ) -> Contender:
-        """place gives the array for an update, outside the clock; step exchanges it."""
+        """Returns a contender. place returns the array to write an update to, and is not timed; step exchanges the
+        update; params returns the parameters, which are checked."""
         done, spoil = 0.0, self.bench.options.plant
         samples = 0
 
@@ -61,7 +62,7 @@ class SparseUpdate:
             nonlocal done, samples, spoil
             seconds = []
             for _ in range(n):
-                scale = np.float32(1 + samples % 4)  # no update equals the one before it
+                scale = np.float32(1 + samples % 4)  # each update differs from the one before
                 into = place()
                 np.multiply(self.own, scale, out=into)
                 if spoil and self.bench.rank == 0:
@@ -93,7 +94,7 @@ class SparseUpdate:
         return self.contender(name, "hpcomm", lambda: made.params["w"], lambda: made.gradient("w"), step, made.close)
 
     def by_mpi(self, name: str) -> Contender:
-        """The kept elements of all ranks by Allgatherv, added up by NumPy."""
+        """Returns a peer: Allgatherv of all ranks' kept elements, which NumPy then adds to the parameters."""
         comm, update, params = self.bench.comm, arrays.zeros(self.count), arrays.zeros(self.count)
         rate, real, integer = np.float32(RATE / self.bench.size), mpi().FLOAT, mpi().INT32_T
 

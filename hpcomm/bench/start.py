@@ -1,14 +1,14 @@
-"""Starts the ranks of a benchmark on this host: by an mpirun, or by the variables of torchrun, which need no MPI."""
+"""Starts the ranks of a benchmark on this host: by mpirun, or, without MPI, by torchrun's environment variables."""
 
 import os
 import socket
 import subprocess
 from collections.abc import Sequence
 
-# Options by which each MPI talks to ranks of the same host by TCP, over loopback.
+# Options with which each MPI uses TCP over loopback between ranks of one host.
 TCP = {
     "Open MPI": ("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "lo"),
-    # Its other way, UCX, takes twice as long for large messages here and does not find loopback.
+    # MPICH's other transport, UCX, takes twice as long for large messages here and does not find loopback.
     "MPICH": tuple(
         part
         for name, value in (
@@ -23,10 +23,10 @@ TCP = {
 
 
 def mpirun(path: str, library: str, ranks: int, transport: str = "") -> list[str]:
-    """The mpirun of an MPI library, with options for more ranks than cores, for root, and for transport tcp."""
+    """Returns the command line of mpirun, with the options that more ranks than cores, root or transport "tcp" need."""
     command = [path]
     if "Open MPI" in library:
-        # Without yielding every figure of Open MPI's is unfairly bad when ranks outnumber cores.
+        # If ranks outnumber cores and do not yield, all times of Open MPI are unfairly long.
         crowded = ranks > len(os.sched_getaffinity(0))
         command += ["--oversubscribe", *(["--mca", "mpi_yield_when_idle", "1"] if crowded else [])]
         command += ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -36,13 +36,13 @@ def mpirun(path: str, library: str, ranks: int, transport: str = "") -> list[str
 
 
 def by_environment(ranks: int, command: Sequence[str]) -> int:
-    """Runs so many ranks of a command, and returns the largest exit status."""
+    """Runs a command as so many ranks, and returns the largest exit status, or number of a signal."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     told = [f"WORLD_SIZE={ranks}", f"LOCAL_WORLD_SIZE={ranks}", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={port}"]
     started = [subprocess.Popen(["env", *told, f"RANK={rank}", *command]) for rank in range(ranks)]
     try:
-        return max(abs(process.wait()) for process in started)  # when one fails hpcomm ends the others
+        return max(abs(process.wait()) for process in started)  # if one fails, hpcomm ends the others
     except BaseException:
         for process in started:
             process.terminate()

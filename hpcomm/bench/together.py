@@ -1,4 +1,4 @@
-"""All benchmarks of `hpcomm bench` one after another in the same ranks, and the verdict at the end."""
+"""Runs all benchmarks of `hpcomm bench` one after another in the same ranks, and prints the verdict."""
 
 import json
 import sys
@@ -8,8 +8,8 @@ from typing import Any
 from . import TABLE, find, plots
 from .harness import Bench, ending, measured, options_of
 
-BELOW = 3  # the exit status where hpcomm gives less than --at-least says
-MORE = ("-N", "9")  # cycles without --quick
+BELOW = 3  # the exit status if hpcomm reaches less of a bound than --at-least asks
+MORE = ("-N", "9")  # options without --quick
 
 
 def run(
@@ -21,7 +21,8 @@ def run(
     plot: Path | None = None,
     at_least: float = 0.0,
 ) -> int:
-    """Collective; comm is ranks.world(). Returns 0; 1 if an answer was wrong; BELOW if a share is below at_least."""
+    """Runs all benchmarks; all ranks call it, with comm from ranks.world(). Returns 1 if a result was wrong, BELOW if
+    hpcomm reaches less than at_least of a bound, otherwise 0."""
     documents = {}
     for name in TABLE:
         benchmark = find(name)

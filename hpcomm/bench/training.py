@@ -1,12 +1,12 @@
-"""The task of every contender of push_pull: the same gradients on the same rank, and the parameters that must result.
+"""The task of push_pull's contenders: all get the same gradients, and must compute the same parameters.
 
-Elements fall into PERIOD classes. All elements of a class have the same gradient and the same parameter, so a NumPy
-reference of PERIOD elements gives each parameter's right value after any number of steps. Gradients are whole numbers,
-the learning rate, the momentum and the number of ranks are powers of two: products are exact, and of a step
+Elements fall into PERIOD classes. All elements of a class have the same gradient and the same parameter, so a reference
+in NumPy with PERIOD elements gives each parameter's expected value after any number of steps. Gradients are whole
+numbers; the learning rate, the momentum and the number of ranks are powers of two. So products are exact, and in a step
 
     velocity = momentum * velocity + gradient        parameter -= rate * (gradient + momentum * velocity)
 
-only the three sums round, in every form of the step. Every right answer has the same bits.
+only the three sums round, however the step is written. All correct results have the same bits.
 """
 
 import resource
@@ -19,7 +19,7 @@ import numpy as np
 
 from .arrays import Floats, aligned, repeat, wrong_classes
 
-PERIOD = 4093  # as in queue.c; a prime: data that lands a power of two off is wrong
+PERIOD = 4093  # as in queue.c; a prime, so data that arrives at a place a power of two off is found wrong
 RATE, MOMENTUM = 2.0**-6, 0.5
 Step = Callable[[], object]
 
@@ -31,13 +31,13 @@ class FlatKey:
 
 
 def rounds(bench: Any) -> str:
-    """Why means over the ranks are not exact, or ""."""
+    """Returns why means over the ranks would not be exact, or ""."""
     return f"{bench.size} ranks: answers are exact for 1, 2, 4, 8 ... ranks only" if bench.size & bench.size - 1 else ""
 
 
 class Task:
-    """Keys, this rank's gradients of them, and the sum of all ranks' gradients by class. One sample has m operations,
-    all with the same gradients."""
+    """The keys, this rank's gradients, and the sum of all ranks' gradients by class. One sample is m operations, all
+    with the same gradients."""
 
     def __init__(self, bench: Any, keys: Sequence[FlatKey], m: int) -> None:
         if refused := rounds(bench):
@@ -54,7 +54,7 @@ class Task:
         self._samples = 0
 
     def arrays(self, tile: Floats) -> list[Floats]:
-        """New arrays of all keys, with their classes' values of tile."""
+        """Returns new arrays for all keys, in which each element has its class's value in tile."""
         made = [aligned(key.count) for key in self.keys]
         for array, shift in zip(made, self.shifts, strict=True):
             repeat(array, np.roll(tile, -shift))
@@ -64,7 +64,7 @@ class Task:
         return self.arrays(self.start)
 
     def touch(self) -> None:
-        """The next step's gradients: one class changes on every rank."""
+        """Changes the gradients of one class on every rank, for the next sample."""
         self._samples += 1
         at = self._samples * 61 % self.classes
         by = [1 + (self._samples * 64 + rank * 7) % 255 for rank in range(self.bench.size)]
@@ -80,11 +80,17 @@ class Task:
         timed: Callable[[], float] | None = None,
         reference: "Reference | None" = None,
     ) -> "Measure":
-        """measure of a contender whose step exchanges all keys once.
+        """Returns the measure of a contender whose step exchanges all keys once.
 
-        Before every step the trainer reads its parameters and writes its gradients, outside the clock, as untouched
-        lines would stay in the last core's cache. timed makes the m steps itself, and gives the seconds of one.
-        reference: of the parameters, if other contenders advance them too.
+        Before every step it reads all parameters and writes all gradients, as a trainer does; otherwise their cache
+        lines would stay in the cache of the core that used them last. This is not timed.
+
+        Args:
+            step: makes one step.
+            params: the arrays in which the parameters are.
+            places: returns the arrays to which the gradients are written.
+            timed: if given, it is called instead of step, makes m steps, and returns the seconds of one.
+            reference: the expected parameters, if other contenders change the same parameters; None: a new one.
         """
         expected, spoil = reference or Reference(self), self.bench.options.plant
         spoilt, used = False, list[float]()
@@ -133,23 +139,23 @@ class Task:
 
 @dataclass(frozen=True)
 class Measure:
-    """measure of a contender (harness.Contender), with the processor time beside the samples."""
+    """A contender's measure that also keeps processor time: a harness.WithProcessor."""
 
     sample: Callable[[int], tuple[list[float], int]]
-    used: list[float]  # seconds of all threads of this rank for one operation, by sample
+    used: list[float]  # by sample, processor seconds of all threads of this rank for one operation
 
     def __call__(self, n: int) -> tuple[list[float], int]:
         return self.sample(n)
 
 
 def processor() -> float:
-    """Seconds of all threads of this process, in the kernel too."""
+    """Returns the processor seconds of all threads of this process, in user mode and in the kernel."""
     found = resource.getrusage(resource.RUSAGE_SELF)
     return found.ru_utime + found.ru_stime
 
 
 class Reference:
-    """The right values of one contender's parameters, by NumPy, class by class."""
+    """The expected values of one contender's parameters, one for each class, computed by NumPy."""
 
     def __init__(self, job: Task) -> None:
         self.job = job

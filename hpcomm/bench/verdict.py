@@ -1,4 +1,7 @@
-"""The verdict of `hpcomm bench`: hpcomm's share of the rates of memory and links, in plain sentences."""
+"""The verdict of `hpcomm bench`: sentences that say which part of each bound of memory and links hpcomm reaches.
+
+A share, here, is hpcomm's rate beside the bound of the same place.
+"""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -7,7 +10,7 @@ from typing import Any
 
 from .rows import Row
 
-# hpcomm's row of limits: the place, the bound beside it, and the words for both.
+# The name of hpcomm's row in limits: the place, the name of the bound's row, and words for hpcomm and for the bound.
 WITHIN = {
     "hpcomm put, shm": ("memory", "memory copy, one rank (bound)", "put over shared memory", "a copy by one rank"),
     "hpcomm fold of 2, all ranks": ("add", "add by NumPy, all ranks (bound)", "the fold", "an add by NumPy"),
@@ -19,14 +22,14 @@ BOUNDS = {"iperf3 (bound)": "iperf3", "socket stream (bound)": "a bare socket"}
 
 @dataclass(frozen=True)
 class Share:
-    """The bound of one place, and hpcomm's rate there, in bytes a second."""
+    """hpcomm's rate in one place, and the bound there, in bytes a second."""
 
     place: str  # "memory of h1", or "h1 -> h2"
     could: float  # the bound
-    by: str  # the program that measured it
+    by: str  # the operation or program that measured the bound
     gives: float  # hpcomm's rate
-    what: str  # its operation
-    nic: float = 0.0  # the rate of the NIC's link, as the kernel says; 0: unknown
+    what: str  # hpcomm's operation
+    nic: float = 0.0  # the rate of the NIC's link according to the kernel; 0: unknown
 
     @property
     def ratio(self) -> float:
@@ -45,7 +48,7 @@ def speed(rate: float) -> str:
 
 
 def shares(document: Row) -> list[Share]:
-    """The shares in a document of limits, hosts first and then each way between two."""
+    """Returns the shares in a document of limits: first within hosts, then for each direction between two hosts."""
     rates = {row["name"]: row["size"] / statistics.median(row["cycles"]) for row in document["rows"]}
     found = [
         Share(f"{place} of {document['host']}", rates[bound], by, rates[name], what)
@@ -64,13 +67,13 @@ def shares(document: Row) -> list[Share]:
 
 
 def link(adapters: Sequence[Row], interface: str) -> float:
-    """Bytes a second of the link of an interface; "": of the fastest RDMA port. 0: not known."""
+    """Returns the bytes a second of an interface's link, or with interface "" of the fastest RDMA port; 0: unknown."""
     ports = [one["gbits"] for one in adapters if one["name"] == interface or (not interface and ":" in one["name"])]
     return max(ports, default=0.0) * 1e9 / 8
 
 
 def pcie(document: Row) -> Iterator[str]:
-    """A sentence for each adapter whose slot holds it back."""
+    """Yields a sentence for each adapter whose PCIe slot is slower than its link or than the device's own port."""
     for host, adapters in document["adapters"].items():
         for one in adapters:
             who, slot, gbits = f"{one['name']} of {host}", one["slot_gbits"], one["gbits"]
@@ -94,7 +97,8 @@ def summary(found: Sequence[Share]) -> str:
 
 
 def verdict(document: Row) -> dict[str, Any]:
-    """Shares, sentences, and the least ratio (1.0 without shares) of a document of limits."""
+    """Returns the verdict on a document of limits: "shares", sentences under "told", and the "least" ratio (1.0 if the
+    document has no shares)."""
     found = shares(document)
     return {
         "shares": [{**asdict(share), "ratio": share.ratio} for share in found],

@@ -1,6 +1,6 @@
-"""Bare TCP between two ranks of a benchmark, by the addresses that hpcomm itself uses: own sockets, and iperf3.
+"""Bounds of TCP between two ranks: bare sockets, and iperf3, over the addresses that hpcomm uses.
 
-hpcomm is compared with both. All calls that take a Bench are collective, but for path_to and afar.
+All ranks must call each function that takes a Bench, except path_to and afar.
 """
 
 import json
@@ -16,23 +16,23 @@ from .arrays import Words
 from .harness import Bench
 from .peers import has_iperf3
 
-IPERF3_SECONDS = 2  # of a sample, beside the second that is left out
+IPERF3_SECONDS = 2  # seconds of a sample, after a first second that is not counted
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
 def sent() -> int:
-    """Bytes that this host has sent by its link, with the headers of each packet."""
+    """Returns the bytes that this host has sent over eth0, packet headers included."""
     return int(SENT.read_text())
 
 
 def path_to(bench: Bench, rank: int) -> tuple[str, str]:
-    """The address by which hpcomm reaches a rank, and the interface; loopback's without TCP."""
+    """Returns the address at which hpcomm reaches a rank, and the interface; loopback's if it does not use TCP."""
     place, _, interface = bench.path(rank).partition(" by ")
     return (place.rpartition(":")[0].strip("[]"), interface) if place else ("127.0.0.1", "lo")
 
 
 def afar(bench: Bench, rank: int) -> int:
-    """The first rank on another host than rank's; there are several hosts."""
+    """Returns the first rank that is on another host than the given rank. The job must have several hosts."""
     return next(other for other in range(bench.size) if bench.hosts[other] != bench.hosts[rank])
 
 
@@ -41,8 +41,10 @@ def _server(host: str) -> socket.socket:
 
 
 def socket_to(bench: Bench, peer: int | None, listens: bool) -> socket.socket | None:
-    """A connection with the rank whose peer is this one, of which one listens, at the address that hpcomm would call.
-    peer: None on a rank that takes no part."""
+    """Connects two ranks by TCP and returns this rank's socket, or None on a rank whose peer is None, which takes no part.
+
+    The two ranks name each other as peer; on one of them listens is true. They use the address that hpcomm would use.
+    """
     called = bench.comm.allgather("" if peer is None or listens else path_to(bench, peer)[0])
     made, server, limit = None, None, bench.options.timeout
     if peer is not None and listens:
@@ -63,7 +65,7 @@ def socket_to(bench: Bench, peer: int | None, listens: bool) -> socket.socket | 
 
 
 def receive(connection: socket.socket, into: memoryview) -> None:
-    """Fills into, blocking in the kernel."""
+    """Receives until the buffer into is full. It blocks in the kernel; raises ConnectionError if the peer closes."""
     while into.nbytes > 0:
         got = connection.recv_into(into)
         if got == 0:
@@ -76,7 +78,8 @@ def octets(array: Words) -> memoryview:
 
 
 def iperf3(bench: Bench, to: int, seconds: int, sender: int = 0) -> float:
-    """Bytes a second of one TCP stream from rank sender to another, after its first second; 0.0 on all others."""
+    """Measures one TCP stream from rank sender to rank to by iperf3, without its first second. Returns its bytes a
+    second on rank sender, 0.0 on all other ranks."""
     host = bench.comm.bcast(path_to(bench, to)[0], sender)
     server, port = _serve(host) if bench.rank == to else (None, 0)
     port = bench.comm.bcast(port, to)
@@ -98,13 +101,15 @@ def iperf3(bench: Bench, to: int, seconds: int, sender: int = 0) -> float:
 
 
 def has_rates(bench: Bench) -> bool:
-    """Whether the rates of links between hosts are known."""
+    """Whether rate can tell the rates of links between hosts."""
     return bench.apart and (bool(bench.options.wire) or has_iperf3())
 
 
 def rate(bench: Bench, to: int, link: int = 0) -> float:
-    """Bytes a second from rank 0 to another by the link of a host (0) or of a rack (1), by --wire or iperf3; 0.0 on all
-    other ranks."""
+    """Returns the bytes a second from rank 0 to rank to, as --wire gives it or iperf3 measures it; on other ranks 0.0.
+
+    link: which rate of --wire counts: 0 for the link of a host, 1 for that of a rack.
+    """
     given: list[float] = bench.options.wire
     if given:
         return given[min(link, len(given) - 1)] if bench.rank == 0 else 0.0
@@ -112,7 +117,7 @@ def rate(bench: Bench, to: int, link: int = 0) -> float:
 
 
 def _serve(host: str) -> tuple["subprocess.Popen[str]", int]:
-    """An iperf3 that serves one client, and the port at which it listens."""
+    """Starts an iperf3 that serves one client. Returns its process, and the port at which it listens."""
     with _server(host) as free:
         port = free.getsockname()[1]
     command = ["iperf3", "-s", "-1", "-B", host, "-p", str(port), "--forceflush"]
