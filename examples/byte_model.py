@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 import hpcomm
 
-HELD_OUT = 0.1  # the share of the text that is not trained on
+HELD_OUT = 0.1  # part of the text that is kept for validation
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -18,9 +18,9 @@ HELD_OUT = 0.1  # the share of the text that is not trained on
 
 @dataclass(frozen=True)
 class Text:
-    """A text as numbers of its alphabet.
+    """A text, in which each byte is an index into the text's alphabet.
 
-    train: int64 (n,), this rank's part. held_out: int64 (rows, context + 1), the same on all ranks.
+    train: int64 (n,), this rank's part. held_out: int64 (rows, context + 1), for validation, the same on all ranks.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Text:
 
 
 def share(ctx: hpcomm.Context, context: int, rows: int) -> Text:
-    """The text that rank 0 reads, with this rank's part of it. Collective."""
+    """Reads a text on rank 0, and returns it with this rank's part to train on. All ranks call it."""
     name, whole = text_data.share_bytes(ctx, text_data.prose)
     alphabet, numbers = np.unique(whole, return_inverse=True)
     data = torch.from_numpy(numbers.astype(np.int64))
@@ -44,7 +44,7 @@ def share(ctx: hpcomm.Context, context: int, rows: int) -> Text:
 
 
 class Block(nn.Module):
-    """A layer of a transformer, normed before (Radford et al., 2019)."""
+    """A layer of a transformer, with normalization before each half (Radford et al., 2019)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Scores of the next byte at each place: int64 (n, length) to float32 (n, length, alphabet)."""
+    """A model that scores the next byte at each place: int64 (n, length) to float32 (n, length, alphabet)."""
 
     def __init__(self, alphabet: int, width: int, layers: int, context: int, heads: int = 4) -> None:
         super().__init__()
@@ -77,5 +77,5 @@ class Transformer(nn.Module):
         return self.scores(self.norm(self.blocks(self.bytes(text) + places)))  # type: ignore[no-any-return]
 
     def loss(self, rows: Tensor) -> Tensor:
-        """The mean cross entropy of rows (n, length + 1), in nats a byte."""
+        """Returns the mean cross entropy of rows (n, length + 1), in nats a byte."""
         return cross_entropy(self(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())

@@ -1,10 +1,10 @@
-"""The data sets of the papers, read from a folder that the user names. Nothing is downloaded.
+"""Reads the data sets of the papers from a folder that the user names. It downloads nothing.
 
-SETS lists them: the files that an archive unpacks, the page that offers it, and its loader. A training takes any set of
-its kind. docs/datasets.md says which training takes which.
+SETS has, for each set, the files in its archive, the page that offers the archive, and the loader. An example can train
+on any set of its kind; docs/datasets.md lists which.
 
-Batches of CIFAR-10 are pickles. They are read by an Unpickler that admits NumPy arrays and Python's own numbers, str,
-bytes, dict, list and tuple. Any other class or function in a pickle is refused before it is called.
+Batches of CIFAR-10 are pickles. They are read by an Unpickler that allows only NumPy arrays and Python's numbers, str,
+bytes, dict, list and tuple. It refuses any other class or function in a pickle before calling it.
 """
 
 import lzma
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 Labels = NDArray[np.int64]
 PICTURES, RATINGS, ROWS = "pictures", "ratings", "rows"  # kinds of sets
-HEADER = "userId,movieId,rating,timestamp"  # of MovieLens' CSV files
+HEADER = "userId,movieId,rating,timestamp"  # first line of MovieLens' CSV files
 PIXELS = 3 * 32 * 32
-MEAN, DEVIATION = 120.7, 64.15  # of all bytes of CIFAR-10's training pictures
+MEAN, DEVIATION = 120.7, 64.15  # over all bytes of CIFAR-10's training pictures
 OBJECTS = "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"
 
 
@@ -38,10 +38,10 @@ class Split:
     """Samples to train on and samples to test with.
 
     Attributes:
-        name: of the set.
-        x, test_x: CSR matrices (N, features) of float32, uint8 (N, 3, 32, 32) in the order red, green, blue, or texts.
-        y, test_y: int64 (N,), the number of each sample's class. test_y is empty where the set has no tests.
-        kinds: a name for each class.
+        name: the set's name.
+        x, test_x: CSR matrices (N, features) of float32; pictures, uint8 (N, 3, 32, 32), red, green, blue; or texts.
+        y, test_y: int64 (N,), the class number of each sample. test_y is empty if the set has no test samples.
+        kinds: the name of each class.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Split:
 
 
 def standard(x: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """float32 of the same shape; all of CIFAR-10's training pictures together have mean 0 and deviation 1."""
+    """Returns x as float32, scaled so that all of CIFAR-10's training pictures have mean 0 and standard deviation 1."""
     found = x.astype(np.float32)
     found -= np.float32(MEAN)
     found /= np.float32(DEVIATION)
@@ -66,7 +66,7 @@ def standard(x: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 @contextmanager
 def scikit_learn() -> Iterator[None]:
-    """Turns a missing package into an error with the line that installs it."""
+    """Turns the ImportError of a missing package into BadData with the command that installs it."""
     try:
         yield
     except ImportError as missing:
@@ -84,7 +84,7 @@ ADMITTED: dict[tuple[str, str], Any] = {
 
 
 class ArraysOnly(pickle.Unpickler):
-    """Reads NumPy arrays and Python's own values, and refuses all other names."""
+    """An Unpickler that allows NumPy arrays and Python's built-in values, and refuses all other names."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ADMITTED:
@@ -96,11 +96,11 @@ Batch = tuple[NDArray[np.uint8], NDArray[Any]]
 
 
 def pickled(path: Path) -> Batch:
-    """Pixels (N, 3072) and labels (N,) of a batch of CIFAR-10's Python version."""
+    """Reads pixels (N, 3072) and labels (N,) of a batch of CIFAR-10's Python version."""
     with path.open("rb") as file:
         try:
             read = ArraysOnly(file, encoding="bytes").load()
-        except Exception as wrong:  # a damaged pickle raises almost any
+        except Exception as wrong:  # a damaged pickle may raise almost any error
             raise BadData(f"{path} is no pickled batch: {wrong}") from None
     if not isinstance(read, dict) or not {b"data", b"labels"} <= read.keys():
         raise BadData(f"{path} is no batch: a batch is a dict with data and labels")
@@ -108,7 +108,7 @@ def pickled(path: Path) -> Batch:
 
 
 def binary(path: Path) -> Batch:
-    """Pixels (N, 3072) and labels (N,) of a batch of CIFAR-10's binary version."""
+    """Reads pixels (N, 3072) and labels (N,) of a batch of CIFAR-10's binary version."""
     flat = np.fromfile(path, np.uint8)
     if flat.size % (1 + PIXELS):
         raise BadData(f"{path} has {flat.size} bytes: must be a multiple of {1 + PIXELS}, a label and its pixels")
@@ -117,7 +117,7 @@ def binary(path: Path) -> Batch:
 
 
 def cifar10(read: Callable[[Path], Batch], paths: Sequence[Path]) -> Split:
-    """paths: batches to train on, and in the end one to test with."""
+    """Reads CIFAR-10. paths: the batches to train on, then the batch to test with."""
     images, labels = [], []
     for path in paths:
         x, y = read(path)
@@ -136,7 +136,7 @@ def cifar10(read: Callable[[Path], Batch], paths: Sequence[Path]) -> Split:
 
 
 def movielens(paths: Sequence[Path]) -> NDArray[np.float64]:
-    """(N, 3): user, movie, rating of a ratings.csv or ratings.dat."""
+    """Reads a ratings.csv or ratings.dat as float64 (N, 3): user, movie, rating."""
     (path,) = paths
     csv = path.suffix == ".csv"
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -163,8 +163,10 @@ def movielens(paths: Sequence[Path]) -> NDArray[np.float64]:
 
 
 def svmlight(paths: Sequence[Path], name: str = "") -> Split:
-    """paths: a file to train on, and perhaps one to test with: plain, .gz, .bz2 or .xz. Classes are in the order of
-    their labels. name: by default the first path."""
+    """Reads svmlight files, plain, .gz, .bz2 or .xz. Classes are sorted by their labels.
+
+    paths: a file to train on, and perhaps one to test with. name: the set's name; "": the first path.
+    """
     with scikit_learn():
         from sklearn.datasets import load_svmlight_files  # noqa: PLC0415 - takes a second
 
@@ -183,7 +185,8 @@ def svmlight(paths: Sequence[Path], name: str = "") -> Split:
 
 
 def newsgroups(paths: Sequence[Path]) -> Split:
-    """paths: the folders to train on and to test with, which have a folder for each class and a file for each text."""
+    """Reads 20 Newsgroups. paths: the folder to train on, and the folder to test with; each has a folder for each
+    class, with a file for each text."""
     with scikit_learn():
         from sklearn.datasets import load_files  # noqa: PLC0415 - takes a second
 
@@ -199,8 +202,8 @@ def newsgroups(paths: Sequence[Path]) -> Split:
 
 
 def by_words(features: int, first: Sequence[str], *more: Sequence[str]) -> list[Any]:
-    """Hashed words and pairs of words of each group of texts, weighted by tf-idf of the first group: CSR matrices
-    (N, features) of float32."""
+    """Turns each group of texts into a CSR matrix (N, features) of float32: hashed words and pairs of words, with the
+    tf-idf weights of the first group."""
     with scikit_learn():
         from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer  # noqa: PLC0415
     from scipy import sparse  # noqa: PLC0415 - scikit-learn brings it
@@ -217,16 +220,16 @@ def by_words(features: int, first: Sequence[str], *more: Sequence[str]) -> list[
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set as its archive unpacks.
+    """A data set, as its archive unpacks it.
 
     Attributes:
-        name: in words.
+        name: the set's name.
         kind: PICTURES, RATINGS or ROWS.
         url: the page that offers the archive.
-        files: patterns of the files or folders that the loader takes, one each; the first tells the sets apart.
-        load: takes the paths in the order of files.
+        files: a pattern for each file or folder that the loader needs. The first pattern identifies the set.
+        load: the loader; it takes the paths in the order of files, then of more.
         more: patterns of files that may be missing.
-        folder: a pattern of the folder that the archive makes; empty where it makes none.
+        folder: a pattern of the folder that the archive makes; "" if it makes no folder.
     """
 
     name: str
@@ -271,10 +274,10 @@ SETS = (
 
 
 def find(folder: Path, kind: str) -> tuple[DataSet, list[Path]]:
-    """The set of this kind that the folder holds, and its files.
+    """Returns the set of this kind that the folder has, and the paths of its files.
 
     Raises:
-        BadData: the folder holds no set of the kind, several of them, or a part of one.
+        BadData: the folder has no set of this kind, several, or an incomplete one.
     """
     sets = [each for each in SETS if each.kind == kind]
     found = [
@@ -293,7 +296,7 @@ def find(folder: Path, kind: str) -> tuple[DataSet, list[Path]]:
     ((chosen, place),) = found
     paths = []
     for pattern in (*chosen.files, *chosen.more):
-        matching = sorted(place.glob(pattern))  # a plain file comes before its compressed one
+        matching = sorted(place.glob(pattern))  # a plain file comes before the compressed one
         if matching:
             paths.append(matching[0])
         elif pattern in chosen.files:
@@ -302,10 +305,10 @@ def find(folder: Path, kind: str) -> tuple[DataSet, list[Path]]:
 
 
 def load(folder: str | Path, kind: str) -> Any:
-    """A Split of pictures or rows, or ratings, float64 (N, 3).
+    """Reads the set of this kind in a folder: a Split of pictures or rows, or ratings, float64 (N, 3).
 
     Raises:
-        BadData: as find does, and where a file is damaged or has another form.
+        BadData: as find, or if a file is damaged or has another format.
     """
     chosen, paths = find(Path(folder), kind)
     try:
@@ -315,11 +318,11 @@ def load(folder: str | Path, kind: str) -> Any:
 
 
 def rows(path: str | Path, features: int) -> Split:
-    """Rows of a folder, or of one file in svmlight's format. Texts become `features` hashed words and pairs of words;
-    rows of svmlight files keep their own columns.
+    """Reads rows from a folder, or from one file in svmlight's format. Texts are hashed, by words and pairs of words,
+    into `features` columns; rows of svmlight files keep their columns.
 
     Raises:
-        BadData: as load does.
+        BadData: as load.
     """
     read: Split = svmlight([Path(path)]) if Path(path).is_file() else load(path, ROWS)
     if isinstance(read.x, list):
@@ -329,6 +332,6 @@ def rows(path: str | Path, features: int) -> Split:
 
 
 def option(kind: str) -> Callable[[Any], Any]:
-    """The option --data of a training: `folder`."""
+    """Returns the click option --data, whose value is the argument `folder`."""
     names = ", ".join(each.name for each in SETS if each.kind == kind)
     return click.option("--data", "folder", type=click.Path(), help=f"A folder with the real data: {names}.")

@@ -1,6 +1,6 @@
-"""Text as sparse rows and labels of two classes, for train_text_svm.py; and as bytes, for train_local_steps.py.
+"""Reads texts: as sparse rows with labels of two classes, for train_text_svm.py; as bytes, for train_local_steps.py.
 
-Rank 0 reads, and puts each rank's training rows, and the test set, into the rank's window.
+Only rank 0 reads. It puts each rank's training rows, and the test rows, into the rank's window.
 """
 
 import json
@@ -20,9 +20,9 @@ from paper_data import BadData
 
 import hpcomm
 
-TRAINED = 0.8  # the share of the rows that is trained on; the rest tests
-HEADER = 1 << 16  # bytes of the facts that rank 0 tells all others first
-FEWEST = 100  # rows of either class, for a task that can be learnt
+TRAINED = 0.8  # part of the rows to train on; the rest are test rows
+HEADER = 1 << 16  # bytes of the first message of rank 0, which has sizes and names
+FEWEST = 100  # a task needs at least so many rows of each class
 FIELD = re.compile(r"^(Section|Description(?:-en)?): (.*)$", re.MULTILINE)
 
 
@@ -41,13 +41,13 @@ class Rows:
 
     @classmethod
     def of(cls, indptr: Any, indices: Any, values: Any, positive: Any, features: int) -> "Rows":
-        """Of arrays of any types. positive: whether each row is of the positive class."""
+        """Makes Rows from arrays of any types. positive: whether each row is of the positive class."""
         labels = np.where(positive, 1, -1).astype(np.float32)
         return cls(indptr.astype(np.int64), indices.astype(np.int32), values.astype(np.float32), labels, features)
 
     @classmethod
     def of_csr(cls, matrix: Any, positive: Any) -> "Rows":
-        """Of a SciPy CSR matrix."""
+        """Makes Rows from a SciPy CSR matrix."""
         return cls.of(matrix.indptr, matrix.indices, matrix.data, positive, matrix.shape[1])
 
     @classmethod
@@ -60,7 +60,7 @@ class Rows:
         return len(self.labels)
 
     def take(self, rows: NDArray[np.int64]) -> "Rows":
-        """Copies of these rows, in this order."""
+        """Returns copies of the given rows, in the given order."""
         lengths = np.diff(self.indptr)[rows]
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         at = np.repeat(self.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
@@ -68,7 +68,7 @@ class Rows:
 
     @property
     def majority(self) -> float:
-        """The accuracy of the same answer for every row."""
+        """The accuracy of always answering the more frequent label."""
         share = float((self.labels > 0).mean())
         return max(share, 1 - share)
 
@@ -81,7 +81,7 @@ class Rows:
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes for unpack: rows, stored values, features."""
+        """The argument sizes of unpack: numbers of rows, stored values and features."""
         return [len(self), len(self.values), self.features]
 
     @classmethod
@@ -100,7 +100,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Task:
-    """A task of two classes: its name in words, and rows to train on and to test with."""
+    """A task of two classes: a name, and rows to train on and to test with."""
 
     name: str
     train: Rows
@@ -111,14 +111,14 @@ class Task:
 
 
 def split(n: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows of n to train on, and the rows to test with: in random order, the same for the same seed."""
+    """Splits n rows at random into rows to train on and rows to test with. The same seed gives the same split."""
     order = np.random.default_rng(seed).permutation(n)
     cut = int(n * TRAINED)
     return order[:cut], order[cut:]
 
 
 def descriptions() -> list[tuple[str, str]]:
-    """The one-line descriptions of all packages that apt knows, each once, and their sections; none without apt."""
+    """Returns (description, section) of all packages that apt knows, each description once; [] without apt."""
     if shutil.which("apt-cache") is None:
         return []
     said = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, errors="replace", check=False)
@@ -132,10 +132,19 @@ def descriptions() -> list[tuple[str, str]]:
 
 
 def packages(section: str, features: int, seed: int, hashed: bool = False) -> Task | None:
-    """The packages of one section of Debian against all others, by the words and pairs of words that describe them
-    (tf-idf, its words and weights taken from the training rows). features: the number of columns that hold the most
-    frequent words and pairs; or hashed, all of them, some of which share a column. None where apt's lists are
-    missing."""
+    """Returns the task of telling the packages of one section of Debian from all others; None without apt's lists.
+
+    Columns are words and pairs of words of the packages' descriptions, with tf-idf weights from the training rows.
+
+    Args:
+        section: the section to find.
+        features: number of columns, which are the most frequent words and pairs.
+        seed: seed of the split.
+        hashed: if true, all words and pairs are hashed into the columns instead, and some share a column.
+
+    Raises:
+        BadData: the section has too few packages.
+    """
     from sklearn.feature_extraction.text import (  # noqa: PLC0415 - takes a second
         HashingVectorizer,
         TfidfTransformer,
@@ -164,9 +173,11 @@ def packages(section: str, features: int, seed: int, hashed: bool = False) -> Ta
 
 
 def svmlight(path: str, features: int, seed: int) -> Task:
-    """A file in svmlight's format, or a folder of paper_data, of two labels: the greater one is the positive class.
+    """Reads a task from a file in svmlight's format, or from a folder (paper_data). The greater of the two labels is
+    the positive class. If the data have no test rows, some of the rows become test rows.
 
-    The tests are the folder's, or some of the rows if it has no tests.
+    Raises:
+        BadData: the data cannot be read, or do not have two labels.
     """
     read = paper_data.rows(path, features)
     if read.classes != 2:
@@ -180,7 +191,8 @@ def svmlight(path: str, features: int, seed: int) -> Task:
 
 
 def digits(seed: int) -> Task:
-    """scikit-learn's handwritten digits, which are there without apt and without a network: eights against others."""
+    """Returns the task of telling eights from other digits in scikit-learn's handwritten digits, which need no apt and
+    no network."""
     from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second
 
     images, shown = load_digits(return_X_y=True)
@@ -190,10 +202,10 @@ def digits(seed: int) -> Task:
 
 
 def read(path: str | None, section: str, features: int, seed: int, hashed: bool = False) -> Task:
-    """The task by these options. hashed is for the packages alone.
+    """Returns the task that the options choose: data at path; otherwise packages, or digits without apt's lists.
 
     Raises:
-        BadData: the file, the folder or the section is no task of two classes, or hashed is asked for without packages.
+        BadData: the data or the section give no task of two classes, or hashed is true and the task is not packages.
     """
     if hashed and path is not None:
         raise BadData(f"{path} has its own columns: --hashed is for the packages, leave out one of the two")
@@ -204,8 +216,8 @@ def read(path: str | None, section: str, features: int, seed: int, hashed: bool 
 
 
 def prose() -> tuple[str, bytes]:
-    """A name, and a text in UTF-8: the descriptions of all packages, a line each, in random order that is the same each
-    time; where apt's lists are missing, Python's own help pages."""
+    """Returns a name and a text in UTF-8: the descriptions of all packages, one a line, shuffled the same way each
+    time. Without apt's lists the text is Python's help pages."""
     found = [text for text, _ in descriptions()]
     if len(found) < 10 * FEWEST:
         return "no apt lists here: Python's help pages", "".join(pydoc_data.topics.topics.values()).encode()
@@ -217,7 +229,7 @@ def prose() -> tuple[str, bytes]:
 
 
 def deal(labels: NDArray[np.float32], ranks: int, by_class: bool = False) -> list[NDArray[np.int64]]:
-    """The rows of each rank, as many on each: dealt out in turn; or by class, sorted by their labels and cut."""
+    """Returns the rows of each rank, equally many: dealt out in turn or, with by_class, sorted by label and cut."""
     each = len(labels) // ranks
     if by_class:
         order = np.argsort(labels, kind="stable")
@@ -226,10 +238,10 @@ def deal(labels: NDArray[np.float32], ranks: int, by_class: bool = False) -> lis
 
 
 def share(ctx: hpcomm.Context, reading: Callable[[], Task], by_class: bool = False) -> Task:
-    """The task that rank 0 reads, with the rows that this rank trains on, as deal has them. Collective.
+    """Calls reading on rank 0, and returns the task with this rank's training rows (deal). All ranks call it.
 
     Raises:
-        BadData: on every rank, if rank 0's reading does, or if there are fewer rows than ranks.
+        BadData: on every rank, if reading raises it, or if the task has fewer rows than ranks.
     """
     packed: list[NDArray[np.uint8]] = []
     told: dict[str, Any] = {}
@@ -260,7 +272,7 @@ def share(ctx: hpcomm.Context, reading: Callable[[], Task], by_class: bool = Fal
 
 
 def share_bytes(ctx: hpcomm.Context, reading: Callable[[], tuple[str, bytes]]) -> tuple[str, NDArray[np.uint8]]:
-    """The name and the bytes that rank 0 reads, on every rank. Collective."""
+    """Calls reading on rank 0, and returns its name and bytes on every rank. All ranks call it."""
     name, whole = reading() if ctx.rank == 0 else ("", b"")
     told = json.loads(ctx.allgather(json.dumps([name, len(whole)]).encode().ljust(HEADER))[0])
     window = ctx.window(told[1])

@@ -1,10 +1,10 @@
-"""Ranks train the same classifier once with each codec, and print the bytes that each codec sends.
+"""Trains the same classifier once with each codec, and prints how many bytes each codec sends.
 
     mpirun -n 4 python examples/train_codecs.py
     HPCOMM_TRANSPORT=tcp mpirun -n 4 python examples/train_codecs.py     # as between hosts: "auto" may choose TopK
 
-The classifier has one hidden layer, and learns to tell apart classes of random points. Every rank has its own points.
-A codec sends later the part of an update that it leaves out, so the loss falls with each codec.
+The classifier has one hidden layer, and learns to tell apart classes of random points. Every rank has different points.
+The part of an update that a codec leaves out is sent with later updates, so the loss falls with every codec.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ Floats = NDArray[np.float32]
 
 
 def points(seed: int, n: int) -> tuple[Floats, NDArray[np.int64]]:
-    """Noisy copies of one centre for each class."""
+    """Returns n points, which are noisy copies of their class's centre, and their classes."""
     centres = np.random.default_rng(0).standard_normal((CLASSES, WIDTH))
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, CLASSES, n)
@@ -38,7 +38,7 @@ def points(seed: int, n: int) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def gradients(params: Mapping[str, Floats], x: Floats, y: NDArray[np.int64]) -> tuple[float, dict[str, Floats]]:
-    """The mean cross entropy of a batch, and its gradients."""
+    """Returns the mean cross entropy of a batch, and the gradient of each layer."""
     hidden = np.maximum(x @ params["first"], 0)
     scores = hidden @ params["last"]
     scores -= scores.max(axis=1, keepdims=True)

@@ -1,20 +1,21 @@
-"""Several ranks learn to read digits, each from its own part of the data.
+"""Several ranks learn to read digits, each from a different part of the data.
 
     mpirun -n 4 python examples/train_digits.py
     mpirun -n 4 python examples/train_digits.py --exchange parameter_hub
     mpirun -n 4 python examples/train_digits.py --exchange parameter_hub --checkpoint saved --resume   # after any end
 
-They average their models with their neighbours' by NOTIFY-ACK, or hand the gradient of each layer to a parameter hub as
-soon as the backward pass has it.
+The ranks average their models with their neighbours' by NOTIFY-ACK, or they push each layer's gradient to a parameter
+hub as soon as the backward pass has computed it.
 
-The data are scikit-learn's 1797 handwritten digits: three quarters to train on, the rest to test. The ranks' shards
-differ on purpose: four fifths of a shard are the rank's own few digits, the rest is of every kind. So a rank that
-trains alone reads the other digits badly, and the exchange must make up for that.
+The data are scikit-learn's 1797 handwritten digits: three quarters to train on, the rest to test with. The ranks'
+shards differ on purpose: four fifths of a shard show only a few of the ten digits, the rest shows all. So a rank that
+trains alone reads most digits badly, and only the exchange can repair that.
 
-Each model is trained three times with equally many steps: by all ranks exchanging, by all ranks without exchanging, and
-by rank 0 alone on all the data (its step takes as many examples as all the ranks' steps together; beside a hub, the
-very same ones, so it ends with the hub's weights, up to rounding). The exit code is 0 if the exchanging ranks agree
-with each other and test as well as the one with all the data, less at most one point in a hundred.
+Each model is trained three times with the same number of steps: by all ranks with exchange, by all ranks without, and
+by rank 0 alone on all data. The step of rank 0 alone takes as many examples as one step of all ranks together. To
+compare with a hub it takes exactly their examples, so it reaches the hub's weights, up to rounding. The exit code is 0
+if the exchanging ranks have the same weights, and their test accuracy is at most one percentage point below that of
+rank 0 alone.
 """
 
 import os
@@ -46,9 +47,9 @@ import hpcomm
 
 Array = NDArray[Any]
 
-AGREE = 1e-5  # how far two ranks' weights may lie apart at the end
+AGREE = 1e-5  # largest allowed difference of a weight between two ranks at the end
 REACH = 0.01  # how much test accuracy the exchange may cost
-CONSENSUS = 1e-7  # factor by which the last averaging rounds shrink a disagreement
+CONSENSUS = 1e-7  # factor to which the averaging rounds at the end reduce differences between ranks
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ CONSENSUS = 1e-7  # factor by which the last averaging rounds shrink a disagreem
 
 @dataclass(frozen=True)
 class Digits:
-    """Images of 64 values from 0 to 1 and the digits they show, in random order."""
+    """Images of 64 values from 0 to 1, and the digits that they show, in random order."""
 
     x: Array
     y: Array
@@ -72,7 +73,8 @@ class Digits:
         return cls(x[:cut], y[:cut], x[cut:], y[cut:])
 
     def shard(self, rank: int, size: int) -> Array:
-        """The training examples of a rank: every fifth is dealt out in turn, the others go by the digit they show."""
+        """Returns the training examples of a rank. Every fifth example is dealt out in turn; the others are sorted by
+        digit and cut into one part for each rank."""
         i = np.arange(len(self.y))
         dealt, others = i[i % 5 == 0], i[i % 5 != 0]
         by_digit = others[np.argsort(self.y[others], kind="stable")]
@@ -80,7 +82,8 @@ class Digits:
         return np.sort(np.concatenate([dealt[rank::size], by_digit[first:last]]))
 
     def export(self, path: str) -> None:
-        """Writes data for examples/cpp: numbers of examples, tests, pixels and digits, then a line for each image."""
+        """Writes the data for examples/cpp: a line with the numbers of examples, tests, pixels and digits, then a line
+        for each image."""
         with open(path, "w") as file:
             file.write(f"{len(self.y)} {len(self.y_test)} {self.x.shape[1]} {self.y.max() + 1}\n")
             for x, y in ((self.x, self.y), (self.x_test, self.y_test)):
@@ -92,14 +95,14 @@ class Digits:
 
 @dataclass(frozen=True)
 class Network:
-    """Layers of rectified units under a softmax; with no hidden layer it is multiclass logistic regression.
+    """A network of ReLU layers and a softmax. Without a hidden layer it is multiclass logistic regression.
 
-    All weights are one flat vector, which the ranks exchange. The last row of a layer is its bias.
+    All weights are in one flat vector. The last row of a layer is its bias.
     """
 
     name: str
     sizes: tuple[int, ...]
-    rate: float  # of learning at first; falls to 0
+    rate: float  # the first learning rate, which falls to 0
     decay: float = 1e-3
 
     @property
@@ -119,14 +122,14 @@ class Network:
         return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), self.shapes, strict=True)]
 
     def start(self, weights: Array, seed: int) -> None:
-        """The same on every rank: small random hidden layers, the last layer zero."""
+        """Sets the first weights, the same on every rank: hidden layers small and random, the last layer 0."""
         rng = np.random.default_rng(seed)
         weights[:] = 0
         for layer in self.layers(weights)[:-1]:
             layer[:-1] = rng.normal(0, math.sqrt(2 / len(layer)), layer[:-1].shape)
 
     def forward(self, layers: list[Array], x: Array) -> tuple[list[Array], Array]:
-        """The input of each layer, and the logarithms of the output probabilities."""
+        """Returns the input of each layer, and the logarithms of the output probabilities."""
         *hidden, last = layers
         inputs = [x]
         for layer in hidden:
@@ -136,7 +139,8 @@ class Network:
         return inputs, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
 
     def backward(self, layers: list[Array], x: Array, y: Array, slope: Callable[[int], Array]) -> Iterator[int]:
-        """Writes the gradient of layer i into slope(i), last layer first, and yields i; the layer is not read again."""
+        """Writes the gradient of layer i into slope(i), last layer first, and yields i. After that it does not read the
+        layer's weights any more, so an exchange may change them."""
         inputs, logs = self.forward(layers, x)
         error = np.exp(logs)
         error[np.arange(len(y)), y] -= 1
@@ -150,7 +154,7 @@ class Network:
             yield i
 
     def step(self, weights: Array, x: Array, y: Array, rate: float) -> None:
-        """One step of gradient descent, in place."""
+        """Makes one step of gradient descent in place."""
         gradient = np.empty_like(weights)
         slopes = self.layers(gradient)
         for _ in self.backward(self.layers(weights), x, y, slopes.__getitem__):
@@ -204,7 +208,8 @@ class Graph:
         return [(rank - offset) % self.size for offset in self.offsets]
 
     def consensus_rounds(self) -> int:
-        """The number of averagings that shrink a disagreement to CONSENSUS, by the second eigenvalue of averaging."""
+        """Returns how many averagings reduce differences between ranks to CONSENSUS times the first difference, from
+        the second largest eigenvalue of the averaging matrix."""
         row = np.zeros(self.size)
         row[[0, *self.offsets]] = 1 / (1 + len(self.offsets))
         second = sorted([0, *np.abs(np.fft.fft(row))])[-2]
@@ -216,14 +221,14 @@ class Graph:
 
 @dataclass(frozen=True)
 class Hub:
-    """The ranks that serve (PHub, sections 2.1 and 3.3)."""
+    """The placement of the hub's servers on the ranks (PHub, sections 2.1 and 3.3)."""
 
     placement: str
     size: int
 
     @property
     def workers(self) -> list[int]:
-        """All ranks, except the one server of NCC."""
+        """All ranks, except rank 0 with placement NCC, where it only serves."""
         return list(range(self.placement == "NCC", self.size))
 
     def __str__(self) -> str:
@@ -239,19 +244,19 @@ class Plan:
 
     steps: int
     steps_per_epoch: int
-    every: int
-    rounds: int
+    every: int  # steps between two exchanges
+    rounds: int  # averagings after the last step
     seed: int
-    hold: int  # steps between two rates of learning
+    hold: int  # steps between two changes of the learning rate
 
     def rate(self, step: int) -> float:
-        """The share of the first rate of learning."""
+        """Returns the factor by which the first learning rate is multiplied in a step."""
         return 1 - step // self.hold * self.hold / self.steps
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Where a hub's training is saved (None: nowhere), how often, and whether it goes on from there."""
+    """Where a hub's training is saved (None: nowhere), after how many steps, and whether it resumes from there."""
 
     folder: str | None
     every: int
@@ -266,7 +271,7 @@ class Run:
     losses: list[float] = field(default_factory=list)  # over all training data, at the start and after each epoch
     accuracy: float = 0.0
     bytes_sent: int = 0
-    seconds_waiting: float = 0.0  # by the wall clock, as is computing
+    seconds_waiting: float = 0.0  # both in wall-clock time
     seconds_computing: float = 0.0
 
     @property
@@ -280,33 +285,33 @@ class Alone:
     def __init__(self, model: Network, plan: Plan, weights: Array) -> None:
         self.model, self.plan, self.weights = model, plan, weights
         self.exchanging = 0.0  # seconds
-        self.first, self.losses = 0, list[float]()  # where a training that was cut short goes on
+        self.first, self.losses = 0, list[float]()  # the next step, and losses so far, of a resumed training
         model.start(weights, plan.seed)
 
     def step(self, number: int, x: Array, y: Array, rate: float) -> None:
         self.model.step(self.weights, x, y, rate)
 
     def after(self, steps: int, losses: list[float]) -> None:
-        """So many steps are done."""
+        """Does nothing; Pushing saves the training here. steps: how many are done."""
 
     def flat(self) -> Array:
-        """All weights, for reading."""
+        """Returns all weights as one vector, which the caller must not change."""
         return self.weights
 
     def finish(self) -> tuple[int, float]:
-        """Ends the training; bytes sent and seconds waited."""
+        """Ends the training. Returns the bytes sent, and the seconds waited."""
         return 0, 0.0
 
 
 class Averaging(Alone):
-    """Every few steps the model becomes its mean with the in-neighbours'."""
+    """Gradient descent that every few steps averages the model with the in-neighbours' models."""
 
     def __init__(self, model: Network, plan: Plan, queue: hpcomm.Queue) -> None:
         super().__init__(model, plan, queue.acquire())
         self.queue = queue
 
     def average(self) -> None:
-        """Sends from, and reduces into, registered buffers of the queue, which the neighbours read in place."""
+        """Averages once. It sends from, and reduces into, buffers of the queue, which neighbours can read in place."""
         self.queue.send_all(self.weights)
         self.weights = self.queue.reduce(self.weights, out=self.queue.acquire())
 
@@ -325,7 +330,7 @@ class Averaging(Alone):
 
 
 class Pushing(Alone):
-    """Each layer's gradient goes to a parameter hub as soon as the backward pass has it."""
+    """Training that pushes each layer's gradient to a parameter hub as soon as the backward pass has it."""
 
     def __init__(self, model: Network, plan: Plan, ctx: hpcomm.Context, hub: Hub, saving: Saving) -> None:
         super().__init__(model, plan, np.empty(model.n_weights, np.float32))
@@ -380,12 +385,12 @@ Batches = Callable[[int], Array]  # the rows of the data that a step takes
 
 
 def in_turn(rows: Array, batch: int) -> Batches:
-    """These rows, over and over in their order."""
+    """Returns batches of these rows, in order, again and again."""
     return lambda step: rows.take(range(step * batch, (step + 1) * batch), mode="wrap")
 
 
 def at_once(parts: list[Batches]) -> Batches:
-    """The rows that a step of all ranks takes."""
+    """Returns batches that join the ranks' batches of the same step."""
     return lambda step: np.concatenate([part(step) for part in parts])
 
 
@@ -408,7 +413,7 @@ def train(trainer: Alone, data: Digits, batches: Batches, tell: Tell) -> Run:
 
 
 def gather(ctx: hpcomm.Context, values: Any) -> Array:
-    """The values of every rank, a row each, over hpcomm's control channel."""
+    """Returns the values of all ranks, a row for each, gathered over hpcomm's control channel."""
     mine = np.asarray(values)
     everyone = b"".join(ctx.allgather(mine.tobytes()))
     return np.frombuffer(everyone, mine.dtype).reshape(ctx.size, *mine.shape)
@@ -416,10 +421,10 @@ def gather(ctx: hpcomm.Context, values: Any) -> Array:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A model's three trainings, gathered: every array has a row for each rank that works."""
+    """The results of a model's three trainings. Every array has a row for each worker."""
 
     model: Network
-    alone: Run  # meaningful on rank 0
+    alone: Run  # valid only on rank 0
     weights: Array
     together: Array  # Run.numbers
     apart: Array
@@ -433,7 +438,7 @@ class Outcome:
 
     @property
     def distance(self) -> float:
-        """The largest difference of one weight from the one rank's with all the data."""
+        """The largest difference of one weight from the weights of rank 0 alone with all data."""
         return float(np.abs(self.weights - self.alone.weights).max())
 
     @property
@@ -472,7 +477,7 @@ def compare(
     saving: Saving,
     console: Console | None,
 ) -> Outcome:
-    """Trains a model in the three ways. Collective."""
+    """Trains a model in the three ways. All ranks call it."""
     epochs, dtype, workers = (plan.steps // plan.steps_per_epoch, data.x.dtype, how.workers)
     shards = [in_turn(data.shard(i, len(workers)), max(1, batch // len(workers))) for i in range(len(workers))]
     together = apart = alone = Run(np.zeros(model.n_weights, dtype), [0.0] * (epochs + 1))
@@ -514,7 +519,8 @@ def ranks(size: int) -> str:
 
 
 def console_of(rank: int) -> Console | None:
-    """Rank 0's. Open MPI gives its ranks a terminal of no width, which is a pipe in truth."""
+    """Returns rank 0's console; None on other ranks. A terminal of width 0, as Open MPI gives its ranks, is treated as
+    a pipe."""
     if rank > 0:
         return None
     terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
@@ -523,7 +529,7 @@ def console_of(rank: int) -> Console | None:
 
 @contextmanager
 def progress(console: Console | None, what: str, epochs: int) -> Iterator[Tell]:
-    """A bar on a terminal, else a line for each tenth of the epochs."""
+    """Shows progress: a bar on a terminal, otherwise a line for each tenth of the epochs."""
     if console is None:
         yield lambda epoch, loss: None
     elif console.is_terminal:
@@ -568,7 +574,7 @@ def table(outcomes: list[Outcome], how: Graph | Hub) -> Table:
 
 
 def plot(outcomes: list[Outcome], size: int, path: str) -> None:
-    """Loss curves: a line for the mean of the ranks, a band from the least to the greatest."""
+    """Draws loss curves: a line for the mean of the ranks, and a band from the least to the greatest loss."""
     matplotlib.use("Agg")
     from matplotlib import pyplot  # noqa: PLC0415  (after the choice of Agg)
 
@@ -659,7 +665,7 @@ def main(
         if not how.workers:
             raise click.BadParameter(f"{placement}: one rank serves, so it takes two", param_hint="--placement")
         per_epoch = every * math.ceil(len(data.y) / (batch * every))  # a whole pass, and an exchange at its end
-        hold = per_epoch if how is hub else 1  # all owners of a hub have to be told
+        hold = per_epoch if how is hub else 1  # with a hub, a new learning rate must be sent to all owners
         plan = Plan(epochs * per_epoch, per_epoch, every, edges.consensus_rounds(), seed, hold)
         saving = Saving(checkpoint, save_every, resume)
         outcomes = [compare(ctx, model, data, how, batch, plan, saving, console) for model in MODELS]

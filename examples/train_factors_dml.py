@@ -1,11 +1,11 @@
-"""Several ranks learn a distance under which Debian packages of one section are near each other.
+"""Several ranks learn a distance metric under which Debian packages of the same section are near each other.
 
     mpirun -n 4 python examples/train_factors_dml.py
     mpirun -n 4 python examples/train_factors_dml.py --compare --plot dml.png
 
-This is distance metric learning, the second application of SFB (section 2), with a projection W of 512 x 10,000. The
-update of each pair of packages (x, y) is the product of two vectors: W (x - y), and the sparse x - y. --data takes
-pairs of the rows of a folder, half of them of one class.
+This is distance metric learning, the second application of SFB (section 2). The metric is a projection W of 512 x
+10,000. The update of each pair of packages (x, y) is the product of two vectors: W (x - y), and the sparse x - y. With
+--data the samples are pairs of rows from a folder; both rows of half the pairs have the same class.
 """
 
 import os

@@ -5,12 +5,12 @@
     mpirun -n 4 python examples/train_factors_mlr.py --compare --plot mlr.png
 
 This is the first application of SFB (section 2 and figure 3). The update of each sample is the product of two vectors:
-its sparse features, and the errors of the predicted probabilities of the classes. The ranks send these vectors to each
-other, and each rank rebuilds the sum of the products.
+its sparse features, and the errors of the predicted class probabilities. The ranks send these vectors to each other,
+and each rank computes the sum of the products.
 
-W is features x classes, so that a sample picks the rows of its features. With --classes-first W is classes x features,
-and the features of a sample scatter over all rows. Where apt's lists are missing, synthetic samples take their place.
---data takes the rows of a folder: 20 Newsgroups, or svmlight files, which keep their own columns.
+W is features x classes, so a sample touches only the rows of its features. With --classes-first W is classes x
+features, and a sample touches all rows. Without apt's lists the samples are synthetic. With --data they are the rows of
+a folder: 20 Newsgroups, or svmlight files, which keep their columns.
 """
 
 import os

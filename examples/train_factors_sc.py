@@ -1,11 +1,11 @@
-"""Several ranks learn a dictionary in which a few atoms make up a patch of a photograph.
+"""Several ranks learn a dictionary from whose atoms patches of photographs are composed, a few for each patch.
 
     mpirun -n 4 python examples/train_factors_sc.py
     mpirun -n 4 python examples/train_factors_sc.py --atoms 512 --compare --plot sc.png
 
 This is sparse coding by proximal gradient descent, the third application of SFB (section 2, and figure 1 of its
 supplement). The patches are 16 x 16 pixels of the photographs that scikit-learn ships. The update of each patch is the
-product of its sparse code and the residual of the patch; the proximal operator keeps each atom at length 1 or less.
+product of its sparse code and its reconstruction error. The proximal operator keeps each atom at length 1 or less.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""Several ranks learn who maintains a Debian package, and print a bound of their distance from the best model.
+"""Several ranks learn who maintains a Debian package, and print how far from the best model they can be at most.
 
     mpirun -n 4 python examples/train_factors_sdca.py
     mpirun -n 4 python examples/train_factors_sdca.py --compare --plot sdca.png
 
 This is L2-regularized multiclass logistic regression by stochastic dual coordinate ascent, the fourth application of
-SFB (section 2.1). Each rank keeps the dual variables of the rank's samples. The ranks exchange updates of the auxiliary
-matrix Z, whose gradient map is W. The objective is above its minimum by the duality gap at most. --data takes the rows
-of a folder: 20 Newsgroups, or svmlight files, which keep their own columns.
+SFB (section 2.1). Each rank keeps the dual variables of the rank's samples. The ranks exchange updates of an auxiliary
+matrix Z, from which W is computed. The printed duality gap bounds how far the objective is above its minimum. With
+--data the samples are the rows of a folder: 20 Newsgroups, or svmlight files, which keep their columns.
 """
 
 import os

@@ -4,8 +4,8 @@
     mpirun -n 4 python examples/train_flow_cnn.py --compare --plot cnn.png
 
 This is the third application of Parameter Flow (section 5.1, AlexNet). Five convolutions and three wide layers have 8.4
-million parameters, most of them in two of the wide layers. The digits of scikit-learn are made 32 x 32 pixels large.
---data takes CIFAR-10 in their place, from a folder that every host has.
+million parameters, most of them in two of the wide layers. scikit-learn's digits are enlarged to 32 x 32 pixels. With
+--data the pictures are CIFAR-10, from a folder that every host must have.
 """
 
 import os

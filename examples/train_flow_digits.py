@@ -3,7 +3,7 @@
     mpirun -n 4 python examples/train_flow_digits.py
     mpirun -n 4 python examples/train_flow_digits.py --compare --plot digits.png
 
-This is Parameter Flow (section 5.1, LR) where no update is 0, so only the thresholds save bytes.
+This is Parameter Flow (section 5.1, LR) with dense updates: no element is exactly 0, so only thresholds save bytes.
 """
 
 import os

@@ -5,9 +5,9 @@
     mpirun -n 4 python examples/train_flow_lr.py --delta up --staleness 4
 
 This is the first application of Parameter Flow (section 5.1, LR): workers push updates, servers broadcast their sums,
-and both keep back values below a threshold. W is 131,072 hashed words and pairs of words x 64 sections, of 32 MiB.
-Where apt's lists are missing, synthetic samples take their place. --data takes the rows of a folder: 20 Newsgroups,
-whose words are hashed too, or svmlight files, which keep their own columns.
+and both keep back values below a threshold. W is 131,072 hashed words and pairs of words x 64 sections, 32 MiB. Without
+apt's lists the samples are synthetic. With --data they are the rows of a folder: 20 Newsgroups, whose words are hashed
+too, or svmlight files, which keep their columns.
 """
 
 import os

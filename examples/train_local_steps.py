@@ -1,25 +1,26 @@
-"""Ranks train a small transformer by exchanging every step, or only after many local steps.
+"""Ranks train a small transformer in several ways: with an exchange in every step, or only after many local steps.
 
     mpirun -n 4 python examples/train_local_steps.py
     mpirun -n 4 python examples/train_local_steps.py --ways sync,diloco,streaming,sparse,float4,local --bandwidth 1gbit
     mpirun -n 4 python examples/train_local_steps.py --ways sync,diloco@10,diloco@30,diloco@100
 
 The transformer predicts the next byte of a text: the one-line descriptions of Debian's packages (apt-cache dumpavail),
-or Python's own help pages where apt's lists are missing. All ways begin with the same weights, which --pretrain
-synchronous steps have reached (as DiLoCo does, arXiv 2311.08105), and take the same number of steps with the same
-batches. So losses after equally many tokens show the cost of local steps. --ways; diloco@100 sets H of that way:
+or, without apt's lists, Python's help pages. All ways begin with the same weights, which come from --pretrain
+synchronous steps (as in DiLoCo, arXiv 2311.08105), and take the same number of steps with the same batches. So their
+losses after the same number of tokens show the cost of local steps. The ways of --ways are as follows; diloco@100 sets
+H, the local steps between two exchanges, for one way.
 
     sync        every step exchanges gradients (hpcomm.torch.DistributedOptimizer)
     diloco      an exchange after --every local steps, outer Nesterov (arXiv 2311.08105)
-    streaming   4 fragments, each on its way while --delay steps are computed (arXiv 2501.18512), by TopK both ways
+    streaming   4 fragments, each sent while --delay steps are computed (arXiv 2501.18512), by TopK both ways
     streaming4  the same in 4 bits an element both ways
     sparse      SparseLoCo (arXiv 2508.15706): TopK both ways, no outer momentum
     nesterov    as sparse, with an outer Nesterov of little momentum
     float4      diloco, in 4 bits an element both ways
     local       local SGD: the mean of the ranks' weights after --every steps
 
-Rank 0 prints the loss on held-out text and the bytes, and draws the loss by token, by second and by byte. Seconds are
-computed for a link of --bandwidth from the bytes that were counted; the plot's caption says how.
+Rank 0 prints the loss on held-out text and the bytes sent, and draws the loss over tokens, seconds and bytes. The
+seconds are computed, from the counted bytes, for links of --bandwidth; the plot's caption says how.
 """
 
 import os
@@ -48,8 +49,8 @@ except ImportError as missing:
 
 import hpcomm.torch
 
-LATE = 0.5  # the outer momentum with TopK, whose residuals are late already: 0.9 diverges
-LAST_RATE = 0.1  # the last learning rate by the largest
+LATE = 0.5  # the outer momentum with TopK: residuals delay parts of updates, and 0.9 diverges
+LAST_RATE = 0.1  # the last learning rate over the largest
 SENT_BY = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes a second
 CAPTION = """Validation loss of the model that all ranks share: after local steps, that of the last exchange of each
 fragment. Bytes: sent by a rank, mean over the ranks. Seconds at {bandwidth}: a step computes {ms:.1f} ms (median
@@ -63,7 +64,7 @@ behind nothing; a step waits for the rest. Latency, encoding and the optimizers 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of all ways."""
+    """The settings that all ways share."""
 
     steps: int
     every: int
@@ -77,20 +78,20 @@ class Plan:
     seed: int
 
     def factor(self, step: int) -> float:
-        """The learning rate of a step by the largest one: a warm-up, then half a cosine."""
+        """Returns the learning rate of a step over the largest one: a warm-up, then half a cosine."""
         warm = max(1, self.steps // 12)
         fallen = 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.steps)))
         return min(1.0, (step + 1) / warm) * (LAST_RATE + (1 - LAST_RATE) * fallen)
 
     @property
     def judged(self) -> list[int]:
-        """The steps after which the curve has a point: multiples of every, and the last."""
+        """The steps after which the curve has a point: multiples of every, and the last step."""
         apart = self.every * max(1, self.steps // (self.points * self.every))
         return [*range(apart, self.steps, apart), self.steps]
 
 
 class Trainer(Protocol):
-    """The interface of all ways' optimizers."""
+    """The interface of the optimizers of all ways."""
 
     exchange: Any
 
@@ -103,8 +104,8 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Way:
-    """A way of exchange. options: of hpcomm.torch.DiLoCo; None: every step exchanges. every: H in place of the plan's;
-    0: the plan's."""
+    """A way of exchange. options: makes the options of hpcomm.torch.DiLoCo; None: every step exchanges gradients.
+    every: H, the local steps between two exchanges; 0: the plan's."""
 
     name: str
     options: Callable[[Plan], dict[str, Any]] | None
@@ -112,10 +113,10 @@ class Way:
 
     @classmethod
     def named(cls, text: str) -> "Way":
-        """A way by its name, such as diloco, or with its own H, such as diloco@100.
+        """Returns the way of a name, such as "diloco", or with another H, such as "diloco@100".
 
         Raises:
-            click.BadParameter: there is no such way.
+            click.BadParameter: WAYS has no such way, or H is not a whole number above 0.
         """
         name, at, every = text.partition("@")
         if name not in WAYS or (at and not (every.isdigit() and int(every) > 0)):
@@ -124,13 +125,13 @@ class Way:
         return replace(WAYS[name], name=text, every=int(every or 0))
 
     def optimizer(self, inner: torch.optim.Optimizer, ctx: hpcomm.Context, model: Transformer, plan: Plan) -> Any:
-        """The optimizer of this way, which has taken inner. Collective."""
+        """Returns the optimizer of this way, which wraps inner. All ranks call it."""
         if self.options is None:
             return hpcomm.torch.DistributedOptimizer(inner, ctx, model)
         return hpcomm.torch.DiLoCo(inner, ctx, model, every=self.every or plan.every, **self.options(plan))
 
     def delay(self, plan: Plan) -> int:
-        """Steps that hide an exchange."""
+        """Returns how many steps are computed while an exchange is pending."""
         return int(self.options(plan).get("delay", 0)) if self.options else 0
 
 
@@ -143,7 +144,7 @@ def late(plan: Plan) -> hpcomm.Nesterov:
 
 
 def both_ways(codec: hpcomm.codec.WireFormat) -> dict[str, Any]:
-    """A codec of updates up and of their mean back."""
+    """Returns options with which updates travel encoded to the servers, and their mean travels encoded back."""
     return {"codec": codec, "topology": hpcomm.ParameterServer(apply_at="receivers")}
 
 
@@ -152,7 +153,7 @@ def top(plan: Plan) -> dict[str, Any]:
 
 
 def in_parts(plan: Plan) -> dict[str, Any]:
-    """Streaming DiLoCo: fragments whose exchanges are hidden."""
+    """Returns the options of Streaming DiLoCo: fragments, whose exchanges overlap with steps."""
     return {"fragments": 4, "delay": plan.delay}
 
 
@@ -179,13 +180,14 @@ class Run:
     """The results of a training on a rank.
 
     Attributes:
-        way: its name.
-        loss: of the shared model on this rank's part of the held-out text, at the start and after each of Plan.judged.
-        synced: the loss after the last exchange, that of sync().
-        sent: bytes that the exchanges of each step have sent to other ranks.
-        forward, backward: processor seconds of a step, the median.
+        way: the way's name.
+        loss: loss of the shared model on this rank's part of the held-out text, at the start and after each step of
+            Plan.judged.
+        synced: the loss after the last exchange, which sync() made.
+        sent: for each step, the bytes that exchanges sent to other ranks.
+        forward, backward: median processor seconds of a forward and a backward pass.
         wall: seconds of the whole training.
-        weights: the sum of the last weights' bits, equal for equal weights.
+        weights: the sum of the last weights' bits, by which ranks compare their weights.
     """
 
     way: str
@@ -199,20 +201,21 @@ class Run:
 
 
 def sent_by(optimizer: Trainer) -> int:
-    """Bytes that this rank has sent to other ranks so far."""
+    """Returns the bytes that this rank has sent to other ranks so far."""
     return sum(entry.bytes for entry in optimizer.exchange.stats().traffic)
 
 
 @torch.no_grad()
 def judge(ctx: hpcomm.Context, model: Transformer, text: Text) -> float:
-    """The loss of a model on this rank's share of the held-out text."""
+    """Returns the loss of a model on this rank's part of the held-out text."""
     rows = text.held_out[ctx.rank :: ctx.size]
     return sum(float(model.loss(part)) * len(part) for part in rows.split(64)) / len(rows)
 
 
 @torch.no_grad()
 def shared_of(optimizer: Any, model: Transformer) -> Transformer:
-    """The model that all ranks share: after local steps, that of the last exchange of each fragment."""
+    """Returns the model that all ranks share. With local steps it has, for each fragment, the weights of the last
+    exchange."""
     if isinstance(optimizer, hpcomm.torch.DistributedOptimizer):
         return model
     optimizer.wait()
@@ -223,7 +226,8 @@ def shared_of(optimizer: Any, model: Transformer) -> Transformer:
 
 
 def batches(text: Text, plan: Plan, ctx: hpcomm.Context) -> Callable[[], Tensor]:
-    """Rows of random places of this rank's part, the same for each way."""
+    """Returns a function that returns the next batch: rows at random places of this rank's part, the same for each
+    way."""
     context = text.held_out.shape[1] - 1
     random = torch.Generator().manual_seed(1000 * plan.seed + ctx.rank)
 
@@ -237,7 +241,7 @@ def batches(text: Text, plan: Plan, ctx: hpcomm.Context) -> Callable[[], Tensor]
 def train(
     ctx: hpcomm.Context, way: Way, model: Transformer, text: Text, plan: Plan, tell: Callable[[int, float], None]
 ) -> Run:
-    """plan.steps steps of AdamW by one way, after which all ranks have the same weights. Collective."""
+    """Makes plan.steps steps of AdamW in one way. Afterwards all ranks have the same weights. All ranks call it."""
     inner = torch.optim.AdamW(model.parameters(), lr=plan.rate, betas=(0.9, 0.99), weight_decay=0.1)
     optimizer = way.optimizer(inner, ctx, model, plan)
     schedule = LambdaLR(optimizer, plan.factor)
@@ -269,7 +273,7 @@ def train(
 
 
 def everywhere(ctx: hpcomm.Context, run: Run) -> list[Run]:
-    """The runs of all ranks."""
+    """Returns the runs of all ranks. All ranks call it."""
     mine = json.dumps(asdict(run)).encode()
     longest = max(int(told) for told in ctx.allgather(b"%20d" % len(mine)))
     return [Run(**json.loads(told)) for told in ctx.allgather(mine.ljust(longest))]
@@ -280,17 +284,17 @@ def everywhere(ctx: hpcomm.Context, run: Run) -> list[Run]:
 
 @dataclass(frozen=True)
 class Curve:
-    """A way's figures over all ranks; lists have the start, and then each of Plan.judged.
+    """The results of a way over all ranks. Lists have a value for the start, and one for each step of Plan.judged.
 
     Attributes:
-        way: its name.
-        loss: of the shared model, nats a byte.
+        way: the way's name.
+        loss: loss of the shared model, in nats a byte.
         synced: the loss after sync().
-        tokens: of all ranks.
-        seconds: at the bandwidth, as the plot's caption says.
-        sent: bytes by a rank.
-        step_bytes: bytes by a rank in a step, the average.
-        wall: seconds of the training here.
+        tokens: tokens of all ranks so far.
+        seconds: computed seconds at the bandwidth, as the plot's caption says.
+        sent: bytes that a rank has sent so far.
+        step_bytes: mean bytes that a rank sends in a step.
+        wall: measured seconds of the training.
         same: whether all ranks have the same weights at the end.
     """
 
@@ -306,14 +310,14 @@ class Curve:
 
 
 def clock(sent: Sequence[float], compute: float, bandwidth: float, delay: int, behind: float) -> list[float]:
-    """The second at which each step ends.
+    """Returns the second at which each step ends, with one link on which exchanges follow each other.
 
     Args:
-        sent: bytes of the exchanges that each step begins.
+        sent: for each step, the bytes of the exchanges that it begins.
         compute: seconds of a step's forward and backward pass.
-        bandwidth: of a rank's link, in bytes a second.
-        delay: the steps that hide an exchange.
-        behind: seconds of a step's own computing that hide its exchange.
+        bandwidth: bytes a second of a rank's link.
+        delay: a step waits for the exchanges of the step so many before it.
+        behind: an exchange may begin so many seconds before the end of its step's computing.
     """
     now = free = 0.0
     ends, arrivals = list[float](), list[float]()
@@ -330,7 +334,7 @@ def clock(sent: Sequence[float], compute: float, bandwidth: float, delay: int, b
 
 
 def curve(runs: list[Run], plan: Plan, compute: tuple[float, float], bandwidth: float, context: int) -> Curve:
-    """The figures of a way, of the runs of all ranks; compute: seconds of a forward and a backward pass."""
+    """Returns the results of a way from the runs of all ranks. compute: seconds of a forward and of a backward pass."""
     way, at = Way.named(runs[0].way), plan.judged
     sent = np.mean([run.sent for run in runs], axis=0)
     behind = compute[1] if way.options is None else 0.0
@@ -350,7 +354,7 @@ def curve(runs: list[Run], plan: Plan, compute: tuple[float, float], bandwidth: 
 
 
 def told(curves: list[Curve]) -> str:
-    """The table."""
+    """Returns the table of all ways as text."""
     heads = f"{'loss':>8} {'by first':>9} {'sync()':>8} {'bytes a step':>13} {'seconds':>9} {'here':>8}"
     lines = [f"{'way':12} {heads}  ranks' weights"]
     for each in curves:
@@ -362,7 +366,7 @@ def told(curves: list[Curve]) -> str:
 
 
 def draw(curves: list[Curve], title: str, caption: str, path: str) -> bool:
-    """Draws the loss by token, by second and by byte; False without matplotlib."""
+    """Draws the loss over tokens, seconds and bytes. Returns False, and draws nothing, without matplotlib."""
     try:
         import matplotlib  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -373,7 +377,7 @@ def draw(curves: list[Curve], title: str, caption: str, path: str) -> bool:
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 5), sharey=True, layout="constrained")
     for each in curves:
         for axis, x in zip(axes, (np.divide(each.tokens, 1e6), each.seconds, np.divide(each.sent, 1e6)), strict=True):
-            first = 1 if axis is axes[2] else 0  # no byte has been sent at the start
+            first = 1 if axis is axes[2] else 0  # at the start 0 bytes are sent, which a logarithmic axis cannot show
             axis.plot(x[first:], each.loss[first:], label=each.way, linewidth=1.2)
     labels = ("million bytes of text, all ranks", "seconds, computed", "MB sent by a rank (logarithmic)")
     for axis, label in zip(axes, labels, strict=True):
@@ -393,10 +397,10 @@ def draw(curves: list[Curve], title: str, caption: str, path: str) -> bool:
 
 
 def bytes_a_second(text: str) -> float:
-    """A bandwidth, such as 100mbit or 1.5gbit, in bytes a second.
+    """Converts a bandwidth such as "100mbit" or "1.5gbit" to bytes a second.
 
     Raises:
-        click.BadParameter: text is no bandwidth.
+        click.BadParameter: text is no bandwidth, or is 0.
     """
     unit = text.lstrip("0123456789.").lower()
     try:

@@ -1,19 +1,19 @@
-"""Several ranks learn to tell texts apart, by a linear SVM, each from its own part of them.
+"""Several ranks train a linear SVM that tells two classes of texts apart, each from a different part of the texts.
 
     mpirun -n 4 python examples/train_text_svm.py
     mpirun -n 8 python examples/train_text_svm.py --graph root_expander --consistency ASYNC --delay 20
     mpirun -n 8 python examples/train_text_svm.py --compare
 
-This is the application of ASAP (sections 5 and 6): stochastic gradient descent after Bottou's svmsgd on sparse rows,
-and after every --period of them the average of the models of a rank and its in-neighbours. --compare trains by one
-graph and consistency after another on the same data, and draws accuracy against time and bytes sent (figures 5 to 10).
-One rank that is started alone, with --compare alone, is the paper's single machine.
+This is the application of ASAP (sections 5 and 6): stochastic gradient descent on sparse rows, after Bottou's svmsgd.
+After every --period rows a rank averages its model with the models of its in-neighbours. --compare trains with several
+pairs of graph and consistency on the same data, and draws accuracy against time and against bytes sent (figures 5 to
+10). For the paper's single machine, start one rank without mpirun, with "--compare alone".
 
 The texts are the descriptions of Debian's packages (apt-cache dumpavail), and the task is to find the packages of one
-section; where apt's lists are missing, scikit-learn's handwritten digits take their place. --data reads the data of the
-paper, RCV1 or webspam, from a folder, or any file in svmlight's format. --hashed gives the model --features weights,
-however few words the texts have: 11000000 is the paper's largest, splice-site, 44 MB a model; a rank keeps --points
-copies.
+section. Without apt's lists the data are scikit-learn's handwritten digits. --data reads the paper's data, RCV1 or
+webspam, from a folder, or any file in svmlight's format. With --hashed the model has --features weights even if the
+texts have fewer words: 11000000 is the size of the paper's largest model, splice-site, 44 MB. A rank keeps --points
+copies of the model.
 """
 
 import os
@@ -55,10 +55,10 @@ GRAPHS: dict[str, Callable[[int], hpcomm.graphs.Graph | tuple[hpcomm.graphs.Grap
     "complete": hpcomm.graphs.complete,
     "root_expander": hpcomm.graphs.root_expander,
     "exponential": hpcomm.graphs.exponential,
-    "one_peer_exponential": hpcomm.graphs.one_peer_exponential,  # one neighbour, another each step
+    "one_peer_exponential": hpcomm.graphs.one_peer_exponential,  # one neighbour, which changes with each exchange
     "hypercube": hpcomm.graphs.hypercube,
     "ring": hpcomm.graphs.ring,
-    "chain": partial(hpcomm.graphs.chain, directed=False),  # in a directed chain rank 0 takes no model
+    "chain": partial(hpcomm.graphs.chain, directed=False),  # in a directed chain rank 0 would get no other model
 }
 ALLREDUCE, ALONE = "MPI_Allreduce", "alone"
 COMPARED = ",".join(
@@ -74,11 +74,11 @@ COMPARED = ",".join(
         ALLREDUCE,
     )
 )
-SAMPLE = 1000  # rows that the first rate of learning is tried on
-INIT = 300.0  # seconds: where ranks outnumber cores, their imports take turns
-NOISE = 0.001  # of an accuracy: about a dozen of the tests
-MOST = (1 << 31) - 1  # columns: their numbers are int32
-BIAS_RATE = 0.01  # of learning the bias, beside that of a weight: it has a part in every row
+SAMPLE = 1000  # rows on which first learning rates are tried
+INIT = 300.0  # seconds to start: if ranks outnumber cores, their imports take long
+NOISE = 0.001  # noise of an accuracy: about a dozen test rows
+MOST = (1 << 31) - 1  # most columns, as column numbers are int32
+BIAS_RATE = 0.01  # the learning rate of the bias over that of a weight, as every row changes the bias
 
 
 # ---- model -----------------------------------------------------------------------------------------------------------
@@ -96,10 +96,10 @@ def descend(
     eta0: float,
     t: int,
 ) -> None:
-    """Steps of gradient descent by these rows on the hinge loss and decay/2 of the squared weights (svmsgd).
+    """Makes a gradient step for each row in order, on the hinge loss plus decay/2 times the squared weights (svmsgd).
 
-    A step shrinks all weights, of which a row has few: so the shrinking is one factor, multiplied in at the end. The
-    last value of the model is the bias, which does not shrink.
+    A step shrinks all weights but adds to the few of its row. So shrinking is kept as one factor, which is multiplied
+    in at the end. The last value of the model is the bias, which does not shrink. t: steps done before.
     """
     n, scale = model.size - 1, 1.0
     bias = float(model[n])
@@ -122,7 +122,7 @@ def descend(
 
 @numba.njit(cache=True, nogil=True)
 def judge(model: Floats, indptr: Array, values: Array, indices: Array, labels: Array) -> tuple[float, float]:
-    """Accuracy, and the mean hinge loss."""
+    """Returns the accuracy, and the mean hinge loss."""
     n, right, loss = model.size - 1, 0, 0.0
     for row in range(labels.size):
         score = float(model[n])
@@ -134,7 +134,8 @@ def judge(model: Floats, indptr: Array, values: Array, indices: Array, labels: A
 
 
 def first_rate(rows: Rows, decay: float) -> float:
-    """The power of two from which a pass over a few rows gets furthest, as svmsgd finds it."""
+    """Returns the first learning rate: the power of two with the least cost after a pass over a few rows, as svmsgd
+    chooses it."""
     sample = rows.take(np.arange(min(SAMPLE, len(rows))))
 
     def cost(eta0: float) -> float:
@@ -150,17 +151,17 @@ def first_rate(rows: Rows, decay: float) -> float:
 
 @dataclass(frozen=True)
 class How:
-    """A graph and a consistency of stochastic_reduce, MPI's allreduce, or no exchange."""
+    """A way to exchange: stochastic_reduce with a graph and a consistency, MPI's allreduce, or no exchange."""
 
     graph: str
     consistency: str = ""
 
     @classmethod
     def named(cls, text: str) -> "How":
-        """GRAPH/CONSISTENCY as the options of these names take them, MPI_Allreduce, or alone.
+        """Parses "GRAPH/CONSISTENCY", with values of --graph and --consistency, "MPI_Allreduce" or "alone".
 
         Raises:
-            click.BadParameter: there is no such graph or consistency.
+            click.BadParameter: the graph or the consistency is unknown.
         """
         graph, _, consistency = text.strip().partition("/")
         if graph in (ALLREDUCE, ALONE) and not consistency:
@@ -175,7 +176,7 @@ class How:
 
 
 def consistency_of(text: str) -> Any:
-    """BSP, BARRIER, ASYNC, NOTIFY_ACK, or SSP:n."""
+    """Parses BSP, BARRIER, ASYNC, NOTIFY_ACK, or SSP:n; raises click.BadParameter for other text."""
     name, _, bound = text.partition(":")
     if name == "SSP" and bound.isdigit():
         return hpcomm.SSP(int(bound))
@@ -185,7 +186,8 @@ def consistency_of(text: str) -> Any:
 
 
 class Averaging(Protocol):
-    """model: the weights that this rank trains. average makes it the mean with others', perhaps in another array."""
+    """The interface of an exchange. model: the weights that this rank trains. average replaces model by the mean with
+    other ranks' models, perhaps in another array."""
 
     model: Floats
 
@@ -196,14 +198,14 @@ class Averaging(Protocol):
 
     @property
     def inputs(self) -> tuple[int, int, int, int]:
-        """Models of in-neighbours that were averaged whole, were torn, had been averaged before, or were not there; all
-        0 without a count."""
+        """Counts of in-neighbours' models that were averaged, were torn (overwritten while read), had been averaged
+        before, or were missing. All are 0 if the exchange does not count."""
 
     def close(self) -> None: ...
 
 
 class StochasticReduce:
-    """The mean over this rank and its in-neighbours in a graph (ASAP, section 3)."""
+    """An exchange that averages this rank's model with its in-neighbours' in a graph (ASAP, section 3)."""
 
     def __init__(self, ctx: hpcomm.Context, how: How, size: int) -> None:
         start, graph = {"w": np.zeros(size, np.float32)}, GRAPHS[how.graph](ctx.size)
@@ -228,8 +230,8 @@ class StochasticReduce:
 
 
 class Allreduce:
-    """The mean over all ranks by MPI, which does not count bytes: bytes_sent is the least that an allreduce needs,
-    2(n-1)/n of the model."""
+    """An exchange that averages the models of all ranks by MPI. MPI does not count bytes, so bytes_sent is the least
+    that an allreduce needs: 2(n-1)/n of the model."""
 
     def __init__(self, ctx: hpcomm.Context, how: How, size: int) -> None:
         from mpi4py import MPI  # noqa: PLC0415 - the ranks may come from another launcher
@@ -258,7 +260,7 @@ class Allreduce:
 
 
 class Alone:
-    """Each rank keeps its own model, as one machine does."""
+    """No exchange: each rank trains a separate model."""
 
     bytes_sent: int = 0
     inputs: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -278,15 +280,15 @@ class Alone:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a rank trains, how often it exchanges, and after how many exchanges its model is kept to be judged."""
+    """How long a rank trains, how often it exchanges, and after which exchanges it keeps a copy of its model."""
 
     rows: int  # of one rank
-    period: int
+    period: int  # rows between two exchanges
     epochs: int
     decay: float
     eta0: float
-    points: int
-    delay: float  # how many times as long as all others rank SLOW computes
+    points: int  # copies of the model that a rank keeps
+    delay: float  # rank SLOW computes this many times as long as other ranks
     seed: int
 
     @property
@@ -299,11 +301,11 @@ class Plan:
 
     @property
     def kept(self) -> set[int]:
-        """The numbers of exchanges after which the model is kept; the last is among them."""
+        """The numbers of the exchanges after which a copy of the model is kept; the last one is included."""
         return {math.ceil(self.exchanges * i / self.points) for i in range(1, self.points + 1)}
 
     def batches(self, rank: int) -> Iterator[Array]:
-        """Rows between two exchanges, in another order each epoch."""
+        """Yields the rows between two exchanges; each epoch has another order."""
         for epoch in range(self.epochs):
             order = np.random.default_rng([self.seed, rank, epoch]).permutation(self.rows)
             for first in range(0, self.rows, self.period):
@@ -312,8 +314,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run:
-    """The results of a training. The arrays have a row for each rank and a column for each of its kept models, first
-    the model before training."""
+    """The results of a training. seconds, sent, made and accuracy have a row for each rank, and a column for each kept
+    model; the first is the model before training."""
 
     how: How
     exchanges: int
@@ -321,13 +323,12 @@ class Run:
     sent: Array  # bytes
     made: Array  # exchanges
     accuracy: Array
-    inputs: Array  # whole, torn, stale, missing: of each rank
-    waiting: Array  # seconds of each rank in exchanges
-    processor: Array  # seconds of all threads of each rank
+    inputs: Array  # (ranks, 4): whole, torn, stale, missing
+    waiting: Array  # (ranks, 1): seconds in exchanges
+    processor: Array  # (ranks, 1): processor seconds of all threads
 
     def curve(self) -> tuple[Array, Array, Array, Array]:
-        """Seconds; bytes that a rank has sent by then; accuracy; exchanges that a rank has made. Means over the ranks,
-        each as it is at that moment."""
+        """Returns seconds, and at each of them the means over the ranks of bytes sent, accuracy, and exchanges made."""
         times = np.unique(self.seconds)
         at = [np.searchsorted(own, times, side="right") - 1 for own in self.seconds]
         sent, accuracy, made = (
@@ -337,7 +338,7 @@ class Run:
         return times, sent, accuracy, made
 
     def reached(self, target: float) -> tuple[float, float, float] | None:
-        """The seconds, bytes and exchanges until the accuracy first was target."""
+        """Returns the seconds, bytes and exchanges until the accuracy first reached target; None if it did not."""
         times, sent, accuracy, made = self.curve()
         found = np.flatnonzero(accuracy >= target)
         if len(found) == 0:
@@ -367,13 +368,13 @@ Tell = Callable[[int], object]
 
 
 def train(ctx: hpcomm.Context, how: How, task: text_data.Task, plan: Plan, tell: Tell) -> Run:
-    """Trains by this rank's rows, from zero. Collective."""
+    """Trains a model from zero on this rank's rows, and returns the results of all ranks. All ranks call it."""
     size = task.train.features + 1
     exchange: Averaging = HOW.get(how.graph, StochasticReduce)(ctx, how, size)
     kept = [(0.0, 0, 0, exchange.model.copy())]
     slower = plan.delay - 1 if ctx.rank == SLOW else 0.0
     wanted, clock, waiting = plan.kept, time.perf_counter, 0.0
-    descend(exchange.model, np.arange(0), *task.train.arrays, plan.decay, plan.eta0, 0)  # compiled before the clock
+    descend(exchange.model, np.arange(0), *task.train.arrays, plan.decay, plan.eta0, 0)  # compiles it, untimed
     ctx.barrier()
     used, begin = processor(), clock()
     for number, batch in enumerate(plan.batches(ctx.rank), 1):
@@ -399,13 +400,13 @@ def train(ctx: hpcomm.Context, how: How, task: text_data.Task, plan: Plan, tell:
 
 
 def processor() -> float:
-    """Seconds that all threads of this process have run, in the kernel too."""
+    """Returns the processor seconds of all threads of this process, in user mode and in the kernel."""
     found = resource.getrusage(resource.RUSAGE_SELF)
     return found.ru_utime + found.ru_stime
 
 
 def gather(ctx: hpcomm.Context, mine: list[float]) -> Array:
-    """The numbers of every rank, a row each, over hpcomm's control channel."""
+    """Returns the numbers of all ranks, a row for each, gathered over hpcomm's control channel."""
     everyone = b"".join(ctx.allgather(np.array(mine).tobytes()))
     return np.frombuffer(everyone).reshape(ctx.size, len(mine))
 
@@ -414,7 +415,8 @@ def gather(ctx: hpcomm.Context, mine: list[float]) -> Array:
 
 
 def console_of(rank: int) -> Console | None:
-    """Rank 0's. Open MPI gives its ranks a terminal of no width, which is a pipe in truth."""
+    """Returns rank 0's console; None on other ranks. A terminal of width 0, as Open MPI gives its ranks, is treated as
+    a pipe."""
     if rank > 0:
         return None
     terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
@@ -423,7 +425,7 @@ def console_of(rank: int) -> Console | None:
 
 @contextmanager
 def progress(console: Console | None, what: str, exchanges: int) -> Iterator[Tell]:
-    """A bar on a terminal; else a line when it begins."""
+    """Shows progress: a bar on a terminal, otherwise a line at the beginning."""
     if console is None:
         yield lambda number: None
     elif console.is_terminal:
@@ -460,7 +462,7 @@ def table(runs: list[Run], size: int, target: float) -> Table:
 
 
 def plot(runs: list[Run], title: str, target: float, path: str) -> None:
-    """Accuracy against time, and against bytes."""
+    """Draws accuracy against time, and against bytes."""
     matplotlib.use("Agg")
     from matplotlib import pyplot  # noqa: PLC0415  (after the choice of Agg)
 

@@ -1,16 +1,16 @@
-"""PyTorch, trained by several ranks, each on its own part of the data.
+"""Trains PyTorch models with several ranks, each on a different part of the data.
 
     mpirun -n 2 python examples/train_torch.py
     mpirun -n 2 python examples/train_torch.py --ddp            # the same by DistributedDataParallel over Gloo
     mpirun -n 2 python examples/train_torch.py --model text --apply backward
     python examples/train_torch.py                              # one rank
 
-A convolutional network learns to read scikit-learn's handwritten digits, and a small transformer to foretell the next
-character of Python's own help pages. hpcomm changes three lines of a trainer, marked 1, 2 and 3.
+A convolutional network learns to read scikit-learn's handwritten digits, and a small transformer learns to predict the
+next character of Python's help pages. hpcomm needs three lines in a trainer, which are marked 1, 2 and 3.
 
 A step takes --batch examples of each rank. Rank 0 prints the loss, the time of a step and the test accuracy. It draws
-the loss and a timeline of a few steps, which shows when each rank computes and when it waits for others. The exit code
-is 0 when all ranks end with the same weights. HPCOMM_TIMELINE=trace.json shows more (docs/observing.md).
+the loss, and a timeline of a few steps, which shows when each rank computes and when it waits for others. The exit code
+is 0 if all ranks end with the same weights. HPCOMM_TIMELINE=trace.json shows more (docs/observing.md).
 """
 
 import os
@@ -48,8 +48,8 @@ COLOURS = {
     "wait": "tab:red",
     "other": "lightgray",
 }
-SHOWN = 3  # steps of the timeline
-TEXT = 48  # characters that the next one is foretold from
+SHOWN = 3  # steps in the timeline
+TEXT = 48  # characters of a text from which the next one is predicted
 
 
 # ---- data and models -------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ TEXT = 48  # characters that the next one is foretold from
 
 @dataclass(frozen=True)
 class Task:
-    """A model, and its inputs and targets, to train on and to test with."""
+    """A model, and inputs and targets to train on and to test with."""
 
     name: str
     model: nn.Module
@@ -72,7 +72,7 @@ class Task:
 
     @torch.no_grad()
     def accuracy(self) -> float:
-        """Over the tests."""
+        """Returns the accuracy on the test data."""
         self.model.eval()
         right = [
             (self.model(x).argmax(-1) == y).flatten()
@@ -96,7 +96,7 @@ def digits() -> Task:
 
 
 class Characters(nn.Module):
-    """Foretells at each place of a text the character that follows."""
+    """A model that predicts, at each place of a text, the next character."""
 
     def __init__(self, alphabet: int, width: int = 96) -> None:
         super().__init__()
@@ -130,22 +130,22 @@ TASKS: dict[str, Callable[[], Task]] = {"digits": digits, "text": text}
 
 @dataclass
 class Timeline:
-    """The work of a rank in some steps: rows of (what, from, to), in seconds of the machine's clock."""
+    """The work of a rank in some steps: rows of (what, from, to), in seconds of the host's monotonic clock."""
 
     rows: list[tuple[str, float, float]] = field(default_factory=list)
     on: bool = False
     _since: float = 0.0
 
     def note(self, what: str) -> None:
-        """Notes that this was done since the last note."""
+        """Adds a row: since the last note the rank worked on `what`."""
         now = time.monotonic()
         if self.on:
             self.rows.append((what, self._since, now))
         self._since = now
 
     def before_layers(self, model: nn.Module, what: str) -> None:
-        """Calls note(what) before each layer computes. Hooks run in the order of their registration, so the notes of
-        two calls enclose the time of hooks registered between these calls."""
+        """Calls note(what) before each layer computes. Hooks run in the order in which they were registered. So if
+        this method is called before and after hpcomm registers hooks, the notes enclose the time of hpcomm's hooks."""
         for module in model.modules():
             if next(module.parameters(recurse=False), None) is not None:
                 module.register_forward_pre_hook(lambda *_: self.note(what))
@@ -160,7 +160,8 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Run:
-    """The results of a training on a rank: the loss and the seconds of each step, and the Timeline of a few."""
+    """The results of a training on a rank: loss and seconds of each step, a timeline of a few steps, the test accuracy,
+    and a digest of the last weights."""
 
     losses: list[float]
     seconds: list[float]
@@ -170,7 +171,7 @@ class Run:
 
     @property
     def step(self) -> float:
-        """Median seconds, the first steps left out."""
+        """The median seconds of a step, without the first tenth of the steps."""
         return statistics.median(self.seconds[len(self.seconds) // 10 :])
 
 
@@ -184,7 +185,7 @@ def train(
     timeline: Timeline,
     tell: Callable[[int, float], None],
 ) -> Run:
-    """The usual loop of torch, without hpcomm."""
+    """Trains by the usual loop of torch, which does not know of hpcomm."""
     losses, seconds = list[float](), list[float]()
     random, order = torch.Generator().manual_seed(1), rows[:0]
     for step in range(steps):
@@ -208,7 +209,7 @@ def train(
 
 
 def digest(model: nn.Module) -> str:
-    """Equal for equal weights."""
+    """Returns a digest of the weights, by which ranks compare them."""
     found = hashlib.sha256()
     for tensor in model.state_dict().values():
         found.update(tensor.numpy().tobytes())
@@ -216,7 +217,7 @@ def digest(model: nn.Module) -> str:
 
 
 def gather(ctx: hpcomm.Context, run: Run) -> list[Run]:
-    """The runs of all ranks."""
+    """Returns the runs of all ranks. All ranks call it."""
     mine = json.dumps(vars(run)).encode()
     longest = max(int(told) for told in ctx.allgather(b"%20d" % len(mine)))
     return [Run(**json.loads(told)) for told in ctx.allgather(mine.ljust(longest))]
@@ -226,7 +227,7 @@ def gather(ctx: hpcomm.Context, run: Run) -> list[Run]:
 
 
 def teller(ctx: hpcomm.Context, what: str, steps: int) -> Callable[[int, float], None]:
-    """A line of rank 0 for each tenth of the steps."""
+    """Returns a function that on rank 0 prints a line for each tenth of the steps."""
 
     def tell(step: int, loss: float) -> None:
         if ctx.rank == 0 and step % max(1, steps // 10) == 0:
@@ -236,7 +237,7 @@ def teller(ctx: hpcomm.Context, what: str, steps: int) -> Callable[[int, float],
 
 
 def draw(told: dict[str, list[Run]], how: str, path: str) -> bool:
-    """Draws the losses, and below them the timelines; False without matplotlib."""
+    """Draws the losses, and below them the timelines. Returns False, and draws nothing, without matplotlib."""
     try:
         import matplotlib  # noqa: PLC0415
     except ModuleNotFoundError:
@@ -272,7 +273,7 @@ def draw(told: dict[str, list[Run]], how: str, path: str) -> bool:
 
 @contextmanager
 def gloo(ctx: hpcomm.Context) -> Iterator[None]:
-    """torch's own process group of these ranks, for --ddp."""
+    """Makes torch's process group of all ranks, for --ddp."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     first = int(ctx.allgather(b"%5d" % port)[0])
@@ -312,7 +313,7 @@ def main(
         if ddp:
             ends.enter_context(gloo(ctx))
         for name in names or tuple(TASKS):
-            torch.manual_seed(seed + ctx.rank)  # rank 0's weights become everybody's
+            torch.manual_seed(seed + ctx.rank)  # all ranks start from rank 0's weights nevertheless
             task, timeline = TASKS[name](), Timeline()
             mine = torch.arange(len(task.x))[ctx.rank :: ctx.size]
             if len(mine) < batch:

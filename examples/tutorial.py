@@ -1,21 +1,21 @@
-"""From one process to four hosts: the trainer of docs/tutorial.md.
+"""The trainer of docs/tutorial.md, which runs in one process, on one host, and on four hosts.
 
     python examples/tutorial.py                                        # one process
     mpirun -n 4 python examples/tutorial.py                            # four ranks of this host
     mpirun -H node1,node2,node3,node4 python examples/tutorial.py --ways plain,local
-    python examples/tutorial.py --hosts 4 --rate 1gbit --ways all      # hosts that are network namespaces (root)
+    python examples/tutorial.py --hosts 4 --rate 1gbit --ways all      # hosts are network namespaces; needs root
 
-A network of two wide layers learns scikit-learn's handwritten digits. Each step takes --batch digits, of which each
-rank takes its part. The ways of --ways are trained one after the other from the same weights:
+A network of two wide layers learns scikit-learn's handwritten digits. Each step takes --batch digits, which the ranks
+divide. The example trains in each way of --ways, one after the other, from the same weights:
 
     plain       the three lines: gradients travel while the backward pass runs
     overlap     parameters travel too, while the next forward pass runs
     bfloat16    as overlap, in 16 bits both ways
     topk        as overlap, the largest 1 % of the gradients; the rest is sent later
-    local       DiLoCo: ranks exchange their updates once in 48 steps, while they train on
+    local       DiLoCo: ranks exchange their updates once in 48 steps, and train on meanwhile
 
-Rank 0 prints for each way the time of a step and the test accuracy, and --plot draws the accuracy by second. The clock
-stands still while rank 0 tests.
+For each way rank 0 prints the time of a step and the test accuracy; --plot draws the accuracy over seconds. The time in
+which rank 0 tests is not counted.
 """
 
 import os
@@ -40,9 +40,9 @@ except ImportError as missing:
 import hpcomm.torch
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-POINTS = 12  # of a curve
+POINTS = 12  # points of a curve
 
-# Options of DistributedOptimizer; with every: of DiLoCo.
+# Options of DiLoCo if they have "every", otherwise of DistributedOptimizer.
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "overlap": {"overlap": True},
@@ -58,7 +58,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Digits:
-    """Images as float32 (n, 64), and their digits."""
+    """Images as float32 (n, 64), and the digits that they show."""
 
     x: Tensor
     y: Tensor
@@ -80,13 +80,13 @@ class Digits:
 
 @dataclass(frozen=True)
 class Run:
-    """A training by one way.
+    """The results of training in one way.
 
     Attributes:
-        way: its name.
-        seconds, accuracy: of the curve, at the start and at POINTS later places.
-        step: seconds of a step, the mean.
-        nbytes: that this rank has sent in a step, the mean.
+        way: the way's name.
+        seconds, accuracy: the curve, at the start and at POINTS later steps.
+        step: mean seconds of a step.
+        nbytes: mean bytes that this rank sent in a step.
     """
 
     way: str
@@ -97,7 +97,7 @@ class Run:
 
 
 def train(ctx: hpcomm.Context, way: str, digits: Digits, width: int, batch: int, steps: int) -> Run:
-    """Trains by one way. Collective."""
+    """Trains in one way. All ranks call it."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)),
@@ -145,7 +145,7 @@ def draw(runs: list[Run], title: str, path: str) -> None:
 
 
 def on_hosts(hosts: int, rate: str, options: list[str]) -> int:
-    """Starts this program with a rank on each of so many network namespaces; returns its exit status."""
+    """Starts this program with one rank in each of `hosts` network namespaces, and returns the exit status."""
     sys.path.insert(0, str(TESTS))
     from cluster.hosts import HEAD, Cluster, Unavailable  # noqa: PLC0415
 

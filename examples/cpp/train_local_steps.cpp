@@ -1,13 +1,14 @@
-// Several ranks fit a curve by a small network, each from the points of a part of the curve, and rarely exchange.
+// Several ranks fit a small network to a curve. Each rank has the points of one part of the curve, and exchanges
+// rarely.
 //
 //     mpirun -n 4 train_local_steps
 //     mpirun -n 4 train_local_steps --every 50 --delay 10 --mix 0.5
 //
-// A rank takes H steps of SGD on its local weights (DiLoCo, arXiv 2311.08105). Then it pushes its update, which is the
-// global weights minus the local ones. The owners take the mean of all updates as a gradient, apply Nesterov's rule to
-// the global weights, and every rank goes on from these. Each layer is a fragment: it has its own turn among the H
-// steps, and travels while the next `delay` steps are computed (Streaming DiLoCo, arXiv 2501.18512, sections 2.2 and
-// 2.3). MPI brings the ranks up; after that everything goes through hpcomm.
+// A rank makes H (--every) steps of SGD on its local weights (DiLoCo, arXiv 2311.08105). Then it pushes its update: the
+// global weights minus the local ones. The owners use the mean of all updates as a gradient, and apply Nesterov's rule
+// to the global weights, from which every rank continues. Each layer is a fragment: it is exchanged at a different one
+// of the H steps, and travels while the next --delay steps are computed (Streaming DiLoCo, arXiv 2501.18512, sections
+// 2.2 and 2.3). MPI only connects the ranks at the start; all other communication goes through hpcomm.
 #include <hpcomm/hpcomm.hpp>
 #include <hpcomm/hpcomm_mpi.h>
 
@@ -26,17 +27,17 @@
 
 namespace {
 
-constexpr int n_units = 32, n_points = 120; // n_points: of all ranks together
+constexpr int n_units = 32, n_points = 120; // hidden units; points of all ranks together
 constexpr std::size_t counts[] = {2 * n_units, n_units + 1};
 
 struct Options {
     std::string weights;
-    std::string transport; // of all pairs of ranks; empty: the best one of each
+    std::string transport; // the transport between all ranks; empty: the best one for each pair
     int steps = 4000;
     int every = 20;    // steps between two exchanges of a fragment
     int delay = 5;     // steps that are computed while a fragment travels
-    double mix = 1;    // of the global weights in the local ones after an exchange
-    double rate = 0.1; // of the local steps
+    double mix = 1;    // after an exchange: local = (1 - mix) * local + mix * global
+    double rate = 0.1; // learning rate of the local steps
     double outer_rate = 0.7, outer_momentum = 0.9;
 };
 
@@ -76,7 +77,8 @@ Options parse(int argc, char **argv) {
 
 // ---- model ----------------------------------------------------------------------------------------------------------
 
-using Weights = std::vector<std::vector<float>>; // hidden: slopes, then biases; output: a weight a unit, then the bias
+// Two layers. Hidden: a weight for each unit, then a bias for each. Output: a weight for each unit, then one bias.
+using Weights = std::vector<std::vector<float>>;
 
 Weights first_weights() {
     std::mt19937 random;
@@ -111,17 +113,17 @@ double slope(const Weights &weights, int first, int last, Weights &gradient) {
 
 // ---- local steps ----------------------------------------------------------------------------------------------------
 
-// The exchanges of a trainer that takes local steps. Key k of n of the exchange is fragment k: its turns are the steps
-// t, counted from 1, of which t % H is (k + 1) * H / n % H.
+// The exchanges of a trainer that makes local steps. Key k of n is fragment k. It is exchanged after each step t,
+// counted from 1, with t % H == (k + 1) * H / n % H.
 class LocalSteps {
   public:
     LocalSteps(hpcomm::Exchange &exchange, Weights &local, const Options &options)
         : exchange_(exchange), local_(local), options_(options), under_way_(local.size()) {}
 
-    // After each step of the trainer.
+    // Begins and ends exchanges. The trainer calls it after each step.
     void step() {
         t_++;
-        exchange_.progress(); // folds of others, where no thread of this rank does that
+        exchange_.progress(); // folds others' updates, if the exchange has no thread for that
         const int n = static_cast<int>(local_.size());
         for (int k = 0; k < n; k++)
             if (under_way_[k].begun > 0 && t_ - under_way_[k].begun == options_.delay) take(k, options_.mix);
@@ -143,14 +145,14 @@ class LocalSteps {
   private:
     struct Turn {
         hpcomm::Ticket ticket{};
-        int begun = 0; // the step; 0: no exchange is pending
+        int begun = 0; // the step in which the exchange began; 0: no exchange is pending
     };
 
     void begin(int k) {
         const float *global = exchange_.params(k);
         float *update = exchange_.gradient(k);
         for (std::size_t i = 0; i < local_[k].size(); i++) update[i] = global[i] - local_[k][i];
-        under_way_[k] = {exchange_.start(k), t_}; // until take, neither update nor global may be touched
+        under_way_[k] = {exchange_.start(k), t_}; // update and global must not be used until take(k)
     }
 
     void take(int k, double mix) {
@@ -169,7 +171,7 @@ class LocalSteps {
 
 // ---- training -------------------------------------------------------------------------------------------------------
 
-// FNV-1a of all weights: ranks compare it instead of the weights.
+// Returns the FNV-1a hash of all weights, by which ranks compare them.
 std::uint64_t digest(const Weights &weights) {
     std::uint64_t found = 14695981039346656037u;
     for (const std::vector<float> &layer : weights)

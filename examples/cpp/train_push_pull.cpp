@@ -1,13 +1,13 @@
-// Several ranks learn to read digits by a small network, and hand each layer's gradient to a parameter hub.
+// Several ranks train a small network to read digits, and push each layer's gradient to a parameter hub.
 //
 //     python examples/train_digits.py --export digits.txt
 //     mpirun -n 4 train_push_pull digits.txt
 //     mpirun -n 5 train_push_pull digits.txt --servers 1
 //     mpirun -n 4 train_push_pull digits.txt --codec topk:0.05
 //
-// A step takes the same examples whatever the number of ranks, each rank its part of them, so every job reaches the
-// same weights, up to rounding, as one rank training on all the data. With a codec a part of each gradient is sent, and
-// the rest is added to the next one. MPI brings the ranks up; after that everything goes through hpcomm.
+// A step takes the same examples with any number of ranks, which divide them. So every job reaches the same weights, up
+// to rounding, as one rank training on all the data. With a codec only a part of each gradient is sent; the rest is
+// added to the next gradient. MPI only connects the ranks at the start; all other communication goes through hpcomm.
 #include "digits.hpp"
 
 #include <hpcomm/hpcomm.hpp>
@@ -32,10 +32,10 @@ namespace {
 
 struct Options {
     std::string data, weights;
-    std::string transport; // of all pairs of ranks; empty: the best one of each
+    std::string transport; // the transport between all ranks; empty: the best one for each pair
     std::string codec_name;
-    hpcomm::CodecConfig codec; // of the gradients; without a name they are float32
-    int servers = 0;           // ranks that only serve, the first ones; 0: every rank does both
+    hpcomm::CodecConfig codec; // the codec of gradients; if codec_name is empty they travel as float32
+    int servers = 0;           // the first so many ranks are only servers; 0: every rank is server and worker
     int epochs = 30;
     int batch = 32; // examples of one step, over all workers
     int hidden = 48;
@@ -44,7 +44,7 @@ struct Options {
     double momentum = 0.9;
 };
 
-// The codec that a text like topk:0.05 names.
+// Returns the codec that a text like topk:0.05 names; throws for other text.
 hpcomm::CodecConfig codec_of(const std::string &text) {
     const std::size_t colon = text.find(':');
     const std::string name = text.substr(0, colon), value = colon < text.size() ? text.substr(colon + 1) : "";
@@ -95,7 +95,7 @@ Options parse(int argc, char **argv) {
 
 // ---- model ----------------------------------------------------------------------------------------------------------
 
-// A row of weights for each input, and one for the bias.
+// A layer has a row of weights for each input, and a row for the bias.
 struct Layer {
     const char *name;
     int inputs, outputs;
@@ -105,7 +105,7 @@ struct Layer {
     }
 };
 
-// Layers of rectified units under a softmax.
+// A network of ReLU layers and a softmax.
 class Network {
   public:
     explicit Network(std::vector<Layer> layers) : layers_(std::move(layers)), inputs_(layers_.size()) {}
@@ -114,7 +114,7 @@ class Network {
         return layers_;
     }
 
-    // Small random hidden layers, the last layer zero.
+    // Returns the first weights: hidden layers small and random, the last layer 0.
     std::vector<std::vector<float>> first_weights() const {
         std::mt19937 random;
         std::vector<std::vector<float>> weights;
@@ -127,7 +127,7 @@ class Network {
         return weights;
     }
 
-    // The scores of images, one row each.
+    // Returns the scores of the images, a row for each.
     const std::vector<float> &forward(const std::vector<const float *> &weights, const Images &images,
                                       const std::vector<std::size_t> &examples) {
         const int n_pixels = layers_.front().inputs;
@@ -145,7 +145,7 @@ class Network {
         return error_;
     }
 
-    // Turns the scores into the slope of weight times the sum of the images' losses.
+    // Replaces the scores by the gradient of weight times the sum of the images' losses.
     void compare(const Images &images, const std::vector<std::size_t> &examples, float weight) {
         const int n_digits = layers_.back().outputs;
         for (std::size_t row = 0; row < rows_; row++) {
@@ -159,8 +159,8 @@ class Network {
         }
     }
 
-    // Writes the gradient of layer l, last layer first, and carries the error to the layer before it. Reads the layer's
-    // weights, so that they may change once it returns.
+    // Writes the gradient of layer l, and propagates the error to layer l - 1. Call it for the last layer first. Once
+    // it returns, the layer's weights are not read any more and may change.
     void backward(std::size_t l, const float *weights, float *gradient) {
         const Layer &layer = layers_[l];
         std::fill_n(gradient, layer.count(), 0.0f);
@@ -207,20 +207,20 @@ class Network {
 
     std::vector<Layer> layers_;
     std::size_t rows_ = 0;
-    std::vector<std::vector<float>> inputs_; // of each layer
+    std::vector<std::vector<float>> inputs_; // the inputs of each layer
     std::vector<float> error_;
 };
 
 // ---- training -------------------------------------------------------------------------------------------------------
 
-// The exchange's arrays of this worker's weights.
+// Returns this worker's weights, which are arrays of the exchange, by key.
 std::vector<const float *> weights_of(const hpcomm::Exchange &exchange, int n_layers) {
     std::vector<const float *> weights;
     for (int key = 0; key < n_layers; key++) weights.push_back(exchange.params(key));
     return weights;
 }
 
-// The training by worker number `worker` of `workers`.
+// Trains on the examples of worker number `worker` of `workers`.
 void train(const Options &options, const Data &data, Network &network, hpcomm::Rule rule, hpcomm::Exchange &exchange,
            int worker, int workers) {
     const int n_layers = static_cast<int>(network.layers().size());
@@ -242,15 +242,15 @@ void train(const Options &options, const Data &data, Network &network, hpcomm::R
             network.compare(data.train, mine, weight);
             for (int key = n_layers - 1; key >= 0; key--) {
                 network.backward(key, weights[key], exchange.gradient(key));
-                tickets[key] = exchange.start(key); // on its way while the layer before it is computed
+                tickets[key] = exchange.start(key); // travels while the gradient of the layer below is computed
             }
             for (const hpcomm::Ticket &ticket : tickets) exchange.wait(ticket);
         }
     }
 }
 
-// The bytes of all updates that the ranks have encoded: as float32, and encoded. An update that an owner sends to
-// several workers is encoded, and counted, once.
+// Returns the bytes of all updates that the ranks have encoded, before and after encoding. An update that an owner
+// sends to several workers is encoded, and counted, once.
 std::pair<double, double> encoded(hpcomm::Context &context, const hpcomm::Exchange &exchange, int n_keys) {
     std::pair<double, double> sum;
     for (int key = 0; key < n_keys; key++)
@@ -279,7 +279,7 @@ void run(const Options &options) {
     for (const Layer &layer : network.layers()) hub.keys.push_back({layer.name, layer.count(), options.codec.unit});
     hub.wire = options.codec;
     if (!options.codec_name.empty()) {
-        hub.apply_at = HPC_AT_RECEIVERS; // the update is encoded on its way back too, where parameters would be float32
+        hub.apply_at = HPC_AT_RECEIVERS; // owners send encoded updates back, instead of parameters in float32
         hub.depth = 2;
     }
     for (int rank = 0; options.servers > 0 && rank < context.size(); rank++)

@@ -3,8 +3,8 @@
 //     python examples/train_digits.py --export digits.txt
 //     mpirun -n 4 train_softmax digits.txt --weights weights.txt
 //
-// It takes the same steps as the exchanging ranks of examples/train_digits.py with --dtype float64, and so ends with
-// the same weights. MPI brings the ranks up; after that everything goes through hpcomm.
+// It makes the same steps as the exchanging ranks of examples/train_digits.py with --dtype float64, so it reaches the
+// same weights. MPI only connects the ranks at the start; all other communication goes through hpcomm.
 #include "digits.hpp"
 
 #include <hpcomm/hpcomm.hpp>
@@ -27,7 +27,7 @@ namespace {
 
 struct Options {
     std::string data, weights;
-    std::string transport;          // of all pairs of ranks; empty: the best one of each
+    std::string transport;          // the transport between all ranks; empty: the best one for each pair
     std::string graph = "expander"; // or ring, complete
     int epochs = 100;
     int batch = 32; // examples of one step, over all ranks
@@ -69,7 +69,8 @@ Options parse(int argc, char **argv) {
 
 // ---- data -----------------------------------------------------------------------------------------------------------
 
-// The training examples of a rank: every fifth is dealt out in turn, the others go by the digit they show.
+// Returns the training examples of a rank. Every fifth example is dealt out in turn; the others are sorted by digit and
+// cut into one part for each rank.
 std::vector<std::size_t> shard(const std::vector<int> &digits, int rank, int size) {
     std::vector<std::size_t> dealt, others;
     for (std::size_t i = 0; i < digits.size(); i++) (i % 5 == 0 ? dealt : others).push_back(i);
@@ -85,7 +86,7 @@ std::vector<std::size_t> shard(const std::vector<int> &digits, int rank, int siz
 
 // ---- model ----------------------------------------------------------------------------------------------------------
 
-// Softmax regression: a row of weights for each pixel, and one for the bias.
+// Softmax regression. It has a row of weights for each pixel, and a row for the bias.
 class Softmax {
   public:
     Softmax(int n_pixels, int n_digits, double decay)
@@ -95,7 +96,8 @@ class Softmax {
         return static_cast<std::size_t>(n_pixels_ + 1) * n_digits_;
     }
 
-    // One step of gradient descent over batch examples, taken from first on; begins again at their end.
+    // Makes one step of gradient descent on `batch` examples from number `first` on; after the last one it wraps
+    // around.
     void step(double *weights, const Images &images, const std::vector<std::size_t> &examples, std::size_t first,
               int batch, double rate) {
         std::fill(gradient_.begin(), gradient_.end(), 0.0);
@@ -161,7 +163,8 @@ struct Graph {
         return peers;
     }
 
-    // How many averagings leave 1e-7 of a disagreement, from the second eigenvalue of the averaging.
+    // Returns how many averagings reduce differences between ranks to 1e-7 of the first difference, from the second
+    // largest eigenvalue of the averaging matrix.
     int consensus_rounds() const {
         const double pi = std::acos(-1.0), left = 1e-7;
         double second = left;
@@ -176,7 +179,7 @@ struct Graph {
 
 // ---- the exchange ---------------------------------------------------------------------------------------------------
 
-// The weights of a rank, in one of the queue's two registered buffers, which the out-neighbours read in place.
+// The weights of this rank. They are in one of the queue's two registered buffers, where out-neighbours can read them.
 class Weights {
   public:
     Weights(hpcomm::Context &context, const Graph &graph, std::size_t count)
@@ -196,7 +199,7 @@ class Weights {
         return queue_.buffer<double>(now_);
     }
 
-    // Sends them to the out-neighbours; they become the mean with the in-neighbours'.
+    // Sends the weights to the out-neighbours, and replaces them by the mean with the in-neighbours' weights.
     void average() {
         const double *own = data();
         for (int peer : out_peers_) queue_.send(peer, own, nbytes_);
@@ -213,7 +216,7 @@ class Weights {
     std::vector<int> out_peers_;
     std::size_t nbytes_;
     double share_;
-    std::vector<double> shares_; // of the in-neighbours, as many as out-neighbours
+    std::vector<double> shares_; // weights of the in-neighbours, which are as many as the out-neighbours
     hpcomm::Queue queue_;
     int now_ = 0;
 };

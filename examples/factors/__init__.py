@@ -1,5 +1,5 @@
 """Four models whose updates are pairs of vectors (SFB, section 2), for the programs train_factors_*.py.
 
-model: the interface of a model, and its training by one process. mlr, dml, sc, sdca: the models. data: the training
-data. job: options, the training by all ranks, tables and plots.
+model has the interface of the models mlr, dml, sc and sdca, and training by one process. data reads the training data.
+job has the options, the training by all ranks, tables and plots.
 """

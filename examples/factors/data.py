@@ -1,6 +1,6 @@
-"""Samples to train on: descriptions of Debian's packages, patches of photographs, a folder, or synthetic numbers.
+"""Reads training samples: descriptions of Debian's packages, patches of photographs, a folder, or synthetic samples.
 
-Rank 0 reads, and puts everything into a window of each other rank.
+Only rank 0 reads; it puts everything into a window of each other rank.
 """
 
 import io
@@ -22,17 +22,17 @@ import hpcomm
 
 Arrays = dict[str, NDArray[Any]]
 FIELD = re.compile(r"^(Package|Section|Maintainer|Description(?:-en)?): (.*)$", re.MULTILINE)
-FEWEST = 1000  # packages, for a task of theirs
-SIDE = 16  # pixels of a patch
+FEWEST = 1000  # with fewer packages the samples are synthetic
+SIDE = 16  # pixels of a patch's side
 GREY = np.array([0.299, 0.587, 0.114], np.float32)
 MISSING = "no apt lists here: synthetic"
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Samples x, a CSR matrix (N, features) of float32, and the number of each one's class.
+    """Samples x, a CSR matrix (N, features) of float32, and their class numbers y.
 
-    The last `tests` samples are the data set's own tests.
+    The last `tests` samples are the data set's test samples.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of rows of x, a CSR matrix of float32, and whether the two are similar."""
+    """Pairs (first, second) of rows of x, a CSR matrix of float32, and whether the rows of each pair are similar."""
 
     name: str
     x: Any
@@ -54,7 +54,7 @@ class Pairs:
 
 
 def of_folder(folder: str, features: int, samples: int | None, seed: int) -> Labelled:
-    """Rows of a folder (paper_data) to train on, in random order, at most so many."""
+    """Returns training rows of a folder (paper_data), in random order, at most `samples` of them."""
     read = paper_data.rows(folder, features)
     order = np.random.default_rng(seed).permutation(len(read.y))[:samples]
     return Labelled(read.name, read.x[order], read.y[order], read.classes)
@@ -64,7 +64,7 @@ def of_folder(folder: str, features: int, samples: int | None, seed: int) -> Lab
 
 
 def packages() -> list[dict[str, str]]:
-    """The packages that apt knows, one of each description; none without apt."""
+    """Returns the packages that apt knows, one for each description; [] without apt, or with fewer than FEWEST."""
     if shutil.which("apt-cache") is None:
         return []
     said = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, errors="replace", check=False)
@@ -78,7 +78,7 @@ def packages() -> list[dict[str, str]]:
 
 
 def tfidf(chosen: list[dict[str, str]], features: int) -> Any:
-    """By the words and pairs of words of the description, and the words of the name."""
+    """Returns tf-idf features of packages: words and pairs of words of their names and descriptions."""
     from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415 - takes a second
 
     vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=features, dtype=np.float32)
@@ -86,7 +86,7 @@ def tfidf(chosen: list[dict[str, str]], features: int) -> Any:
 
 
 def by_maintainer(features: int, samples: int | None, seed: int) -> Labelled:
-    """Packages by who maintains them, maintainers of two packages at least."""
+    """Returns packages labelled by their maintainers, of whom each has at least two packages."""
     found = packages()
     if not found:
         return synthetic(samples or 20000, features, 1600, 10, seed, f"{MISSING} packages by maintainer")
@@ -98,14 +98,14 @@ def by_maintainer(features: int, samples: int | None, seed: int) -> Labelled:
 
 
 def labelled(folder: str | None, features: int, samples: int | None, seed: int) -> Labelled:
-    """Rows of a folder; None: packages by maintainer."""
+    """Returns the rows of a folder or, without a folder, packages labelled by maintainer."""
     if folder is None:
         return by_maintainer(features, samples, seed)
     return of_folder(folder, features, samples, seed)
 
 
 def by_section(features: int, seed: int) -> Labelled:
-    """Packages by their section."""
+    """Returns packages labelled by their section."""
     found = packages()
     if not found:
         return synthetic(20000, features, 50, 10, seed, f"{MISSING} packages by section")
@@ -114,9 +114,9 @@ def by_section(features: int, seed: int) -> Labelled:
 
 
 def paired(read: Labelled, pairs: int, seed: int) -> Pairs:
-    """Pairs of samples, half of them of one class."""
+    """Returns random pairs of samples. In half of the pairs both samples have the same class."""
     rng, y = np.random.default_rng(seed), read.y
-    order = np.argsort(y, kind="stable")  # the rows of a class are neighbours
+    order = np.argsort(y, kind="stable")  # puts the rows of a class next to each other
     begin = np.searchsorted(y[order], y)
     size = np.bincount(y)[y]
     first = rng.integers(len(y), size=pairs)
@@ -131,7 +131,7 @@ def paired(read: Labelled, pairs: int, seed: int) -> Pairs:
 
 
 def patches(count: int, seed: int) -> NDArray[np.float32]:
-    """(count, 256): patches of scikit-learn's two photographs in grey, less their mean, of length 1."""
+    """Returns patches, (count, 256), of scikit-learn's two photographs in grey: each minus its mean, of length 1."""
     from sklearn.datasets import load_sample_images  # noqa: PLC0415 - takes a second
     from sklearn.feature_extraction.image import extract_patches_2d  # noqa: PLC0415
 
@@ -152,8 +152,11 @@ def patches(count: int, seed: int) -> NDArray[np.float32]:
 
 
 def synthetic(n: int, features: int, classes: int, stored: int, seed: int, name: str = "") -> Labelled:
-    """Sparse samples that a linear model can tell apart: half of a sample's features are of a few that its class has,
-    half are of any. stored: values other than 0 of a sample, at most."""
+    """Returns synthetic sparse samples whose classes a linear model can tell apart.
+
+    Half of a sample's features are among a few that belong to its class, the other half are random. stored: most
+    nonzero values of a sample.
+    """
     rng = np.random.default_rng(seed)
     y = rng.integers(classes, size=n)
     of_class = rng.integers(features, size=(classes, stored))
@@ -171,10 +174,10 @@ def synthetic(n: int, features: int, classes: int, stored: int, seed: int, name:
 
 
 def share(ctx: hpcomm.Context, reading: Callable[[], Any]) -> Any:
-    """What rank 0 reads: a Labelled, Pairs or array. Collective.
+    """Calls reading on rank 0, and returns its result, a Labelled, Pairs or array, on every rank. All ranks call it.
 
     Raises:
-        BadData: on every rank, if rank 0's reading does.
+        BadData: on every rank, if reading raises it.
     """
     packed = np.zeros(0, np.uint8)
     if ctx.rank == 0:

@@ -1,8 +1,8 @@
-"""Distance metric learning (SFB, section 2): a projection W under which similar samples are near, and others are not.
+"""Distance metric learning (SFB, section 2): finds a projection W that puts similar samples near, and others far apart.
 
-The loss of a similar pair (x, y) is ||W (x - y)||^2, and of another pair max(0, 1 - ||W (x - y)||^2), as in Xing et al.
-(2002) with the projection of Weinberger et al. (2005). The gradient is c W (x - y) (x - y)^T, with c = 2, or -2 for a
-pair that is too near, or 0.
+The loss of a similar pair (x, y) is ||W (x - y)||^2. The loss of any other pair is max(0, 1 - ||W (x - y)||^2), as in
+Xing et al. (2002) with the projection of Weinberger et al. (2005). The gradient is c W (x - y) (x - y)^T. c is 2 for a
+similar pair, -2 for another pair whose squared distance is below 1, and 0 for all others.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from .data import Pairs
 from .model import Floats, Model, Rows, Vectors, prox_sgd
 
-MARGIN = 1.0  # of squared distances
-NEAR = 0.5  # factor by which the first W changes a vector's length, on average
+MARGIN = 1.0  # least squared distance that a pair which is not similar should have
+NEAR = 0.5  # the first W changes a vector's length by this factor, on average
 
 
 class Metric(Model):
@@ -34,7 +34,7 @@ class Metric(Model):
         return prox_sgd(lr)
 
     def _projected(self, mat: Floats, rows: Rows) -> tuple[Any, Floats, Floats]:
-        """x - y; their projections; the squared lengths of these."""
+        """Returns the differences x - y, their projections, and the squared lengths of the projections."""
         difference = self.pairs.x[self.pairs.first[rows]] - self.pairs.x[self.pairs.second[rows]]
         projected = difference.toarray() @ mat.T
         return difference, projected, np.einsum("ij,ij->i", projected, projected)

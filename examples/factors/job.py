@@ -1,4 +1,4 @@
-"""The training of a model by all ranks, by pairs of vectors or by dense updates through servers, and its figures."""
+"""Trains a model by all ranks, with pairs of vectors or dense updates, and prints and draws the results."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from .model import Batches, Floats, Model, dense_options, matrix
 from .sdca import DualRegression
 
 FACTORS, DENSE = "pairs of vectors, peer to peer", "dense updates, through servers"
-OVERSHOT = 1e-6  # of an objective: its rounding error, at most
+OVERSHOT = 1e-6  # largest relative rounding error of an objective
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,18 @@ class Plan:
     """How the ranks train.
 
     Attributes:
-        steps: at most so many.
+        steps: most steps.
         pairs: K, samples of a rank in a step.
         lr: the learning rate; None: the model's.
         staleness: 0 for BSP, s for SSP(s).
-        peers: to how many ranks each sends; None: to all.
-        every: steps between two looks at the objective.
-        target: an objective that ends the training.
-        later: measure the objective after the training, from copies of W, so that ranks that do not wait for rank 0
-            gain nothing by its looks; target then ends nothing.
-        compute: seconds that the computing of a step takes at least; a rank sleeps for the rest of them.
-        options: of Exchange.
+        peers: to how many ranks each rank sends; None: to all.
+        relay: with peers: ranks forward updates to all other ranks.
+        every: steps between two measurements of the objective.
+        target: the training ends when the objective is at most this.
+        later: measure the objective after the training, from copies of W, so that ranks which do not wait for rank 0
+            get no head start while it measures; target then has no effect.
+        compute: least seconds for the computing of a step; a rank that is faster sleeps for the rest.
+        options: options of Exchange.
     """
 
     steps: int = 200
@@ -60,9 +61,11 @@ class Plan:
 
 @dataclass
 class Run:
-    """The results of a training. Rank 0 measures. Under BSP, where the others wait for it, its clock stands meanwhile.
+    """The results of a training. Rank 0 measures the objective. Under BSP, where the others wait for rank 0, the time
+    for measuring is not counted.
 
     Attributes:
+        way: the exchange, in words.
         points: of rank 0: step, seconds, objective, bytes that it has sent, and for SDCA the duality gap.
         ranks: of each rank: seconds, seconds in the exchange, seconds of computing (with sleep), bytes sent, steps.
     """
@@ -72,12 +75,12 @@ class Run:
     ranks: list[list[float]]
 
     def reached(self, target: float) -> tuple[float, ...] | None:
-        """The first point at which the objective is no greater than target."""
+        """Returns the first point at which the objective is at most target, up to rounding; None if no point is."""
         return next((point for point in self.points if point[2] <= target * (1 + OVERSHOT)), None)
 
 
 class Measure:
-    """Rank 0's looks at the objective."""
+    """Rank 0's measurements of the objective."""
 
     def __init__(self, ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[int, float], object]) -> None:
         self.ctx, self.model, self.plan, self.tell = ctx, model, plan, tell
@@ -92,7 +95,7 @@ class Measure:
         return time.perf_counter() - self.begin - self.paused
 
     def look(self, step: int, mat: Floats, sent: Callable[[], int]) -> bool:
-        """Measures if it is time. Whether the target is reached."""
+        """Measures the objective every plan.every steps, on rank 0. Returns whether the target is reached."""
         if self.ctx.rank or step % self.plan.every:
             return False
         seconds, before = self.seconds, time.perf_counter()
@@ -112,12 +115,12 @@ class Measure:
         return objective
 
     def before_commit(self, step: int) -> None:
-        """step: the number of the commit, from 1."""
+        """Sends this rank's entropies to rank 0, if it will measure. step: the number of the next commit, from 1."""
         if self.entropies is not None and step % self.plan.every == 0:
             self.entropies.tell(step)
 
     def run(self, way: str, sent: int, waited: float, computed: float, steps: int) -> Run:
-        """Collective."""
+        """Returns the results of the training. All ranks call it."""
         mine = np.array([self.seconds, waited, computed, sent, steps], np.float64)
         for kept in self.kept:
             self._point(*kept)
@@ -126,9 +129,11 @@ class Measure:
 
 
 class Entropies:
-    """The sum of f*(-u) over the samples of each rank, for the duality gap. Each rank puts its own sum into rank 0's
-    window before the commit of a step whose W is measured, so the sum arrives before the commit. Under SSP it may be
-    another step's, and the gap mixes several steps."""
+    """The sum of f*(-u) over each rank's samples, for the duality gap.
+
+    Each rank puts its sum into rank 0's window before the commit of a step after which W is measured, so the sum
+    arrives before the commit. Under SSP a sum may belong to another step than W, and the gap is then inexact.
+    """
 
     def __init__(self, ctx: hpcomm.Context, model: DualRegression, plan: Plan) -> None:
         self.model, self.rank = model, ctx.rank
@@ -143,7 +148,7 @@ class Entropies:
         self.window.flush(0)
 
     def sum(self, step: int) -> float:
-        """Of all ranks."""
+        """Returns the sum over all ranks, from each rank's newest sum up to this step."""
         told = self.window.array
         newest = np.where(told[:, :, 0] <= step, told[:, :, 0], -1).argmax(axis=1)
         return float(told[np.arange(len(told)), newest, 1].sum())
@@ -157,12 +162,12 @@ def batches(ctx: hpcomm.Context, model: Model, plan: Plan) -> Batches:
 
 
 def sent_by(exchange: hpcomm.Exchange) -> int:
-    """Bytes that this rank has sent to others, parameters too."""
+    """Returns the bytes that this rank has sent to other ranks, parameters included."""
     return sum(entry.bytes for entry in exchange.stats().traffic)
 
 
 def by_factors(ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[int, float], object]) -> Run:
-    """Trains by hpcomm.sufficient_factors. Collective."""
+    """Trains with pairs of vectors, by hpcomm.sufficient_factors. All ranks call it."""
     chosen, clock, computed = batches(ctx, model, plan), time.perf_counter, 0.0
     with hpcomm.sufficient_factors(
         ctx,
@@ -194,7 +199,8 @@ def by_factors(ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[in
 
 
 def by_dense(ctx: hpcomm.Context, model: Model, plan: Plan, tell: Callable[[int, float], object]) -> Run:
-    """Trains by the sums of the same products, and the same rule, at the servers of Exchange. Collective."""
+    """Trains with dense updates: each rank computes the sum of the same products, and servers of an Exchange apply the
+    same rule. All ranks call it."""
     chosen, clock, computed, waited = batches(ctx, model, plan), time.perf_counter, 0.0, 0.0
     consistency = hpcomm.SSP(plan.staleness)
     rule = model.rule(plan.lr or model.lr)
@@ -235,7 +241,8 @@ WAYS = {FACTORS: by_factors, DENSE: by_dense}
 
 
 def console_of(rank: int) -> Console | None:
-    """Rank 0's. Open MPI gives its ranks a terminal of no width, which is a pipe in truth."""
+    """Returns rank 0's console; None on other ranks. A terminal of width 0, as Open MPI gives its ranks, is treated as
+    a pipe."""
     if rank > 0:
         return None
     terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
@@ -244,7 +251,7 @@ def console_of(rank: int) -> Console | None:
 
 @contextmanager
 def progress(console: Console | None, what: str, steps: int) -> Iterator[Callable[[int, float], object]]:
-    """A bar on a terminal; else a line when it begins."""
+    """Shows progress: a bar on a terminal, otherwise a line at the beginning."""
     if console is None or not console.is_terminal:
         if console is not None:
             print(f"{what}: {steps} steps", flush=True)
@@ -280,15 +287,15 @@ def table(runs: list[Run], target: float) -> Table:
 
 
 def plot(runs: Sequence[Any], heading: str, path: str) -> None:
-    """The objective over time, over steps, and over bytes that rank 0 has sent; needs matplotlib. runs have a way, and
-    points that begin with the step, seconds, the objective and bytes."""
+    """Draws the objective over time, over steps, and over bytes that rank 0 has sent, if matplotlib is installed. Each
+    of runs has a way, and points that begin with step, seconds, objective and bytes."""
     try:
         import matplotlib  # noqa: PLC0415
     except ModuleNotFoundError:
         print("no curves: pip install matplotlib", file=sys.stderr)
         return
     matplotlib.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415 - which needs the backend
+    from matplotlib import pyplot  # noqa: PLC0415 - after the choice of Agg
 
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
     columns = (1, "seconds", 1), (0, "steps", 1), (3, "MB sent by rank 0", 1e6)
@@ -326,7 +333,7 @@ _OPTIONS = (
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that all programs have."""
+    """Adds the options that all programs train_factors_*.py have."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -334,7 +341,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def refusing(rank: int, kind: type[ValueError] = ValueError) -> Iterator[None]:
-    """Ends the program with 2 on an error of this kind, which all ranks have; rank 0 prints it."""
+    """Ends the program with status 2 after an error of this kind, which all ranks must raise; rank 0 prints it."""
     try:
         yield
     except kind as wrong:
@@ -356,7 +363,8 @@ def run(
     json_path: str | None,
     **given: Any,
 ) -> None:
-    """The program: reads the data by seed on rank 0, makes the model on each rank, trains, and tells."""
+    """Runs a program: calls read(seed) on rank 0, makes the model on each rank, trains, and prints the results. The
+    exit status is 1 if --target was not reached."""
     plan = Plan(**given)
     ways = [FACTORS, DENSE] if compare else [DENSE if dense else FACTORS]
     with hpcomm.init() as ctx:
@@ -365,7 +373,7 @@ def run(
             shared = data.share(ctx, lambda: read(plan.seed))
         runs = []
         for way in ways:
-            model = make(ctx, shared, plan)  # it may have state
+            model = make(ctx, shared, plan)  # a new one each time, as a model may have state
             with refusing(ctx.rank):
                 batches(ctx, model, plan)
             if console is not None and way is ways[0]:

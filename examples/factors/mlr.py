@@ -1,4 +1,4 @@
-"""Multiclass logistic regression (SFB, section 2 and figure 3): of a sample x of class y the gradient of the loss is
+"""Multiclass logistic regression (SFB, section 2 and figure 3). For a sample x of class y the gradient of the loss is
 (softmax(W x) - e_y) x^T."""
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ import hpcomm
 from .data import Labelled
 from .model import Floats, Model, Rows, Vectors, prox_sgd
 
-FEW = 128  # samples; more are worth a copy of W with classes in columns, which sparse samples need
+FEW = 128  # for more samples it pays to transpose W, which a product with sparse samples needs
 
 
 def softmax(scores: Floats) -> Floats:
-    """By rows, in place."""
+    """Computes the softmax of each row, in place."""
     scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=1, keepdims=True)
@@ -24,7 +24,7 @@ def softmax(scores: Floats) -> Floats:
 
 
 def cross_entropy(scores: Floats, labels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """log sum exp(scores) - scores[label], by rows. It writes into scores."""
+    """Returns log sum exp(scores) - scores[label] of each row. It overwrites scores."""
     top = scores.max(axis=1)
     own = scores[np.arange(len(scores)), labels]
     scores -= top[:, None]
@@ -35,8 +35,8 @@ def cross_entropy(scores: Floats, labels: NDArray[np.int64]) -> NDArray[np.float
 
 @dataclass
 class Linear:
-    """Scores of sparse samples: W is features x classes, so that a sample picks rows of W, or with classes_first
-    classes x features, where it scatters over all rows."""
+    """A linear model of sparse samples. W is features x classes, so a sample touches only the rows of its features.
+    With classes_first W is classes x features, and a sample touches all rows."""
 
     data: Labelled
     classes_first: bool = False
@@ -56,12 +56,13 @@ class Linear:
         return found
 
     def pairs(self, x: Any, by_class: Floats) -> tuple[Vectors, Vectors]:
-        """The pairs of vectors whose products sum to by_class x^T, or to its transpose without classes_first."""
+        """Returns the pairs of vectors whose products sum to the gradient, which has the shape of W."""
         return (by_class, x) if self.classes_first else (x, by_class)
 
 
 class Regression(Model):
-    """MLR by SGD, or with l2 by proximal SGD on the objective with l2 / 2 of the squared weights."""
+    """Multiclass logistic regression by SGD. With l2 it is proximal SGD, and the objective has l2 / 2 times the squared
+    weights."""
 
     lr = 20.0
 

@@ -1,7 +1,7 @@
-"""A model of one matrix W, whose update of each sample is the product of two vectors, and its training by one process.
+"""The interface of a model with one matrix W, and its training by one process.
 
-A step takes a minibatch of K samples from the part of each of P ranks. The update is the mean over all K P samples.
-So P ranks and one process take the same step.
+The update of each sample is the product of two vectors u v^T. In a step each of P ranks takes a minibatch of K samples
+from its part. The update is the mean over all K P samples, so P ranks and one process make the same step.
 """
 
 from abc import ABC, abstractmethod
@@ -18,16 +18,16 @@ import hpcomm
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 Vectors = Any  # K vectors: an array (K, length), or a SciPy CSR matrix of that shape
-SAMPLE = 2048  # samples that the objective is measured by, at most
+SAMPLE = 2048  # most samples from which the objective is computed
 
 
 class Model(ABC):
-    """A model has its own copy of its arrays; W is an argument.
+    """A model. Its methods get W as the argument mat, because W belongs to the exchange.
 
     Attributes:
-        name: in words.
-        shape: (J, D) of W.
-        samples: how many there are to train on.
+        name: the model's name.
+        shape: (J, D), the shape of W.
+        samples: number of training samples.
         lr: a learning rate that suits the model.
     """
 
@@ -38,45 +38,45 @@ class Model(ABC):
 
     @abstractmethod
     def start(self) -> Floats:
-        """The first W: the same on all ranks."""
+        """Returns the first W, the same on all ranks."""
 
     @abstractmethod
     def rule(self, lr: float) -> Any:
-        """The rule that applies an update to W."""
+        """Returns the rule that applies an update to W."""
 
     @abstractmethod
     def factors(self, mat: Floats, rows: Rows, total: int) -> tuple[Vectors, Vectors]:
-        """The pairs (u, v) of these samples, by W as it is in mat. Their products sum to the samples' part of the
-        update of a minibatch of so many samples."""
+        """Returns the vectors u and v of these samples. The sum of the products u v^T is the samples' part of the
+        update of a minibatch that has `total` samples over all ranks."""
 
     @abstractmethod
     def losses(self, mat: Floats, rows: Rows) -> NDArray[np.float64]:
-        """The loss of each of these samples."""
+        """Returns the loss of each of these samples."""
 
     def penalty(self, mat: Floats) -> float:
-        """The term that the objective adds to the mean loss."""
+        """Returns the regularization term of the objective."""
         return 0.0
 
     def held(self) -> Rows:
-        """The rows whose objective is measured; not all if all would take long."""
+        """Returns the samples from which the objective is computed: all, or a part if all would take long."""
         return spread(self.samples, SAMPLE)
 
     def objective(self, mat: Floats) -> float:
-        """The mean loss of the samples that are held, and the penalty."""
+        """Returns the objective: the mean loss of the samples held(), plus the penalty."""
         return float(self.losses(mat, self.held()).mean()) + self.penalty(mat)
 
     def descend(self, mat: Floats, update: Floats, lr: float) -> None:
-        """Applies the rule in place: for one process, which has no exchange."""
+        """Applies the rule to mat in place, for training by one process without an exchange."""
         mat -= np.float32(lr) * update
 
 
 def spread(n: int, most: int) -> Rows:
-    """At most so many of n rows, evenly spaced."""
+    """Returns at most `most` of n row numbers, evenly spaced."""
     return np.linspace(0, n - 1, min(n, most)).astype(np.int64)
 
 
 def matrix(u: Vectors, v: Vectors, out: Floats | None = None) -> Floats:
-    """The sum of the products u v^T, shape (J, D)."""
+    """Returns the sum of the products u v^T, shape (J, D)."""
     rows, columns = (each.toarray() if sparse.issparse(each) else each for each in (u, v))
     found: Floats = np.matmul(rows.T, columns, out=out)
     return found
@@ -84,7 +84,7 @@ def matrix(u: Vectors, v: Vectors, out: Floats | None = None) -> Floats:
 
 @dataclass(frozen=True)
 class Batches:
-    """The samples that a rank takes in each step: K of its part, which has the samples rank, rank + ranks ..."""
+    """The minibatches of all ranks: K samples of each rank's part, which is the samples rank, rank + ranks, ..."""
 
     samples: int
     ranks: int
@@ -100,7 +100,7 @@ class Batches:
 
     @property
     def total(self) -> int:
-        """Samples of all ranks in a step."""
+        """The number of samples of all ranks in a step."""
         return self.ranks * self.pairs
 
     def of(self, rank: int, step: int) -> Rows:
@@ -109,12 +109,12 @@ class Batches:
         return rank + self.ranks * rng.choice(part, self.pairs, replace=False)
 
     def all(self, step: int) -> Rows:
-        """Of all ranks, one rank after the other."""
+        """Returns the samples of all ranks in a step, one rank after the other."""
         return np.concatenate([self.of(rank, step) for rank in range(self.ranks)])
 
 
 def alone(model: Model, batches: Batches, lr: float) -> Iterator[Floats]:
-    """One process that takes the minibatches of all ranks: W before each step, in an array that it keeps."""
+    """Trains by one process, with the minibatches of all ranks. Yields W before each step, always in the same array."""
     mat = model.start()
     step = 0
     while True:
@@ -125,12 +125,14 @@ def alone(model: Model, batches: Batches, lr: float) -> Iterator[Floats]:
 
 
 def dense_options(staleness: int) -> dict[str, Any]:
-    """Options of a dense exchange through servers; under SSP(s) the ones that docs/python.md advises. By a second slot
-    an update travels while the next one is computed: with one slot a rank waits until its last update is applied, as
-    under BSP. Threads let owners work while their rank computes."""
+    """Returns options of a dense exchange through servers. Under SSP(s) they are as docs/python.md advises.
+
+    With two slots an update travels while the next one is computed; with one slot a rank would wait until its last
+    update is applied, as under BSP. Threads let owners work while their rank computes.
+    """
     return {"depth": 2, "progress": "thread"} if staleness else {}
 
 
 def prox_sgd(lr: float, prox: Any = None) -> Any:
-    """Proximal gradient descent; plain descent without prox."""
+    """Returns the rule of proximal gradient descent; of plain SGD without prox."""
     return hpcomm.SGD(lr=lr) if prox is None else hpcomm.ProxSGD(lr, prox)

@@ -1,8 +1,8 @@
-"""Sparse coding (SFB, section 2 and figure 1 of its supplement): atoms of which few make up a patch of an image.
+"""Sparse coding (SFB, section 2 and figure 1 of its supplement): finds atoms, of which a few compose each image patch.
 
-A patch x is W^T a with a sparse code a; the loss is 1/2 ||W^T a - x||^2 + l1 ||a||_1, and no atom is longer than 1. W
-has an atom in each row, so that the l2 ball is one of rows; the gradient is a (W^T a - x)^T. The paper has atoms in
-columns.
+A patch x is about W^T a, where a is a sparse code. The loss is 1/2 ||W^T a - x||^2 + l1 ||a||_1, and no atom may be
+longer than 1. The gradient is a (W^T a - x)^T. W has an atom in each row, as the prox L2Ball works on rows; the paper
+has atoms in columns.
 """
 
 import math
@@ -15,10 +15,10 @@ import hpcomm
 
 from .model import Floats, Model, Rows, Vectors, prox_sgd, spread
 
-HELD = 256  # patches that the objective is measured by, at most: each needs a code
-STEPS = 30  # of FISTA for the codes of a minibatch
+HELD = 256  # most patches from which the objective is computed, as each needs a code
+STEPS = 30  # steps of FISTA for the codes of a minibatch
 POWER = 8  # steps of the power method for the largest singular value of W
-ABOVE = 1.05  # the power method finds a little less than that
+ABOVE = 1.05  # factor by which that value is enlarged, as the power method finds a little less
 
 
 class Coding(Model):
@@ -43,7 +43,7 @@ class Coding(Model):
         mat /= np.maximum(1, np.linalg.norm(mat, axis=1, keepdims=True))
 
     def codes(self, mat: Floats, x: Floats) -> Floats:
-        """FISTA (Beck and Teboulle, 2009) on the loss of all patches at once, from codes of 0."""
+        """Returns the codes of patches x, by FISTA (Beck and Teboulle, 2009) on all patches at once, from codes 0."""
         rate = np.float32(1 / (ABOVE * _norm(mat) ** 2))
         code: Floats = np.zeros((len(x), len(mat)), np.float32)
         ahead = code
@@ -72,7 +72,7 @@ class Coding(Model):
 
 
 def _norm(mat: Floats) -> float:
-    """The largest singular value, nearly."""
+    """Returns about the largest singular value, a little less."""
     vector: Floats = np.ones(mat.shape[1], np.float32)
     for _ in range(POWER):
         vector /= np.linalg.norm(vector)

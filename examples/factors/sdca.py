@@ -1,11 +1,12 @@
 """L2-regularized multiclass logistic regression by stochastic dual coordinate ascent (SFB, section 2.1).
 
-The primal problem is P(W) = 1/N sum f_i(W a_i) + l2/2 ||W||^2, the dual one D(U) = -1/N sum f_i*(-u_i) - h*(Z), with
-Z = 1/N U A^T and W = grad h*(Z) = Z / l2. The ranks exchange updates of Z; P(W) - D(U) is the duality gap. The dual
-variable of a sample of class y is u = e_y - p, where p is a distribution over the classes.
+The primal problem is P(W) = 1/N sum f_i(W a_i) + l2/2 ||W||^2. The dual problem is D(U) = -1/N sum f_i*(-u_i) - h*(Z),
+with Z = 1/N U A^T and W = grad h*(Z) = Z / l2. The ranks exchange updates of Z; P(W) - D(U) is the duality gap. The
+dual variable of a sample of class y is u = e_y - p, where p is a distribution over the classes.
 
-A step moves p towards softmax(W a), as far as the bound of Shalev-Shwartz and Zhang (2013, section 6.2, option III) is
-largest. All samples of a step move at once: so a sample's length counts beta times, as in Takac et al. (2013).
+A step moves p towards softmax(W a), by the step size that maximizes the bound of Shalev-Shwartz and Zhang (2013,
+section 6.2, option III). All samples of a step move at once, so a sample's squared length is multiplied by beta in that
+bound, as in Takac et al. (2013).
 """
 
 from typing import Any
@@ -21,15 +22,19 @@ from .data import Labelled
 from .mlr import Linear, cross_entropy, softmax
 from .model import Floats, Model, Rows, Vectors
 
-CONVEX = np.float32(2)  # of f*, which is strongly convex: the Hessian of f is at most 1/2
-BLOCK = 4096  # samples whose scores are in memory at once
+CONVEX = np.float32(2)  # constant of strong convexity of f*, as the Hessian of f is at most 1/2
+BLOCK = 4096  # samples that are scored at a time, which limits the memory
 
 
 class DualRegression(Model):
-    """mat is Z throughout, unless it is called W.
+    """The model. The exchange applies updates to Z, and the methods get W = Z / l2 as the argument mat.
 
-    ranks: whose parts of the samples this process has dual variables for; None: of all.
-    staleness: of the exchange; it lets the samples of several steps move at once.
+    Args:
+        data: the samples.
+        l2: the regularization, above 0.
+        classes_first: as in mlr.Linear.
+        part: (rank, ranks): this process has the dual variables of that rank's samples; None: of all samples.
+        staleness: staleness of the exchange, with which samples of several steps move at once.
     """
 
     lr = 1.0
@@ -47,14 +52,14 @@ class DualRegression(Model):
         self.shape, self.samples = self.linear.shape, len(data.y)
         rank, ranks = part or (0, 1)
         self.own = np.arange(rank, self.samples, ranks)
-        self.p = np.zeros((len(self.own), data.classes), np.float32)  # of this process's samples
+        self.p = np.zeros((len(self.own), data.classes), np.float32)  # p of each of this process's samples
         self.p[np.arange(len(self.own)), data.y[self.own]] = 1
         self.entropy = np.zeros(len(self.own))  # sum p log p, which is f*(-u)
         self.squares = np.asarray(data.x.multiply(data.x).sum(axis=1), np.float32).ravel()
         self.together = self._together()
 
     def _together(self) -> float:
-        """The squared largest singular value of the samples, made of length 1, over their number."""
+        """Returns the squared largest singular value of the samples, scaled to length 1, over their number."""
         x = self.data.x.multiply(1 / np.sqrt(np.maximum(self.squares, 1e-12))[:, None]).tocsr()
         if min(x.shape) < 2:
             return 1.0
@@ -62,7 +67,7 @@ class DualRegression(Model):
         return float(largest) ** 2 / self.samples
 
     def beta(self, total: int) -> float:
-        """How much the samples of a step have in common, 1 to their number."""
+        """Returns how much the samples of a step have in common, from 1 to their number."""
         moving = total * (self.staleness + 1)
         return 1 + (moving - 1) * max(0.0, self.samples * self.together - 1) / max(1, self.samples - 1)
 
@@ -73,7 +78,7 @@ class DualRegression(Model):
         return hpcomm.Dual(hpcomm.prox.L2(self.l2))
 
     def factors(self, mat: Floats, rows: Rows, total: int) -> tuple[Vectors, Vectors]:
-        """mat: W. The dual variables of these samples change."""
+        """Model.factors. It also changes the dual variables of these samples."""
         x, y, every = self.data.x[rows], self.data.y[rows], np.arange(len(rows))
         at = np.searchsorted(self.own, rows)
         p, scores = self.p[at], self.linear.scores(mat, x)
@@ -84,14 +89,14 @@ class DualRegression(Model):
         far = np.einsum("ij,ij->i", move, move)
         bend = CONVEX + self.beta(total) * self.squares[rows] / (self.l2 * self.samples)
         rate = (gap + CONVEX * far / 2) / np.maximum(far * bend, 1e-30)
-        move *= np.clip(rate, 0, 1).astype(np.float32)[:, None]  # a gap of 0 may round to less
+        move *= np.clip(rate, 0, 1).astype(np.float32)[:, None]  # a gap of 0 may be negative after rounding
         p += move
         self.p[at], self.entropy[at] = p, xlogy(p, p).sum(axis=1)
-        move /= self.samples  # Z loses the sum of these products: u = e_y - p has lost move
+        move /= self.samples  # the rule subtracts the sum of the products from Z, as u = e_y - p fell by move
         return self.linear.pairs(x, move)
 
     def descend(self, mat: Floats, update: Floats, lr: float) -> None:
-        mat -= update / np.float32(self.l2)  # Z loses update, and W is Z / l2
+        mat -= update / np.float32(self.l2)  # subtracts update from Z, where W is Z / l2
 
     def losses(self, mat: Floats, rows: Rows) -> NDArray[np.float64]:
         parts = [rows[first : first + BLOCK] for first in range(0, len(rows), BLOCK)]
@@ -99,7 +104,7 @@ class DualRegression(Model):
         return np.concatenate([cross_entropy(self.linear.scores(mat, x[part]), y[part]) for part in parts])
 
     def held(self) -> Rows:
-        return np.arange(self.samples)  # the gap is one of all samples
+        return np.arange(self.samples)  # the duality gap is defined over all samples
 
     def penalty(self, mat: Floats) -> float:
         return self.l2 / 2 * float(np.vdot(mat, mat))
@@ -110,5 +115,5 @@ class DualRegression(Model):
         return float(self.entropy.sum())
 
     def dual(self, mat: Floats, conjugate: float) -> float:
-        """D(U) by W and the sum of f*(-u) over all samples: h*(Z) is l2/2 ||W||^2."""
+        """Returns D(U) from W and conjugate, the sum of f*(-u) over all samples: h*(Z) is l2/2 ||W||^2."""
         return -conjugate / self.samples - self.penalty(mat)

@@ -1,7 +1,7 @@
 """A convolutional network of AlexNet's layout (Krizhevsky et al., 2012): five convolutions and three wide layers.
 
-It has 8.4 million parameters and takes images of 32 x 32 pixels, grey or in colour, where AlexNet has 61 million and
-takes colour ones of 227 x 227. As there, the first two wide layers have most of the parameters.
+It has 8.4 million parameters, and images have 32 x 32 pixels, grey or in colour. AlexNet has 61 million, and colour
+images of 227 x 227. In both, the first two wide layers have most of the parameters.
 """
 
 import math
@@ -18,19 +18,20 @@ from .model import Defaults, Floats, Model, Out, Params, Rows
 
 torch.set_num_threads(1)  # ranks share the cores
 LAST = 0.015  # the standard deviation of the last layer's first weights
-BLOCK = 64  # images whose layers are in memory at once
+BLOCK = 64  # images that are scored at a time, which limits the memory
 
 
 class Convolutional(Model):
-    """Keys: conv1.weight, conv1.bias, ... conv5, fc1.weight, fc1.bias, ... fc3.
+    """The model. Its keys are conv1.weight, conv1.bias, ... conv5, fc1.weight, fc1.bias, ... fc3.
 
-    width: of the wide layers; channels: of the convolutions, in proportion to AlexNet's 96, 256, 384, 384, 256.
+    width: units of each wide layer. channels: channels of each convolution, roughly in proportion to AlexNet's 96, 256,
+    384, 384, 256.
     """
 
     defaults: ClassVar[Defaults] = Defaults(steps=150, batch=4, eta=0.002, low=2e-6, up=2e-5)
     kernels: ClassVar[tuple[int, ...]] = (5, 5, 3, 3, 3)
     strides: ClassVar[tuple[int, ...]] = (2, 1, 1, 1, 1)
-    pooled: ClassVar[tuple[bool, ...]] = (True, True, False, False, False)  # 3 x 3, by two
+    pooled: ClassVar[tuple[bool, ...]] = (True, True, False, False, False)  # max pooling, 3 x 3 with stride 2
 
     def __init__(self, pictures: Pictures, width: int, channels: tuple[int, ...], seed: int = 0) -> None:
         self.pictures, self.seed, self.samples = pictures, seed, len(pictures.y)
@@ -40,7 +41,7 @@ class Convolutional(Model):
         self.widths = channels[-1] * side * side, width, width, pictures.classes
 
     def start(self) -> dict[str, Floats]:
-        """Weights by He et al. (2015), as the layers have ReLU, but small ones in the last layer; biases 0."""
+        """Returns weights as in He et al. (2015), for ReLU, but smaller ones in the last layer; biases are 0."""
         rng, found = np.random.default_rng(self.seed), {}
         shapes: list[tuple[str, tuple[int, ...]]] = []
         sizes = zip((self.pictures.x.shape[1], *self.channels), self.channels, self.kernels, strict=False)
@@ -55,7 +56,7 @@ class Convolutional(Model):
         return found
 
     def _convolved(self, x: Any, params: dict[str, Any]) -> Any:
-        """(n, channels, 32, 32) to (n, widths[0])."""
+        """Applies the convolutions: (n, channels, 32, 32) to (n, widths[0])."""
         for at, (kernel, stride, pooled) in enumerate(zip(self.kernels, self.strides, self.pooled, strict=True)):
             weight, bias = params[f"conv{at + 1}.weight"], params[f"conv{at + 1}.bias"]
             x = functional.relu(functional.conv2d(x, weight, bias, stride=stride, padding=kernel // 2))
@@ -63,7 +64,7 @@ class Convolutional(Model):
         return x.flatten(1)
 
     def _wide(self, x: Any, params: dict[str, Any]) -> list[Any]:
-        """The input of each wide layer, and the scores."""
+        """Applies the wide layers. Returns the input of each, and the scores."""
         layers = [x]
         for at in range(1, len(self.widths)):
             x = torch.addmm(params[f"fc{at}.bias"], x, params[f"fc{at}.weight"].t())
@@ -71,7 +72,7 @@ class Convolutional(Model):
         return layers
 
     def update(self, params: Params, rows: Rows, scale: float, out: Out) -> None:
-        """The gradients of the wide layers are written in place, which autograd cannot do."""
+        """Model.update. Gradients of the wide layers are written in place, which autograd cannot do."""
         own = {name: torch.from_numpy(array) for name, array in params.items()}
         narrow = [name for name in own if name.startswith("conv")]
         leaves = {name: own[name].detach().requires_grad_() for name in narrow}

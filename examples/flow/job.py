@@ -1,4 +1,4 @@
-"""The training of a model by all ranks through dense parameters or Parameter Flow, and its figures."""
+"""Trains a model by all ranks, with dense parameters or Parameter Flow, and prints and draws the results."""
 
 import json
 import sys
@@ -20,8 +20,8 @@ import hpcomm
 from .exchange import Flow, open_exchange
 from .model import Model, Params
 
-FEW = 16  # samples of a rank in a step, of a small model
-_STOP = 0  # the signal that tells the number of the last step
+FEW = 16  # samples of a rank in a step, for a small model
+_STOP = 0  # index of the signal whose value is the number of the last step
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Plan:
     """How the ranks train.
 
     Attributes:
-        steps: at most so many.
+        steps: most steps.
         batch: samples of a rank in a step.
         eta: the learning rate of step t is eta / sqrt(t).
-        compute: seconds that the computing of a step takes at least; a rank sleeps for the rest of them.
-        every: steps between two looks at the objective.
-        until: an objective that ends the training.
-        later: measure the objective after the training, from copies of the parameters, so that looks take next to no
-            time; until then ends nothing.
+        compute: least seconds for the computing of a step; a rank that is faster sleeps for the rest.
+        every: steps between two measurements of the objective.
+        until: the training ends when the objective is at most this.
+        later: measure the objective after the training, from copies of the parameters, so that measuring takes hardly
+            any time during it; until then has no effect.
     """
 
     steps: int
@@ -51,14 +51,15 @@ class Plan:
 
 @dataclass
 class Run:
-    """The results of a training. Rank 0 measures. Under BSP, where the others wait for it, its clock stands meanwhile.
+    """The results of a training. Rank 0 measures the objective. Under BSP, where the others wait for rank 0, the time
+    for measuring is not counted.
 
     Attributes:
-        way: of the exchange, in words.
+        way: the exchange, in words.
         points: of rank 0: step, seconds, objective, bytes that it has sent.
         ranks: of each rank: seconds, seconds in the exchange, seconds of computing without sleeping, bytes sent, steps.
-        score: a figure over samples that are not trained on, and its name.
-        flow: as Flow has it.
+        score: name and value of a measure over test samples.
+        flow: the fields of Flow.
     """
 
     way: str
@@ -68,21 +69,21 @@ class Run:
     flow: dict[str, Any] = field(default_factory=dict)
 
     def reached(self, objective: float) -> tuple[int, float, float, int] | None:
-        """The first point at which the objective is no greater than that, up to rounding."""
+        """Returns the first point at which the objective is at most this, up to rounding; None if no point is."""
         return next((point for point in self.points if point[2] <= objective * (1 + OVERSHOT)), None)
 
     @property
     def sent(self) -> float:
-        """Bytes of a rank and step, on average."""
+        """Mean bytes that a rank sends in a step."""
         _, _, _, sent, steps = np.array(self.ranks).mean(axis=0)
         return float(sent / max(steps, 1))
 
 
 class Stop:
-    """Rank 0's signal that ends the training of all ranks after the same step.
+    """A signal by which rank 0 ends the training of all ranks after the same step.
 
-    No rank can have begun that step: each waits for rank 0 once it is staleness steps ahead, and the signal arrives
-    before rank 0 goes on.
+    When rank 0 sends the signal, no rank has begun that step: each waits for rank 0 once it is staleness steps ahead,
+    and the signal arrives before rank 0 goes on.
     """
 
     def __init__(self, ctx: hpcomm.Context, staleness: int) -> None:
@@ -91,7 +92,7 @@ class Stop:
         self.last: int | None = None
 
     def tell(self, step: int) -> None:
-        """Rank 0 has made so many steps."""
+        """Sends the signal, on rank 0, which has made so many steps."""
         if self.last is None:
             self.last = step + self.lead
             for peer in range(1, self.ctx.size):
@@ -99,14 +100,14 @@ class Stop:
             self.window.flush()
 
     def ends(self, step: int) -> bool:
-        """Whether that was the last step."""
+        """Whether the training ends after this many steps."""
         if self.last is None and self.ctx.rank and self.window.test_signal(_STOP, 1):
             self.last = self.window.wait_signal(_STOP, 1)
         return self.last is not None and step >= self.last
 
 
 class Looks:
-    """Rank 0's looks at the objective."""
+    """Rank 0's measurements of the objective."""
 
     def __init__(self, model: Model, plan: Plan, paused: bool, tell: Callable[[int, float], object]) -> None:
         self.model, self.plan, self.pauses, self.tell = model, plan, paused, tell
@@ -120,7 +121,7 @@ class Looks:
         return time.perf_counter() - self.begin - self.paused
 
     def look(self, step: int, params: Params, sent: int) -> bool:
-        """Whether the objective is reached."""
+        """Measures the objective, or keeps a copy to measure it later. Returns whether plan.until is reached."""
         seconds, before = self.seconds, time.perf_counter()
         if self.plan.later:
             self.kept.append((step, seconds, {name: array.copy() for name, array in params.items()}, sent))
@@ -136,7 +137,7 @@ class Looks:
         return objective
 
     def measure(self) -> None:
-        """Measures the objective of all parameters kept for later."""
+        """Measures the objective of all parameters that were kept for later."""
         for kept in self.kept:
             self._point(*kept)
 
@@ -145,7 +146,7 @@ class Looks:
 
 
 def train(ctx: hpcomm.Context, model: Model, plan: Plan, flow: Flow, tell: Callable[[int, float], object]) -> Run:
-    """Collective."""
+    """Trains the model, and returns the results. All ranks call it."""
     clock, batches = time.perf_counter, Batches(model.samples, ctx.size, plan.batch, plan.seed)
     computed = waited = 0.0
     stop, step = Stop(ctx, flow.staleness), 0
@@ -161,7 +162,7 @@ def train(ctx: hpcomm.Context, model: Model, plan: Plan, flow: Flow, tell: Calla
                 break
             begin = clock()
             for name in exchange.params:
-                exchange.gradient(name)  # under SSP it may have to wait
+                exchange.gradient(name)  # under SSP it may wait for a free slot
             free = clock()
             step += 1
             scale = plan.eta / step**0.5 / batches.total
@@ -199,7 +200,7 @@ def points_table(run: Run) -> Table:
 
 
 def runs_table(runs: list[Run], aim: float, dense: float) -> Table:
-    """dense: bytes of a rank and step where all parameters travel."""
+    """Returns the table of all runs. dense: bytes that a rank sends in a step if all parameters travel."""
     found = Table(title_justify="left")
     found.add_column("", no_wrap=True)
     columns = "steps", "time", "computing", "in the exchange", "MB a step", "saved", "objective", runs[0].score[0]
@@ -227,7 +228,7 @@ def runs_table(runs: list[Run], aim: float, dense: float) -> Table:
 
 
 class Delta(click.ParamType[float | str]):
-    """low, up, or a number."""
+    """A click type: low, up, or a number."""
 
     name = "low|up|FLOAT"
 
@@ -244,7 +245,7 @@ class Delta(click.ParamType[float | str]):
 
 
 class TreeType(click.ParamType[hpcomm.Tree | str]):
-    """auto, or children of a rank."""
+    """A click type: auto, or a number of children of each rank."""
 
     name = "auto|INTEGER"
 
@@ -285,13 +286,13 @@ _OPTIONS = (
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that all programs have."""
+    """Adds the options that all programs train_flow_*.py have."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
-Make = Callable[[hpcomm.Context, bool, int], Model]  # small, seed
+Make = Callable[[hpcomm.Context, bool, int], Model]  # (context, small, seed) -> model
 
 
 def run(
@@ -315,7 +316,8 @@ def run(
     json_path: str | None,
     **given: Any,
 ) -> None:
-    """The program: makes the model on each rank, trains, and tells. It ends with 1 if --until was not reached."""
+    """Runs a program: makes the model on each rank, trains, and prints the results. The exit status is 1 if --until was
+    not reached."""
     if given["later"] and given["until"] is not None:
         raise click.UsageError("--later measures after the training, so --until could not end it: give one of them")
     with hpcomm.init() as ctx:
@@ -356,7 +358,7 @@ def told(
     plot_path: str | None,
     json_path: str | None,
 ) -> int:
-    """The exit code."""
+    """Prints and writes the results. Returns the exit status."""
     for run in runs:
         console.print(points_table(run))
     aim = runs[0].points[-1][2] if plan.until is None else plan.until

@@ -1,6 +1,6 @@
 """Softmax regression (Parameter Flow, section 5.1: LR), on sparse words or on dense random features.
 
-Of a sample x of class y the gradient by W, features x classes, is x (softmax(W^T x) - e_y)^T.
+W is features x classes. For a sample x of class y the gradient with respect to W is x (softmax(W^T x) - e_y)^T.
 """
 
 from functools import cached_property
@@ -21,7 +21,7 @@ def accuracy(scores: Floats, labels: NDArray[np.int64]) -> tuple[str, float]:
 
 
 def wrong(scores: Floats, labels: NDArray[np.int64], scale: float) -> Floats:
-    """scale (softmax(scores) - e_y), by rows, in place."""
+    """Computes scale (softmax(scores) - e_y) for each row, in place; y is the row's label."""
     softmax(scores)
     scores[np.arange(len(scores)), labels] -= 1
     scores *= np.float32(scale)
@@ -29,7 +29,7 @@ def wrong(scores: Floats, labels: NDArray[np.int64], scale: float) -> Floats:
 
 
 class WordRegression(Model):
-    """A batch touches the rows of the words that it has, and no others."""
+    """Regression on sparse words: a batch changes only the rows of W whose words it has."""
 
     defaults: ClassVar[Defaults] = Defaults(steps=150, batch=512, eta=1000.0, low=1e-3, up=1e-2)
 
@@ -58,7 +58,7 @@ class WordRegression(Model):
 
 
 class FeatureRegression(Model):
-    """Every feature of a sample is a number other than 0, so every batch touches all of W."""
+    """Regression on dense features: no feature is 0, so every batch changes all of W."""
 
     defaults: ClassVar[Defaults] = Defaults(steps=150, batch=16, eta=4.0, low=4e-4, up=1e-3)
 

@@ -13,12 +13,14 @@ from .data import Ratings
 from .model import Defaults, Floats, Model, Out, Params, Rows, Touched
 
 USERS, MOVIES = "users", "movies"
-FIRST = {USERS: (0.1, 0.1), MOVIES: (0.0, 0.01)}  # mean and standard deviation; so movies learn how popular they are
-BLOCK = 4096  # ratings whose vectors are in memory at once
+# Mean and standard deviation of the first values. Users' mean is not 0, so movies learn how popular they are.
+FIRST = {USERS: (0.1, 0.1), MOVIES: (0.0, 0.01)}
+BLOCK = 4096  # ratings that are computed at a time, which limits the memory
 
 
 class Factorization(Model):
-    """users is (users, latent), movies (movies, latent): a batch touches the rows of its users and movies."""
+    """The model. Its keys are users, (users, latent), and movies, (movies, latent). A batch changes only the rows of
+    its users and movies."""
 
     defaults: ClassVar[Defaults] = Defaults(steps=150, batch=2048, eta=48.0, low=2e-4, up=1.4e-3)
 

@@ -1,4 +1,4 @@
-"""A model whose gradient each rank computes from a minibatch of the rank's part of the samples."""
+"""The interface of a model: each rank computes its gradient from a minibatch of the rank's part of the samples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 Params = Mapping[str, Floats]
-Out = Callable[[str], Floats]  # the array of a key in which its update belongs
+Out = Callable[[str], Floats]  # returns, for a key, the array to write its update into
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Settings that suit a model, found by the runs of docs/parameter_flow.md.
+    """Settings that suit a model, from the runs in docs/parameter_flow.md.
 
     Attributes:
-        steps: until the objective that runs are compared at.
+        steps: how many steps reach the objective at which runs are compared.
         batch: samples of a rank in a step.
         eta: the learning rate of step t is eta / sqrt(t).
-        low, up: the thresholds delta_low and delta_up (section 3.3.3), of updates that have the learning rate in them.
+        low, up: the thresholds delta_low and delta_up (section 3.3.3), for updates that include the learning rate.
     """
 
     steps: int
@@ -33,11 +33,12 @@ class Defaults:
 
 
 class Model(ABC):
-    """A model's parameters are arguments: they belong to the exchange.
+    """A model. Its methods get the parameters as arguments, because these belong to the exchange.
 
     Attributes:
-        name: in words.
-        samples: how many there are to train on.
+        name: the model's name.
+        samples: number of training samples.
+        defaults: settings that suit the model.
     """
 
     name: str
@@ -46,35 +47,35 @@ class Model(ABC):
 
     @abstractmethod
     def start(self) -> dict[str, Floats]:
-        """The first parameters by key, float32: the same on all ranks."""
+        """Returns the first parameters by key, float32, the same on all ranks."""
 
     @abstractmethod
     def update(self, params: Params, rows: Rows, scale: float, out: Out) -> None:
-        """Writes scale times the sum of these samples' gradients into the array of each key.
+        """Writes scale times the sum of these samples' gradients into the array out(key) of each key.
 
-        The array has what its last update wrote, or zeros.
+        At the call the array has the values of the last update that was written into it, or zeros.
         """
 
     @abstractmethod
     def objective(self, params: Params) -> float:
-        """The value that the training minimizes: a mean over training samples, always the same ones."""
+        """Returns the value that training minimizes, as a mean over a fixed subset of the training samples."""
 
     @abstractmethod
     def score(self, params: Params) -> tuple[str, float]:
-        """A figure over samples that are not trained on, and its name."""
+        """Returns the name and the value of a measure over the test samples."""
 
 
 class Touched:
-    """Updates of some rows of a matrix: only the rows that the last update wrote are zeroed.
+    """Writes updates that have only some rows of a matrix, and zeroes only the rows that the previous update wrote.
 
-    An exchange may give several arrays of one key in turn, so the rows are kept for each array.
+    An exchange may give several arrays for one key in turn, so these rows are kept for each array.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, Any] = {}
 
     def write(self, out: Floats, rows: Rows, values: Floats) -> None:
-        """rows: int64 (n,), each once. values: (n, columns)."""
+        """Writes values, (n, columns), into the rows, int64 (n,), which must be distinct; all other rows become 0."""
         place = out.ctypes.data
         before = self._rows.get(place)
         if before is None:

@@ -7,7 +7,7 @@
 Dask starts the function on every worker; hpcomm exchanges their gradients.
 """
 
-# Dask has types only where it is installed.
+# Without Dask installed, mypy does not find its types.
 # mypy: disable-error-code="import-not-found"
 
 import sys
@@ -23,7 +23,7 @@ except ImportError as missing:
 
 
 def train(steps: int) -> list[float]:
-    """On each worker: the weights of a line, fitted to the points of all workers."""
+    """Runs on each worker. Fits a line to the points of all workers, and returns its weights."""
     with hpcomm.init() as ctx:
         x = np.random.default_rng(ctx.rank).standard_normal((1000, 8), "float32")
         y = x @ np.arange(1, 9, dtype="float32")

@@ -7,7 +7,7 @@
 Ray starts the workers; hpcomm exchanges their gradients.
 """
 
-# Ray has types only where it is installed.
+# Without Ray installed, mypy does not find its types.
 # mypy: disable-error-code="import-not-found"
 
 import sys
@@ -24,7 +24,7 @@ import hpcomm.torch
 
 
 def train_func() -> None:
-    """On each worker: fits a line to the worker's points."""
+    """Runs on each worker. Fits a line to the points of all workers."""
     with hpcomm.init() as ctx:
         torch.manual_seed(ctx.rank)
         x = torch.randn(1000, 8)

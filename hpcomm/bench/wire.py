@@ -41,9 +41,9 @@ def _server(host: str) -> socket.socket:
 
 
 def socket_to(bench: Bench, peer: int | None, listens: bool) -> socket.socket | None:
-    """Connects two ranks by TCP and returns this rank's socket, or None on a rank whose peer is None, which takes no part.
+    """Connects two ranks by TCP, at the address that hpcomm would use, and returns this rank's socket.
 
-    The two ranks name each other as peer; on one of them listens is true. They use the address that hpcomm would use.
+    The two ranks name each other as peer; on one of them listens is true. Other ranks pass peer=None, and get None.
     """
     called = bench.comm.allgather("" if peer is None or listens else path_to(bench, peer)[0])
     made, server, limit = None, None, bench.options.timeout

@@ -134,9 +134,9 @@ def _console() -> Console:
 def command(json_: bool, watch: float | None, wait: float) -> None:
     """Show the jobs that have ranks on this host: each rank's process, step and waits.
 
-    A service thread of each rank answers, so only a stopped rank does not. A rank of this host asks the ranks of other
-    hosts; each is shown with the age of its answer. Below the ranks of a job it prints the ranks that hold the job up.
-    You see the jobs of your user; root sees all.
+    A rank answers even while its trainer computes, unless its process is stopped. Ranks of other hosts are asked by one
+    of this host, and are shown with the age of their answer. Below the ranks of a job it prints the ranks that hold the
+    job up. You see the jobs of your user; root sees all.
 
     The exit status is 0 if a job was found, 1 if none was found, and 2 if the question cannot be asked here.
     """
