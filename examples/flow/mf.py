@@ -1,4 +1,4 @@
-"""Matrix factorization (Parameter Flow, section 5.1: MF): a rating of user i for movie j is mean + <u_i, m_j>.
+"""Matrix factorization (Parameter Flow, section 5.1: MF): the model of user i's rating of movie j is mean + <u_i, m_j>.
 
 The loss of a rating is (error^2 + l2 (|u_i|^2 + |m_j|^2)) / 2.
 """

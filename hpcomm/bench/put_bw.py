@@ -1,7 +1,7 @@
 """put_bw: measures the bandwidth of put, beside a copy by NumPy or, over TCP, beside bare sockets and iperf3.
 
-Rank 0 writes to rank 1. Source and target are rings of buffers that are larger than the cache (-R). A sample is one
-pass over the ring, or several, and a flush. During a sample rank 1 sleeps; over TCP it waits for a signal that ends the
+Rank 0 writes to rank 1. Source and target are rings of buffers that are larger than the cache (-R). A sample is at
+least one pass over the ring, and a flush. During a sample rank 1 sleeps; over TCP it waits for a signal that ends the
 sample. Afterwards it compares its ring with the expected words.
 """
 

@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 class SparseUpdate:
-    """This rank's update, the sum of all ranks' updates, and the expected parameters."""
+    """This rank's update, and the sum of all ranks' updates, from which the expected parameters are computed."""
 
     def __init__(self, bench: Any, size: int, percent: float) -> None:
         self.bench, self.count, self.percent = bench, size // 4, percent

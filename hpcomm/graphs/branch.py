@@ -50,7 +50,7 @@ class _Walk:
 
     def __init__(self, P: int, Q: int, nodes: int) -> None:
         self.P, self.Q, self.nodes = P, Q, nodes
-        self.out = [0] * P  # by rank, a bit mask of its targets; valid for decided ranks
+        self.out = [0] * P  # out[r]: a bit mask of rank r's targets; valid only for ranks that are decided
         self.into = [0] * P
 
     def below(self, total: int, fair: bool) -> Candidate | None:

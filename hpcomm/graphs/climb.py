@@ -247,5 +247,5 @@ def _in_degrees(P: int, arcs: Arcs) -> list[int]:
 
 
 def _is_even(arcs: Arcs) -> bool:
-    """Whether every rank has as many in-neighbours as out-neighbours."""
+    """Whether every rank's in-degree equals its out-degree."""
     return set(_in_degrees(len(arcs), arcs)) == {len(arcs[0])}
