@@ -5,9 +5,9 @@
     mpirun -n 8 python examples/train_text_svm.py --compare
 
 This is the application of ASAP (sections 5 and 6): stochastic gradient descent on sparse rows, after Bottou's svmsgd.
-After every --period rows a rank averages its model with the models of its in-neighbours. --compare trains with several
-pairs of graph and consistency on the same data, and draws accuracy against time and against bytes sent (figures 5 to
-10). For the paper's single machine, start one rank without mpirun, with "--compare alone".
+After every --period rows a rank averages its model with the models of its in-neighbours. --compare trains on the same
+data with several combinations of graph and consistency, and draws accuracy against time and against bytes sent (figures
+5 to 10). For the paper's single machine, start one rank without mpirun, with "--compare alone".
 
 The texts are the descriptions of Debian's packages (apt-cache dumpavail), and the task is to find the packages of one
 section. Without apt's lists the data are scikit-learn's handwritten digits. --data reads the paper's data, RCV1 or

@@ -1,7 +1,8 @@
 """The benchmarks of `hpcomm bench`: they measure the bounds of a machine, and which part of each bound hpcomm reaches.
 
-Each benchmark is one file that fills a harness.Benchmark, and a row of TABLE. The repository's folder bench, which has
-the benchmarks of the papers, uses these files.
+Each benchmark is one file that fills a harness.Benchmark, and a row of TABLE. A contender is one implementation of a
+benchmark's operation: hpcomm, a peer (another library) or a bound. Contenders run in turns in the same processes. The
+repository's folder bench, which has the benchmarks of the papers, uses these files.
 """
 
 import importlib

@@ -59,8 +59,9 @@ class Stream:
         end: Callable[[], object] = nothing,
         wait: Callable[[], object] = nothing,
     ) -> Contender:
-        """Returns a contender. copy(words), on the sender, moves the words to the receiver's array arrived, and returns
-        the seconds of one operation. wait runs on the receiver meanwhile; end, on the sender after copy, ends it."""
+        """Returns a contender. copy(words) runs on the sender: it moves the words to the receiver's array arrived, and
+        returns the seconds of one operation. wait() runs on the receiver meanwhile. end() runs on the sender after
+        copy, and makes wait() return."""
         bench, samples, spoil = self.bench, 0, self.bench.options.plant
         used: list[float] = []
 

@@ -305,7 +305,7 @@ def _size(nbytes: int) -> str:
 
 
 def _may_lock_all(root: Path) -> bool:
-    """Whether this process may lock any amount of memory. The capability counts only in the host's user namespace."""
+    """Whether this process may lock any amount of memory: it has CAP_IPC_LOCK, and in the host's user namespace."""
     status = read(root / "proc/self/status").splitlines()
     effective = next((line.split()[1] for line in status if line.startswith("CapEff:")), "0")
     whole = read(root / "proc/self/uid_map").split() == ["0", "0", str(2**32 - 1)]

@@ -1,7 +1,4 @@
-"""Finds graphs of a given out-degree over which updates spread fastest (SFB, section 3, "Partial Broadcasting").
-
-A graph's path sum is the sum of the lengths of its shortest paths, over all pairs of ranks.
-"""
+"""Finds graphs of a given out-degree over which updates spread fastest (SFB, section 3, "Partial Broadcasting")."""
 
 from math import inf
 
@@ -22,8 +19,8 @@ MOST_RANKS = 24  # for more ranks no proof has ever finished, so none is tried
 def spread(P: int, Q: int, *, nodes: int | None = None) -> Graph:
     """Returns the graph of P ranks with out-degree Q that has the least path sum (SFB, problem (3)).
 
-    So updates reach all ranks soonest, on average. Weights are uniform. Among graphs of equal path sums it prefers one
-    in which each rank also has Q in-neighbours.
+    The path sum is the sum of the lengths of all shortest paths, so updates reach all ranks soonest, on average.
+    Weights are uniform. Among graphs of equal path sums it prefers one in which each rank also has Q in-neighbours.
 
     A rank reaches at most Q ranks in one step, at most Q^2 more in two steps, and so on. The path sum that follows is
     the Moore bound; a graph that meets it is optimal. Up to 12 ranks all graphs found meet it, except for Q = 2 with 7
@@ -58,7 +55,7 @@ def spread(P: int, Q: int, *, nodes: int | None = None) -> Graph:
 
 
 def spread_gap(graph: Graph) -> float:
-    """Returns a graph's path sum minus the Moore bound for its largest out-degree.
+    """Returns a graph's path sum (spread) minus the Moore bound for its largest out-degree.
 
     It is 0 if the graph meets the bound, and inf if some rank cannot reach some other rank. Divided by size (size - 1)
     it says how many steps longer the mean path is than the bound allows.

@@ -41,7 +41,8 @@ class Solved(NamedTuple):
 
 
 class TreeProblem(NamedTuple):
-    """An instance of P3: a rank has at most degree children and depth hops; a rank without children costs leaf."""
+    """An instance of P3. A rank has at most degree children, and is at most depth hops from the root; leaf is the cost
+    of a rank without children."""
 
     costs: Costs
     degree: int
@@ -199,9 +200,9 @@ class _Program:
         return csr_array((factors, (rows, columns)), shape=shape), self.low, self.high
 
     def cut(self, until: float) -> float:
-        """Solves linear programs, whose edges may be fractions, and adds a cut for each group of ranks that less than
-        one whole edge enters, until no such group is left. Returns the best lower bound, or -inf if no linear program
-        was solved in time."""
+        """Solves linear programs, in which edges may be fractions. After each it adds a cut for every group of ranks
+        whose incoming edges sum to less than 1, until no such group is left. Returns the best lower bound, or -inf if
+        no linear program was solved in time."""
         from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
 
         bound = -inf
@@ -226,8 +227,8 @@ class _Program:
         return bound
 
     def _weak(self, x: Any) -> set[frozenset[int]]:
-        """Returns groups of ranks that less than one whole edge enters in the solution x, from the minimum cut between
-        the root and each rank."""
+        """Returns groups of ranks whose incoming edges sum to less than 1 in the solution x, from the minimum cut
+        between the root and each rank."""
         from scipy.sparse import csr_array  # noqa: PLC0415
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow  # noqa: PLC0415
 
@@ -254,7 +255,8 @@ class _Program:
 
 
 def least_leaves(problem: TreeProblem) -> int:
-    """Returns the least number of ranks without children: a path from the root to one has at most depth other ranks."""
+    """Returns the least number of leaves (ranks without children): a path from below the root to a leaf has at most
+    depth ranks, and all these paths together have every rank but the root."""
     return ceil((len(problem.costs) - 1) / problem.depth)
 
 
