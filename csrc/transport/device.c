@@ -8,7 +8,8 @@
 
 enum { NAME_BYTES = 64, MOST_PORT = 255 };
 
-/* One word of the list: a device's name, or how it begins, and a port of it. "=" before a word: the whole name. */
+/* One word of HPCOMM_DEVICES: the beginning of a device's name and perhaps a port. "=" before the word asks for the
+ * whole name. */
 typedef struct word {
     const char *name;
     size_t length;
@@ -21,7 +22,8 @@ static size_t trimmed(const char *text, size_t length) {
     return length;
 }
 
-/* Moves list behind its next word: 1; 0 at the end; -1 if that is no word, whose text is then in *w. */
+/* Reads the next word of *list into *w and moves *list past it. Returns 1, 0 at the end, or -1 if the word does not
+ * follow the grammar; *w then has its text. */
 static int next_word(const char **list, word *w) {
     while (**list == ',' || **list == ' ') ++*list;
     size_t length = strcspn(*list, ",");
@@ -95,7 +97,7 @@ static int can_be_routed(const hpc_port_address *a, const hpc_port_address *b) {
            hpc_gid_grade(a->gid) > 1 && hpc_gid_grade(b->gid) > 1;
 }
 
-/* Checks the number, which came from outside. */
+/* Returns the number of ports, bounded, because the address came from another process. */
 static int count(const hpc_device_address *a) {
     return a->state != HPC_VERBS_READY || a->n < 0 ? 0 : a->n < HPC_RAILS ? a->n : HPC_RAILS;
 }
@@ -116,7 +118,7 @@ typedef struct pairing {
     int n;
 } pairing;
 
-/* Pairs each free port of one rank with the first free port of the other that fits. */
+/* Pairs each free port of one rank with the first free port of the other rank that fits it. */
 static void pair_up(pairing *p, int (*fits)(const hpc_port_address *, const hpc_port_address *)) {
     for (int i = 0; i < count(p->of[0]); i++)
         for (int j = 0; j < count(p->of[1]) && !(p->taken[0] >> i & 1); j++) {
@@ -166,8 +168,8 @@ static const char *why_none(const hpc_device_address *self, const hpc_device_add
 
 int hpc_match_rails(const hpc_device_address *self, const hpc_device_address *peer, int routed,
                     hpc_rail rails[HPC_RAILS], const char **why) {
-    /* Both ranks go through the same ports in the same order: the rank with the lesser address comes first. With equal
-     * addresses every port is paired with itself. */
+    /* Both ranks must make the same pairs. So they go through the ports in the same order, the lesser address first.
+     * Between equal addresses this pairs each port with the port of the same index. */
     int swapped = memcmp(self, peer, sizeof *self) > 0;
     pairing p = {.of = {swapped ? peer : self, swapped ? self : peer}, .rails = rails};
     pair_up(&p, in_one_subnet);

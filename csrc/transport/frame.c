@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Between two calls staging is empty in the middle of a payload, and begins with a header where a frame begins. */
+/* The reader's states. Between two calls staging is empty inside a payload; between frames it begins with a header. */
 enum { AT_HEADER = 0, AT_FENCE, AT_PAYLOAD };
 
 int hpc_reader_init(hpc_reader *reader, int stream, int streams) {
@@ -35,7 +35,7 @@ uint64_t hpc_reader_behind(const hpc_reader *reader) {
     return reader->state == AT_PAYLOAD ? (uint64_t)reader->frame.behind * HPC_BEHIND : 0;
 }
 
-/* Payload that goes straight to its place. */
+/* Returns how many bytes of payload are still to be read straight into the window. */
 static uint64_t direct(const hpc_reader *reader) {
     return reader->state == AT_PAYLOAD && reader->at != NULL ? reader->left : 0;
 }
@@ -67,7 +67,7 @@ static const char *violation(const hpc_reader *reader) {
     return NULL;
 }
 
-/* Header and fences out of staging. HPC_IN_PROGRESS: not all there yet. */
+/* Takes a header and its fences out of staging. Returns HPC_IN_PROGRESS until all their bytes are there. */
 static int take_header(hpc_reader *reader, const char **why) {
     size_t there = reader->staged - reader->used, fences;
     const unsigned char *from = reader->staging + reader->used;
@@ -122,7 +122,8 @@ static int finish(hpc_reader *reader, const hpc_sink *sink, const char **why) {
     return status;
 }
 
-/* HPC_OK: nothing more can be done before more bytes come. */
+/* Handles all staged bytes that can be handled now. Returns HPC_OK when it needs more bytes, HPC_IN_PROGRESS at an
+ * unmet fence. */
 static int work_off(hpc_reader *reader, const uint64_t *landed, const hpc_sink *sink, const char **why) {
     for (;;) {
         int status;
@@ -158,7 +159,8 @@ int hpc_reader_got(hpc_reader *reader, size_t nbytes, const uint64_t *landed, co
     reader->staged += nbytes - (size_t)payload;
 
     int status = work_off(reader, landed, sink, why);
-    /* Moves the rest to the front: less than a header with its fences, or held bytes, and these only once. */
+    /* Moves the unused bytes to the front: less than a header with its fences, or bytes behind an unmet fence. Such
+     * bytes are moved only once. */
     if (reader->used > 0) {
         reader->staged -= reader->used;
         memmove(reader->staging, reader->staging + reader->used, reader->staged);

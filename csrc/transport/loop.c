@@ -1,11 +1,11 @@
-/* loop: ranks that are threads of one process. The reference of the contract, and its test: with a seed it delays,
- * splits and reorders all that the contract allows, and reads src at the last moment it allows.
+/* loop: a transport for ranks that are threads of one process. It is the reference of the contract, and tests code
+ * against it: with a seed it delays, splits and reorders puts as far as the contract allows, and reads src as late
+ * as allowed.
  *
- * Operations that are held back lie in the receiver's inbox, a list in the order of the calls, under one lock. A step
- * delivers one operation, or a part of a put. The seed chooses among the operations that may go: any put, but a signal
- * or an event only when no earlier operation of its lane is left. The receiver's waits and a sender's flush make the
- * steps; the lock orders every step before the next, and a signal's release store comes after all data delivered before
- * it. */
+ * Delayed operations lie in the receiver's inbox, a list in call order under one lock. A step delivers one
+ * operation, or a part of a put. The seed chooses among the operations that may go: any put, but a signal or an
+ * event only if no earlier operation of its lane is left. The receiver's waits and a sender's flush run the steps.
+ * The lock orders each step before the next, and a signal's release store comes after all data delivered before it. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ typedef struct operation {
     operation_kind kind;
     const hpc_lane *lane; /* the sender's: a name, never followed */
     hpc_memory *memory;   /* keeps dst mapped */
-    char *dst;            /* of a put; the word of a signal; the ring of an event */
+    char *dst;            /* target: a put's address, a signal's word, or an event's ring */
     const char *src;
     size_t nbytes;
     uint64_t value;
@@ -42,7 +42,7 @@ typedef struct inbox {
 typedef struct route {
     inbox *inbox;
     hpc_ring *ring;
-    uint64_t tail; /* of the ring, with the events still held back */
+    uint64_t tail; /* the ring's tail, counting events that are still held back */
 } route;
 
 typedef struct loop_blob {
@@ -126,7 +126,7 @@ static void deliver(inbox *box, operation *o) {
     free(o);
 }
 
-/* One operation, of lane alone unless it is NULL. Returns how many of these are left. */
+/* Delivers one operation, of this lane only unless lane is NULL. Returns how many such operations are left. */
 static int step(inbox *box, const hpc_lane *lane) {
     operation *chosen = NULL;
     int candidates = 0, left = 0;
@@ -233,7 +233,7 @@ static void lane_detach(hpc_lane *lane, int peer) {
     route *to = lane->peers[peer].out;
     if (to == NULL) return;
     while (step(to->inbox, lane) > 0) {
-    } /* nothing is lost when a lane goes */
+    } /* freeing a lane loses nothing */
     drop_inbox(to->inbox);
     free(to);
     lane->peers[peer].out = NULL;

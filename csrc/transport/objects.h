@@ -14,26 +14,27 @@
 enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_CPU_WORDS = 16, HPC_USED = 5 };
 enum { HPC_ADDRESS_MAGIC = 0x68706d61 };
 
-/* The address of a rank; opaque to the code that carries it. Its first three members never change between versions. */
+/* The address of a rank, opaque to the code that carries it. The first three members stay the same in all versions. */
 typedef struct hpc_address {
     uint32_t magic;
     uint32_t version; /* major << 16 | minor << 8 | patch */
     uint32_t nbytes;
     int32_t rank, size;
-    int32_t tcp_streams, quota; /* quota: of its cgroups, in cores; 0: none */
+    int32_t tcp_streams, quota; /* quota: CPU limit of the rank's cgroups, in cores; 0: none */
     int32_t threads;            /* compute threads, as given to init */
-    uint64_t quota_of;          /* the cgroup with that quota: ranks with the same share it */
+    uint64_t quota_of;          /* the cgroup that has this limit: ranks with the same value share it */
     double silence;
-    uint64_t cpus[HPC_CPU_WORDS]; /* which ones it may use: a bit each, by number modulo how many bits there are */
-    uint64_t host[2]; /* the same for processes that can share abstract sockets: boot and network namespace */
+    uint64_t cpus[HPC_CPU_WORDS]; /* the CPUs that the rank may use: bit number % (bits in the array) */
+    uint64_t host[2]; /* boot id and network namespace, equal for processes that can share abstract sockets */
     hpc_control_address control;
     hpc_device_address devices;
     char hostname[HPC_HOST_BYTES];
     char transports[HPC_TRANSPORTS_BYTES];
 } hpc_address;
 
-/* Work of a scheme without threads: every wait of the context does it between looks at its condition. run returns
- * NULL, or why this rank has failed, and then the context is aborted. left: hpc_left_over of the last run. */
+/* Work of a scheme that has no threads: every wait of the context runs it between two tests of its condition. run
+ * returns NULL, or the reason why this rank has failed; the context is then aborted. left: the hpc_left_over bits of
+ * the last run. */
 typedef struct hpc_task {
     const char *(*run)(void *arg);
     void *arg;
@@ -43,7 +44,7 @@ typedef struct hpc_task {
 
 struct hpc_context {
     hpc_group group;
-    _Atomic int references; /* the handle, and every window, lane and queue */
+    _Atomic int references; /* held by the handle and by every window, lane and queue */
     hpc_memory *bell_memory;
     hpc_control *control;
     hpc_address self;
@@ -51,42 +52,44 @@ struct hpc_context {
     const hpc_transport **transports;    /* by rank; NULL before connect */
     const hpc_transport *used[HPC_USED]; /* each once; NULL after the last */
     hpc_lane *lane;                      /* the first one */
-    int user_lanes;                      /* created so far, on every rank alike */
-    hpc_lane *acks;                      /* of queues: no data delays them (Parameter Flow's paper, section 5) */
+    int user_lanes;                      /* number of lanes created by the user, the same on every rank */
+    hpc_lane
+        *acks; /* carries the acknowledgements of queues, so that no data delays them (Parameter Flow, section 5) */
     uint64_t loop_seed;
     void *held;          /* loop's inbox */
     struct hpc_tcp *tcp; /* tcp's */
     struct hpc_verbs *verbs;
-    hpc_nics *nics; /* verbs'; NULL if it can use none */
+    hpc_nics *nics; /* verbs's open ports; NULL if it has no usable one */
     int tcp_streams;
     char tcp_congestion[HPC_CONGESTION_BYTES]; /* "": not chosen */
     hpc_reactor *reactor;                      /* NULL: no transport has asked for it */
     int all_remote;                            /* no peer shares memory with this rank */
     struct hpc_probes *probes;                 /* of bandwidth: probe/probe.h */
-    uint32_t followers;                        /* exchanges whose thresholds follow the network, so far; on all ranks */
+    uint32_t followers; /* number of exchanges so far whose thresholds follow the network, the same on every rank */
     hpc_task *tasks;
     _Atomic int n_tasks; /* 0 spares the look at them */
-    _Atomic int working; /* a thread is at the tasks, holds them, or changes their list */
+    _Atomic int working; /* a thread runs the tasks, holds them, or changes their list */
     int connecting, connected;
-    struct hpc_context *root;              /* the first of its family (close.c): itself, or one that it holds */
+    struct hpc_context
+        *root; /* the first context of this one's family (context/close.c): itself, or a context that it holds */
     pthread_mutex_t family;                /* the root's: of open and heirs */
-    int open;                              /* the root's: contexts of the family that have not left it */
-    struct hpc_context *heirs, *next_heir; /* the root's, that are not closed */
-    int *first;                            /* an heir's: by rank, the root's number of it; else NULL */
+    int open;                              /* root only: number of contexts of the family that have not left it */
+    struct hpc_context *heirs, *next_heir; /* root only: its heirs that are not closed */
+    int *first;                            /* heirs only: the root's rank number of each rank; NULL in a root */
     _Atomic int leaving;                   /* waits no longer run the tasks */
 };
 
-/* Whether two ranks can share memory and abstract sockets, by their addresses. */
+/* Returns whether two ranks can share memory and abstract sockets, judged by their addresses. */
 static inline int hpc_same_host(const hpc_address *a, const hpc_address *b) {
     return a->host[0] == b->host[0] && a->host[1] == b->host[1];
 }
 
-/* Whether a TCP connection can join them: each listens on some interface. */
+/* Returns whether TCP can connect two ranks: each listens on at least one interface. */
 static inline int hpc_both_listen(const hpc_address *a, const hpc_address *b) {
     return a->control.endpoints[0].family != 0 && b->control.endpoints[0].family != 0;
 }
 
-/* The transports that its rank allows, as hpc_transport_choose takes them. */
+/* Returns the transports that the rank allows, in the form that hpc_transport_choose takes. */
 static inline const char *hpc_transport_names(const hpc_address *address) {
     return address->transports[0] == 0 ? NULL : address->transports;
 }
@@ -96,12 +99,12 @@ static inline int hpc_same_process(const hpc_context *context, int rank) {
     return a->pid == b->pid && a->pid_namespace == b->pid_namespace;
 }
 
-/* The rails of two ranks, as hpc_match_rails says. Ports of different subnets match only where the ranks allow nothing
- * else that connects hosts. */
+/* Finds the rails of two ranks (hpc_match_rails). Ports of different subnets match only if this rank allows no other
+ * transport that connects hosts. */
 int hpc_transport_rails(const hpc_address *self, const hpc_address *peer, hpc_rail rails[HPC_RAILS], const char **why);
 
-/* The context's reactor, opened at the first call, when lanes are opened: transports have been chosen by then. NULL
- * with the error recorded. */
+/* Returns the context's reactor. The first call opens it; it comes when lanes are opened, so all transports are
+ * chosen. NULL with the error recorded. */
 hpc_reactor *hpc_transport_reactor(hpc_context *context);
 
 /* ---- window ---- */
@@ -109,15 +112,15 @@ hpc_reactor *hpc_transport_reactor(hpc_context *context);
 enum {
     HPC_SIGNAL_STRIDE = 64,
     HPC_MOST_SIGNALS = 1 << 24
-}; /* a signal fills a cache line, which only its writer and its reader touch */
+}; /* each signal has a cache line, touched only by its writer and its reader */
 
-/* How one rank's part is laid out. */
+/* The layout of one rank's part of a window. */
 typedef struct hpc_part {
     size_t nbytes;         /* of data */
-    size_t signals_offset; /* of signal 0, from the data's start */
+    size_t signals_offset; /* distance of signal 0 from the start of the data */
     int signals;
     hpc_memory *memory; /* mapped here, or NULL */
-    uint32_t number;    /* tcp: the number that its rank gave it */
+    uint32_t number;    /* tcp: the number that the part's rank gave it */
     void *remote;       /* verbs: where it is */
 } hpc_part;
 
@@ -125,7 +128,7 @@ struct hpc_window {
     hpc_context *context;
     hpc_memory *memory; /* this rank's part */
     hpc_part *parts;    /* by rank, this rank's included */
-    uint32_t number;    /* tcp: this rank's number for its part; 0: none yet */
+    uint32_t number;    /* tcp: the number that this rank gave its part; 0: none yet */
     void *registered;   /* verbs: this rank's part */
 };
 
@@ -134,8 +137,8 @@ static inline _Atomic uint64_t *hpc_signal_at(const hpc_part *part, int signal) 
                                         (size_t)signal * HPC_SIGNAL_STRIDE);
 }
 
-/* Stores a received value unless a greater one is there: a later value may have overtaken it by another lane. release:
- * a reader that sees the value sees the data put before it. */
+/* Stores a received value unless the word has a greater one: a later value may have come first on another lane.
+ * release: a reader that sees the value also sees the data put before it. */
 static inline void hpc_raise_signal(_Atomic uint64_t *word, uint64_t value) {
     uint64_t now = atomic_load_explicit(word, memory_order_relaxed);
     while (value > now &&
@@ -155,21 +158,21 @@ typedef struct hpc_lane_peer {
     hpc_memory *memory; /* behind out, if mapped */
 } hpc_lane_peer;
 
-/* A pair of ranks uses one rail for all its lanes, chosen by worker (PHub, section 4.5). */
+/* rail of a lane that uses one rail to each peer, the same as all such lanes, chosen by worker (PHub, section 4.5) */
 enum { HPC_RAIL_BY_WORKER = -1 };
 
 struct hpc_lane {
     hpc_context *context;
-    int open;             /* every peer can be reached by it */
-    int own;              /* the context's first lane: holds no reference to it */
-    hpc_memory *memory;   /* the rings that peers write events into */
+    int open;             /* the lane can reach every peer */
+    int own;              /* the context's first lane, which holds no reference to the context */
+    hpc_memory *memory;   /* the rings into which peers write events */
     hpc_lane_peer *peers; /* by rank */
     int next;             /* where poll looks first */
-    int keeps;            /* some transport keeps puts back while it is corked */
-    int corked;           /* its thread makes several puts in a row, and uncorks soon */
-    uint32_t turn;        /* of the puts that it makes now, see hpc_lane_take_turn; 0: none */
-    int rail;             /* verbs: by which rail to a peer (mod their number), or HPC_RAIL_BY_WORKER */
-    uint64_t number;      /* tcp: this rank's number for it; 0: none yet */
+    int keeps;            /* some transport keeps puts back while this lane is corked */
+    int corked;           /* its thread makes several puts in a row, and will uncork the lane soon */
+    uint32_t turn;        /* place in the sending order of the puts that it makes now (hpc_lane_take_turn); 0: none */
+    int rail;             /* verbs: the rail to a peer, mod the number of rails, or HPC_RAIL_BY_WORKER */
+    uint64_t number;      /* tcp: the number that this rank gave the lane; 0: none yet */
     void *verbs;          /* verbs: its queues */
 };
 

@@ -1,22 +1,23 @@
-/* The epoll set, the service thread and the bed of a context.
+/* The epoll set of a context, its service thread, and the bed: the way in which a wait sleeps in the set.
  *
- * Streams are edge-triggered: one event, one reader. While waits look or sleep, the service thread naps: waking at
- * every message, it would only take a core from them. The kernel wakes the youngest sleeper of a set, which is the
- * wait. If the service thread gets an event all the same, it handles it, and the source rings the bell.
+ * Streams are edge-triggered, so one thread gets each event. While other threads wait, the service thread naps; if
+ * it woke at every message, it would only take a core from them. The kernel wakes the thread that began to sleep
+ * last, which is the wait. If the service thread gets an event nevertheless, it handles it, and the source rings the
+ * bell.
  *
- * The bell of a rank whose peers are all remote has an alarm, an eventfd in the set. It is level-triggered: a service
- * thread that it wakes leaves it alone, which passes it on. Only one thread sleeps in the set; others sleep on the
- * bell's futex as everywhere.
+ * If all peers of a rank are remote, its bell has an alarm: an eventfd in the set. The alarm is level-triggered. If
+ * it wakes the service thread, that thread leaves it raised, so it also wakes the wait. Only one wait sleeps in the
+ * set; other waits sleep on the bell's futex.
  *
- * Sources that must be armed. An event ends the arm, no matter which thread takes it from the set; a thread that sleeps
- * there relies on an arm that holds. A sleeper does flag = 1 (drowsy, of a wait; listening, of the service thread);
- * arm; look; sleep. A taker does take the event; handle; load flags; if one is set: arm; look. So no arrival is missed.
- * The sleeper's look finds arrivals before its arm. A later arrival is an event, which wakes the sleeper or goes to a
- * taker. An event after the arm comes after the flag: the taker's load, behind all that it took, sees the flag, so the
- * taker arms in the sleeper's place, or the sleeper is up. Work that the taker's look leaves is owed to the service
- * thread, and all in the set are woken, as the taker's own wait may be over. With no flag set no thread arms, so waits
- * that look cause no events. A wait that finds no bed pokes the service thread out of its nap, which then arms and
- * sleeps for it. */
+ * Some sources must be armed before they make an event. An event disarms its source, no matter which thread takes
+ * it, while a thread that sleeps in the set relies on an armed source. A sleeper does: set flag (drowsy for a wait,
+ * listening for the service thread); arm; look; sleep. A thread that takes an event does: take it; handle it; load
+ * the flags; if one is set, arm and look. So no arrival is missed. The sleeper's look finds arrivals that came
+ * before its arm. A later arrival is an event; it wakes the sleeper or goes to another thread. That thread loads the
+ * flags after it took the event, so it sees the sleeper's flag and arms for it, unless the sleeper is already awake.
+ * If its look leaves work, it sets owed for the service thread and wakes all threads in the set, as its own wait may
+ * be over. While no flag is set no thread arms, so waits that poll cause no events. A wait that cannot sleep in the
+ * set ends the service thread's nap; the service thread then arms and sleeps in its place. */
 #define _GNU_SOURCE
 #include "transport/reactor.h"
 
@@ -36,7 +37,10 @@
 
 enum { EVENTS = 16, WAIT_BUDGET = 512 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16, TAG_BITS = 56 };
 
-enum { KNOWN = 1, NEWS = 2 }; /* a connection is broken, and the service thread keeps the time; or has to hear of it */
+enum {
+    KNOWN = 1,
+    NEWS = 2
+}; /* values of broken. KNOWN: the service thread knows and watches the time; NEWS: it must still be told */
 
 static const uint64_t ALARM = UINT64_MAX;
 
@@ -50,15 +54,15 @@ struct hpc_reactor {
     hpc_group *group;
     int all_remote;
     int epoll_fd;
-    int alarm_fd; /* in the set: wakes the thread that sleeps there */
+    int alarm_fd; /* in the set: wakes the thread that sleeps in it */
     int poke_fd;  /* ends a nap of the service thread */
     pthread_t thread;
     int running;
     _Atomic int stopping;
     slot slots[HPC_REACTOR_SOURCES];
     _Atomic int n_slots;
-    _Atomic unsigned to_arm; /* a bit for each slot whose source has to be */
-    _Atomic uint32_t polls;  /* looks by waits: they do the reading */
+    _Atomic unsigned to_arm; /* bit i: the source in slot i must be armed */
+    _Atomic uint32_t polls;  /* number of polls by waits: while it grows, waits do the reading */
     _Atomic uint32_t loops;  /* of calls, each at a part */
     _Atomic int hurried;     /* some source is not patient */
     _Atomic int drowsy;      /* a wait sleeps in the set */
@@ -79,30 +83,30 @@ static void raise_event(int eventfd) {
     uint64_t one = 1;
     ssize_t n = write(eventfd, &one, sizeof one);
     hpc_calls_count(HPC_CALL_ALARM);
-    (void)n; /* full: it is readable all the same */
+    (void)n; /* already full, so readable anyway */
 }
 
-/* Whether the service thread has work; the alarm rings until it has done it. */
+/* Returns whether the service thread has work; the alarm stays raised until it is done. */
 static int is_called(hpc_reactor *r) {
     return atomic_load(&r->broken) == NEWS || atomic_load(&r->owed);
 }
 
-/* Takes the alarm; the caller is the sleeper in the set, or no thread sleeps there. Raises it again if another thread's
- * alarm may have been taken with it. */
+/* Clears the alarm. The caller must be the thread that sleeps in the set, unless no thread sleeps there. Raises the
+ * alarm again if another thread's alarm may have been cleared too. */
 static void take_alarm(hpc_reactor *r, int is_sleeper) {
     if (is_called(r)) return;
     clear(r->alarm_fd);
     if ((!is_sleeper && atomic_load(&r->drowsy)) || is_called(r)) raise_event(r->alarm_fd);
 }
 
-/* After the store of broken or owed, which is_called loads. */
+/* Wakes the service thread. Call it after the store of broken or owed, which is_called loads. */
 static void call_thread(hpc_reactor *r) {
     raise_event(r->alarm_fd);
     if (atomic_load(&r->napping)) raise_event(r->poke_fd);
 }
 
 void hpc_reactor_report(hpc_reactor *r) {
-    if (atomic_exchange(&r->broken, NEWS) != NEWS) call_thread(r); /* it has a time to keep now */
+    if (atomic_exchange(&r->broken, NEWS) != NEWS) call_thread(r); /* the service thread must begin to watch the time */
 }
 
 /* ---- sources ---- */
@@ -120,8 +124,8 @@ int hpc_reactor_add(hpc_reactor *r, const hpc_source *source) {
     return i;
 }
 
-/* Order: enter does  calls += 1; load there.  remove does  there = 0; load calls.  Either remove sees the call, and
- * waits for its end, or enter sees that the source has gone. */
+/* Order: enter does  calls += 1; load there.  remove does  there = 0; load calls.  So either remove sees the call
+ * and waits for its end, or enter sees that the source is removed. */
 static const hpc_source *enter(slot *s) {
     if (!atomic_load_explicit(&s->there, memory_order_acquire)) return NULL;
     atomic_fetch_add(&s->calls, 1);
@@ -168,7 +172,8 @@ static int look(hpc_reactor *r, unsigned mask) {
 
 /* ---- events ---- */
 
-/* Handles events other than the alarm; nonzero if more is left. spent gets the sources whose arm they end. */
+/* Handles all events but the alarm; returns nonzero if more is left. *spent gets the sources that the events
+ * disarmed. */
 static int handle(hpc_reactor *r, const struct epoll_event *events, int n, size_t budget, unsigned *spent) {
     int left = 0;
     *spent = 0;
@@ -189,13 +194,14 @@ static int has_alarm(const struct epoll_event *events, int n) {
     return 0;
 }
 
-/* In place of another thread that sleeps in the set. */
+/* Arms for another thread that sleeps in the set. */
 static void arm_again(hpc_reactor *r, unsigned mask) {
     arm(r, mask);
     if (look(r, mask) && !atomic_exchange(&r->owed, 1)) call_thread(r);
 }
 
-/* The service thread, if it does not sleep in the set, looks by itself; a wait that lies down later looks before. */
+/* No alarm is needed if no thread sleeps in the set: the service thread then looks anyway, and a wait looks before
+ * it sleeps. */
 void hpc_reactor_call(hpc_reactor *r) {
     if ((atomic_load(&r->listening) || atomic_load(&r->drowsy)) && !atomic_exchange(&r->owed, 1)) call_thread(r);
 }
@@ -215,7 +221,7 @@ int hpc_reactor_poll(hpc_reactor *r, size_t budget) {
     unsigned spent;
     int n = epoll_wait(r->epoll_fd, events, EVENTS, 0), left;
     hpc_calls_count(HPC_CALL_POLL);
-    /* Otherwise it is for the sleeper, which set drowsy before its last look. */
+    /* If drowsy is set, the alarm is for the sleeper, which set it before its last look. */
     if (has_alarm(events, n) && !atomic_load(&r->drowsy)) take_alarm(r, 0);
     left = handle(r, events, n, budget, &spent);
     if (spent != 0 && (atomic_load(&r->drowsy) || atomic_load(&r->listening))) arm_again(r, spent);
@@ -228,7 +234,7 @@ static int claim(void *arg) {
         arm(r, atomic_load(&r->to_arm));
         return 1;
     }
-    if (atomic_load(&r->napping)) raise_event(r->poke_fd); /* this wait will not read: the service thread has to */
+    if (atomic_load(&r->napping)) raise_event(r->poke_fd); /* this wait will not read, so the service thread must */
     return 0;
 }
 
@@ -247,7 +253,7 @@ static int sleep_in_set(void *arg, double seconds) {
     return left || n == EVENTS;
 }
 
-/* The service thread has to read for the other sleepers while this thread is busy. */
+/* Leaves the set. The service thread must read for the other sleepers while this thread is busy. */
 static void leave_bed(void *arg) {
     hpc_reactor *r = arg;
     atomic_store(&r->drowsy, 0);
@@ -264,7 +270,7 @@ const hpc_bed hpc_reactor_bed = {claim, sleep_in_set, leave_bed};
 
 static void report_broken(hpc_reactor *r) {
     int left = 0, known = KNOWN;
-    atomic_exchange(&r->broken, KNOWN); /* before the look: a later break is news again */
+    atomic_exchange(&r->broken, KNOWN); /* before the reports: a break after this is NEWS again */
     for (int i = 0; i < HPC_REACTOR_SOURCES; i++) {
         const hpc_source *s = enter(&r->slots[i]);
         if (s == NULL) continue;
@@ -288,7 +294,7 @@ static int nap(hpc_reactor *r, int milliseconds) {
     return called;
 }
 
-/* Nonzero if more is left, which may be no event when its time comes. */
+/* Sleeps in the set once and handles its events. Returns nonzero if a source has more that may make no event. */
 static int listen_once(hpc_reactor *r) {
     struct epoll_event events[EVENTS];
     unsigned mask = atomic_load(&r->to_arm), spent;

@@ -1,9 +1,8 @@
-/* Events of one lane from one sender to one receiver: a ring in the receiver's memory.
+/* A ring of the events of one lane from one sender, in the receiver's memory.
  *
- * The sender's lane is the only producer, and the poller of the receiver's lane the only consumer. tail counts the
- * events written, head the events taken. Both only grow and have 64 bits, so they never wrap around in practice. The
- * consumer owns the entries numbered head to tail - 1; the producer owns all others, and the ring is full when it owns
- * no entry. */
+ * The sender's lane is the only producer. The thread that polls the receiver's lane is the only consumer. tail
+ * counts the events written, head the events taken; they are 64-bit counts that never wrap in practice. The consumer
+ * owns entries head to tail - 1 and the producer owns the others. When the producer owns no entry, the ring is full. */
 #ifndef HPC_RING_H
 #define HPC_RING_H
 

@@ -1,9 +1,9 @@
-/* shm: ranks of one host, each other's memory mapped, a put is a copy.
+/* shm: a transport for ranks of one host. They map each other's memory, and a put is a copy.
  *
- * Order, for every put here: the data's stores come before the signal's (or tail's) store because that one is a
- * release; but x86's non-temporal stores, which memcpy uses for large blocks, are outside of that order and need an
- * sfence in between. On the other side the waiter's load of the word is an acquire. Windows of ranks that are threads
- * of one process are not mapped twice: they share the owner's mapping, so that race detectors see one address. */
+ * Order: a put's data stores come before the store of the signal or the ring's tail, because that store is a
+ * release. x86's non-temporal stores, which memcpy uses for large blocks, ignore a release, so an sfence follows
+ * them. The waiter loads the word with acquire. Ranks that are threads of one process share the owner's mapping
+ * instead of mapping windows twice, so that race detectors see one address. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 #include "transport/ring.h"
 
 typedef struct shm_blob {
-    hpc_memory *memory; /* for a rank of this process, with a reference; else NULL */
+    hpc_memory *memory; /* a reference, if the peer is in this process; otherwise NULL */
     uint64_t nbytes;
 } shm_blob;
 
@@ -38,7 +38,7 @@ static int attach_memory(hpc_context *c, int peer, const hpc_blob *blob, size_t 
         if (blob->fd >= 0) close(blob->fd);
         return HPC_OK;
     }
-    if (blob->fd < 0) { /* the kernel drops one for which this process has no room, and says no more */
+    if (blob->fd < 0) { /* the kernel silently drops a descriptor when this process has too many open */
         char hint[HPC_FILES_HINT];
         return hpc_fail_transport(op, "shm", peer, "%s: no descriptor came from rank %d%s", op, peer,
                                   hpc_files_hint(EMFILE, hint));
@@ -100,7 +100,7 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
                       int signal, uint64_t value) {
     _Atomic uint64_t *word = hpc_signal_at(&w->parts[peer], signal);
     __builtin_prefetch((const void *)word,
-                       1); /* fetch both lines at once: stores are made in order, fetches need not be */
+                       1); /* fetch the word's line early: fetches may overlap, stores go in order */
     put(lane, w, peer, src, nbytes, offset);
     atomic_store_explicit(word, value, memory_order_release);
     hpc_bell_ring(hpc_control_bell(w->context->control, peer));
@@ -120,7 +120,7 @@ static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
 
 static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
     int status = hpc_ring_pop(lane->peers[peer].in, event);
-    /* A sender may sleep until the ring has room. */
+    /* A sender may be asleep until the ring has room. */
     if (status == HPC_OK) hpc_bell_ring(hpc_control_bell(lane->context->control, peer));
     return status;
 }
@@ -130,7 +130,7 @@ static int flush(hpc_lane *lane, int peer) {
     return HPC_OK; /* a put is in place when it returns */
 }
 
-/* A caller with large puts has a fence between two of them, as memcpy may store past the caches (see worker.c). */
+/* Holds because store_fence follows each large memcpy, which may bypass the caches (see worker.c). */
 static int keeps_order(const hpc_context *c, char why[HPC_ORDER_BYTES]) {
     (void)c, (void)why;
     return 1;

@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Best first. A transport for ranks of one process is taken only when asked for. */
+/* The transports of this build, best first. One for ranks of one process is used only when a rank asks for it by
+ * name. */
 static const hpc_transport *const transports[] = {
     // clang-format off
     &hpc_transport_shm,
@@ -58,7 +59,7 @@ static int is_in(const char *names, const hpc_transport *transport) {
     return 0;
 }
 
-/* Whether t reaches the peer; otherwise adds the reason to why, whose first *used bytes are taken. */
+/* Returns whether t connects the two ranks. If not, appends the reason to why, which has *used bytes already. */
 static int reaches(const hpc_transport *t, const struct hpc_address *self, const struct hpc_address *peer, char *why,
                    size_t *used, size_t cap) {
     const char *reason = "";
