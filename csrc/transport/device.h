@@ -61,7 +61,7 @@ void hpc_nics_close(hpc_nics *nics); /* NULL is fine */
 int hpc_nics_node(const hpc_nics *nics);
 
 /* Returns a NUMA node from a rank's address. core >= 0: the node of the port that carries this core's chunks when
- * each core uses one NIC. core -1: the node that all ports share. -1 if there is none. */
+ * each core uses one NIC. core -1: the node that all ports share. Returns -1 without such a node. */
 int hpc_node_of_core(const hpc_device_address *address, int core);
 
 /* Rates a RoCE v2 address: 3 for IPv4, 2 for IPv6, 1 for an address that routers do not forward. */

@@ -53,8 +53,7 @@ struct hpc_context {
     const hpc_transport *used[HPC_USED]; /* each once; NULL after the last */
     hpc_lane *lane;                      /* the first one */
     int user_lanes;                      /* number of lanes created by the user, the same on every rank */
-    hpc_lane
-        *acks; /* carries the acknowledgements of queues, so that no data delays them (Parameter Flow, section 5) */
+    hpc_lane *acks;                      /* for ACKs of queues: no data delays them (Parameter Flow, section 5) */
     uint64_t loop_seed;
     void *held;          /* loop's inbox */
     struct hpc_tcp *tcp; /* tcp's */
@@ -70,8 +69,7 @@ struct hpc_context {
     _Atomic int n_tasks; /* 0 spares the look at them */
     _Atomic int working; /* a thread runs the tasks, holds them, or changes their list */
     int connecting, connected;
-    struct hpc_context
-        *root; /* the first context of this one's family (context/close.c): itself, or a context that it holds */
+    struct hpc_context *root; /* the first context of its family (context/close.c): itself, or one that it holds */
     pthread_mutex_t family;                /* the root's: of open and heirs */
     int open;                              /* root only: number of contexts of the family that have not left it */
     struct hpc_context *heirs, *next_heir; /* root only: its heirs that are not closed */
@@ -158,7 +156,7 @@ typedef struct hpc_lane_peer {
     hpc_memory *memory; /* behind out, if mapped */
 } hpc_lane_peer;
 
-/* rail of a lane that uses one rail to each peer, the same as all such lanes, chosen by worker (PHub, section 4.5) */
+/* The rail of lanes that all use one rail to a peer, chosen by worker (PHub, section 4.5). */
 enum { HPC_RAIL_BY_WORKER = -1 };
 
 struct hpc_lane {

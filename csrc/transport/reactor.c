@@ -37,10 +37,8 @@
 
 enum { EVENTS = 16, WAIT_BUDGET = 512 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16, TAG_BITS = 56 };
 
-enum {
-    KNOWN = 1,
-    NEWS = 2
-}; /* values of broken. KNOWN: the service thread knows and watches the time; NEWS: it must still be told */
+/* The values of broken. KNOWN: the service thread knows, and watches the time. NEWS: it must still be told. */
+enum { KNOWN = 1, NEWS = 2 };
 
 static const uint64_t ALARM = UINT64_MAX;
 

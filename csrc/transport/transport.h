@@ -124,7 +124,7 @@ const hpc_transport *hpc_transport_across_hosts(const char *names, const struct 
 /* Returns the transport by which a rank reaches itself: the chosen one, or shared memory if the chosen one connects
  * hosts. */
 const hpc_transport *hpc_transport_to_self(const hpc_transport *chosen);
-/* Returns the name of transport i among those with all capabilities in `with` and none in `without`; i counts from
+/* Returns the name of transport i among the ones with all capabilities in `with` and none in `without`; i counts from
  * 0, the best. NULL past the end. */
 const char *hpc_transport_name(int i, unsigned with, unsigned without);
 /* Returns HPC_ERR_CONFIG if names contains a transport that this build lacks. */
