@@ -70,8 +70,8 @@ struct hpc_context {
     _Atomic int working; /* a thread runs the tasks, holds them, or changes their list */
     int connecting, connected;
     struct hpc_context *root; /* the first context of its family (context/close.c): itself, or one that it holds */
-    pthread_mutex_t family;                /* the root's: of open and heirs */
-    int open;                              /* root only: number of contexts of the family that have not left it */
+    pthread_mutex_t family;   /* the root's: of open and heirs */
+    int open;                 /* root only: number of contexts of the family that have not left it */
     struct hpc_context *heirs, *next_heir; /* root only: its heirs that are not closed */
     int *first;                            /* heirs only: the root's rank number of each rank; NULL in a root */
     _Atomic int leaving;                   /* waits no longer run the tasks */

@@ -130,7 +130,7 @@ static int flush(hpc_lane *lane, int peer) {
     return HPC_OK; /* a put is in place when it returns */
 }
 
-/* Holds because store_fence follows each large memcpy, which may bypass the caches (see worker.c). */
+/* True: put fences each large memcpy, whose stores may bypass the caches; engine/worker/send.h fences a trainer's. */
 static int keeps_order(const hpc_context *c, char why[HPC_ORDER_BYTES]) {
     (void)c, (void)why;
     return 1;

@@ -1,11 +1,13 @@
 /* One lane's connections to one peer.
  *
- * Sending: a frame goes to the socket at once; bytes that do not fit become an order (orders.c), sent by the thread
- * that finds room in the socket. No call waits. Striped, a large put is cut into a stripe for each stream; whatever has
- * an order (signals, events, FLUSH) goes by stream 0, with fences where stripes went before it.
+ * Sending: a frame goes to the socket at once. Bytes that do not fit become an order (orders.c), which the thread
+ * that finds room in the socket sends later. No call waits. With several streams a large put is cut into a stripe
+ * for each. Frames whose order matters (signals, events, FLUSH) go by stream 0, with fences if stripes went before
+ * them.
  *
- * A link that breaks falls silent, without a word to the callers: the control channel reports the peer's fate, and if
- * it does not, the service thread reports the break after a grace. Bytes that the peer had sent are still read. */
+ * A link that breaks becomes silent: it sends nothing more and reports no error to callers. The control channel
+ * reports the peer's failure; if it does not, the service thread reports the break after GRACE. Bytes that the peer
+ * had sent are still read. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
@@ -32,15 +34,16 @@ enum {
 
 /* ---- life ---- */
 
-/* All is set before the descriptor is published: a slot's next link may be read before an event has told of it. */
+/* Sets all options before it publishes the descriptor: another thread may read the link at once, even before an
+ * event. */
 int tcp_link_install(tcp_link *l, int stream, int fd) {
     int none = -1, off = 0, unsent = TCP_MOST_UNSENT;
     if (stream < 0 || stream >= l->n_streams || tcp_stream_fd(&l->streams[stream]) >= 0) return HPC_ERR_INVALID;
-    /* While a fence holds it, it is not read, and that may last longer than a silence: until slower streams are. */
+    /* Stream 0 is not read while a fence holds it, perhaps longer than the silence limit, until slower streams are
+     * read. */
     if (stream == 0 && l->n_streams > 1) setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof off);
-    /* Bytes that the kernel has taken but not sent yet keep their place before all later ones; with few of them the
-     * flows of a rank share its link evenly to the end.
-     */
+    /* The kernel sends bytes that it has taken before all later ones. If it holds few unsent bytes, the connections
+     * of a rank share its network link evenly to the end. */
     setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
     hpc_net_set_congestion(fd, l->tcp->context->tcp_congestion);
     if (!atomic_compare_exchange_strong(&l->streams[stream].fd, &none, fd)) return HPC_ERR_INVALID;
@@ -49,7 +52,8 @@ int tcp_link_install(tcp_link *l, int stream, int fd) {
     return HPC_ERR_TRANSPORT;
 }
 
-/* Sends nothing more; bytes that the peer sent before are still read. The first reason stays. Under l->sending. */
+/* Makes the link silent: it sends nothing more, but still reads what the peer sent before. l->why keeps its first
+ * reason. Called under l->sending. */
 static void fall_silent(tcp_link *l, const char *what) {
     for (int k = 0; k < l->n_streams; k++) tcp_drop_orders(&l->streams[k]);
     if (atomic_load_explicit(&l->silent, memory_order_relaxed)) return;
@@ -59,7 +63,7 @@ static void fall_silent(tcp_link *l, const char *what) {
     if (!atomic_load(&l->closed_there)) hpc_reactor_report(l->tcp->reactor);
 }
 
-/* Reads nothing more, either. */
+/* Also stops reading. */
 static void end_link(tcp_link *l, const char *what) {
     pthread_mutex_lock(&l->sending);
     fall_silent(l, what);
@@ -76,9 +80,9 @@ static int is_silent(tcp_link *l) {
     return atomic_load_explicit(&l->silent, memory_order_acquire);
 }
 
-/* ---- sending, all of it under l->sending ---- */
+/* ---- sending: under l->sending ---- */
 
-/* A frame of stream 0 that comes after all stripes so far. */
+/* Sends a frame by stream 0 that the peer handles after all stripes sent so far. */
 static int send_ordered(tcp_link *l, hpc_frame frame, const void *src, int corked, uint32_t turn) {
     uint64_t fences[HPC_TCP_STREAMS - 1];
     frame.magic = HPC_FRAME_MAGIC;
@@ -94,12 +98,13 @@ static int is_striped(const tcp_link *l, uint64_t nbytes) {
     return l->n_streams > 1 && nbytes >= STRIPE_MIN;
 }
 
-/* The bytes of a large put's stripe on every stream but the last, which takes the rest. */
+/* Returns the bytes of a large put's stripe, which is the same on every stream but the last: that one takes the
+ * rest. */
 static size_t stripe_of(const tcp_link *l, uint64_t nbytes) {
     return (size_t)((nbytes / (uint64_t)l->n_streams + LINE - 1) / LINE * LINE);
 }
 
-/* Sends all but the first stripe of a large put; the frame is left with the first. */
+/* Sends all stripes of a large put but the first, and cuts *frame down to the first. */
 static int send_pieces(tcp_link *l, hpc_frame *frame, const char *src) {
     size_t nbytes = (size_t)frame->nbytes, n = (size_t)l->n_streams, stripe = stripe_of(l, nbytes);
     frame->nbytes = stripe;
@@ -131,7 +136,7 @@ int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src, const hpc
     hpc_frame frame = *given;
     int error = 0;
     pthread_mutex_lock(&l->sending);
-    l->issued++; /* also a lost put: flush must not take it for delivered */
+    l->issued++; /* counts lost puts too, so that flush does not report them as delivered */
     if (is_silent(l)) {
         pthread_mutex_unlock(&l->sending);
         return HPC_OK;
@@ -165,7 +170,7 @@ int tcp_link_may_notify(tcp_link *l) {
     pthread_mutex_lock(&l->sending);
     may = l->events - atomic_load_explicit(&l->credit, memory_order_acquire) < HPC_NOTIFY_DEPTH;
     if (is_silent(l)) {
-        may = 0; /* until it is known what became of the peer */
+        may = 0; /* until the control channel reports the peer's state */
     } else if (may) {
         l->wanting = 0;
     } else if (!l->wanting) {
@@ -208,9 +213,10 @@ void tcp_link_close(tcp_link *l) {
     unlock_sent(l, error);
 }
 
-/* ---- reading, all of it by the holder of l->reading ---- */
+/* ---- reading: by the thread that holds l->reading ---- */
 
-/* Whether the frame of an event has the bytes that it tells of, or its share of them and fences for the rest. */
+/* Returns whether an event's frame has all the bytes that the event reports, or one stripe of them and fences for
+ * the rest. */
 static int is_whole_event(const tcp_link *l, const hpc_frame *f) {
     if (is_striped(l, f->value)) return f->nbytes == stripe_of(l, f->value) && f->fences > 0;
     return f->nbytes == f->value;
@@ -285,7 +291,8 @@ static int done(void *arg, int stream, const hpc_frame *f, hpc_memory *memory, c
         l->rings = 1;
         return HPC_OK;
     case HPC_FRAME_WANT:
-        /* Either the taker of the next event sees wanted, or its head is seen here. */
+        /* Order: either the thread that takes the next event sees wanted, or this thread sees the head that it
+         * stored. */
         atomic_exchange(&l->wanted, 1);
         tcp_link_give_credit(l);
         return HPC_OK;
@@ -295,7 +302,7 @@ static int done(void *arg, int stream, const hpc_frame *f, hpc_memory *memory, c
     }
 }
 
-/* A peer that reads nothing has one answer waiting for it, however often it asks. */
+/* Answers a FLUSH. If an unsent answer waits, updates it: a peer that asks often and reads nothing costs one order. */
 static int answer_flush(tcp_link *l) {
     tcp_order *waiting = l->streams[0].answer;
     const hpc_frame answer = {.type = HPC_FRAME_FLUSHED, .value = l->flush_asked};
@@ -304,8 +311,8 @@ static int answer_flush(tcp_link *l) {
     return 0;
 }
 
-/* Wakes the waiting threads and answers the peer, once for all arrivals. A link that brought few bytes may bring the
- * next ones, too. */
+/* Wakes the waiting threads and answers the peer's FLUSH, once for all arrivals. If few bytes came, marks the link
+ * as hot: it will probably bring the next ones. */
 static void tell(tcp_link *l, size_t got) {
     if (l->rings) {
         l->rings = 0;
@@ -322,8 +329,9 @@ static void tell(tcp_link *l, size_t got) {
     }
 }
 
-/* While many bytes are sure to come, no event tells of less than a batch: each would cost a wake-up. Nonzero if reading
- * must go on: bytes that came before the mark was lowered have made no event. */
+/* Sets the number of bytes that must come before the next event. While many bytes are sure to come, it is a batch,
+ * since each event costs a wake-up. Returns nonzero if reading must go on: bytes that came before the number was
+ * lowered made no event. */
 static int mark_low_water(tcp_stream *s, int fd) {
     const uint64_t left = hpc_reader_left(&s->reader), sure = left + hpc_reader_behind(&s->reader);
     const int mark = left >= LARGE_BATCH ? LARGE_BATCH : sure >= BATCH ? BATCH : 1, before = s->low_water;
@@ -332,7 +340,7 @@ static int mark_low_water(tcp_stream *s, int fd) {
     return mark < before;
 }
 
-/* The other streams may still hold bytes that the peer sent before it went. */
+/* Ends one stream. The other streams may still hold bytes that the peer sent before it closed. */
 static void end_stream(tcp_link *l, int k, const char *what) {
     l->ended_streams |= 1 << k;
     pthread_mutex_lock(&l->sending);
@@ -340,8 +348,8 @@ static void end_stream(tcp_link *l, int k, const char *what) {
     pthread_mutex_unlock(&l->sending);
 }
 
-/* 1: more may be there than the budget allowed; 0: all is read; -1: the link is broken. A short read means that all is
- * read, unless the peer has hung up, which a short read does not show. */
+/* Returns 1 if the budget is used up, so more may be there; 0 if all is read; -1 if the link is broken. A short read
+ * shows that all is read, unless the peer has hung up: only another read shows that. */
 static int read_stream(tcp_link *l, int k, size_t budget) {
     const hpc_sink sink = {place, done, l};
     tcp_stream *s = &l->streams[k];
@@ -379,7 +387,7 @@ static int read_stream(tcp_link *l, int k, size_t budget) {
 static int read_link(tcp_link *l, int stream, size_t budget) {
     const hpc_sink sink = {place, done, l};
     int left = read_stream(l, stream, budget);
-    if (stream > 0 && left >= 0) { /* a fence of stream 0 may be met */
+    if (stream > 0 && left >= 0) { /* these bytes may have met a fence of stream 0 */
         const char *why = "a bad frame";
         if (hpc_reader_got(&l->streams[0].reader, 0, l->landed, &sink, &why) < 0) {
             end_link(l, why);
@@ -415,7 +423,7 @@ int tcp_link_visit(tcp_link *l, int stream, uint32_t events, size_t budget) {
         for (int k = 0; k < l->n_streams && !atomic_load(&l->ended); k++) {
             if (!(streams >> k & 1)) continue;
             int more = read_link(l, k, budget);
-            if (more > 0) { /* back into the set, behind the others */
+            if (more > 0) { /* to the end of the set's queue */
                 tcp_watch(l->tcp, l, k, tcp_stream_fd(&l->streams[k]), 1);
                 left = 1;
             }
@@ -425,5 +433,5 @@ int tcp_link_visit(tcp_link *l, int stream, uint32_t events, size_t budget) {
         if (closed && atomic_load(&l->closed_here)) tcp_drop_link(l->tcp, l);
         if (atomic_load(&l->again) == 0 || atomic_load(&l->ended)) return left;
     }
-    return 1; /* another thread reads, and will look again */
+    return 1; /* another thread reads, and will see `again` */
 }

@@ -1,5 +1,5 @@
-/* Sending on one stream of a link. Bytes that fit go into the socket at once. The rest becomes orders, which wait in a
- * queue for room or for the end of a cork. All functions run under the link's `sending`. */
+/* Sends on one stream of a link. Bytes that fit go into the socket at once. The rest become orders, which wait in a
+ * queue for room in the socket or for uncork. All functions run under the link's `sending`. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stddef.h>
@@ -25,8 +25,8 @@ void tcp_drop_orders(tcp_stream *s) {
 }
 
 #if defined(__SANITIZE_THREAD__)
-/* TSan's own wrapper notes the reads of a send when it has returned. By then the peer may have answered, and the next
- * update may lie where this one was. */
+/* Reports the reads of a send to TSan before the send. TSan's wrapper reports them after it; by then the peer may
+ * have answered, and the caller may be writing its next update to the same memory. */
 void __tsan_read_range(void *from, unsigned long nbytes);
 
 static void note_reads(const struct iovec *parts, int n) {
@@ -48,7 +48,7 @@ static ssize_t send_parts(int fd, struct iovec *parts, int n) {
     return sent;
 }
 
-/* The next bytes of an order as parts. */
+/* Writes the unsent bytes of an order into one or two parts; returns how many. */
 static int add_parts(const tcp_order *o, struct iovec *parts) {
     int n = 0;
     size_t sent = o->sent;
@@ -59,7 +59,7 @@ static int add_parts(const tcp_order *o, struct iovec *parts) {
     return n;
 }
 
-/* Collects the parts of one call, and writes into each unsent header how much is queued behind its frame. */
+/* Collects the parts for one sendmsg. Writes into each unsent header how many bytes are queued behind its frame. */
 static int gather_parts(const tcp_stream *s, struct iovec *parts, size_t *asked) {
     int n = 0;
     *asked = 0;
@@ -102,7 +102,7 @@ int tcp_send_orders(tcp_stream *s) {
     return 0;
 }
 
-/* The last order goes before those behind which it need not be. */
+/* Moves the last order before the unsent orders of greater turn just ahead of it. */
 static void take_turn(tcp_stream *s) {
     tcp_order **to = &s->first, **at = &s->first, *order = (tcp_order *)((char *)s->last - offsetof(tcp_order, next));
     for (; *at != order; at = &(*at)->next)

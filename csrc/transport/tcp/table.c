@@ -1,5 +1,5 @@
-/* The table of links, by slot, and what its connections have carried. A link lives until its slot, its lane and every
- * visitor have let go. */
+/* The table of links, by slot, and the byte counts of their connections. A link is freed when its slot, its lane and
+ * every thread that visits it have dropped their references. */
 #include <linux/tcp.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -104,9 +104,9 @@ int tcp_watch(hpc_tcp *t, const tcp_link *link, int stream, int fd, int again) {
 
 /* ---- bytes on the connections ----
  *
- * The kernel counts them: a put that has returned may be in a socket's buffer for long. */
+ * The counts are the kernel's: after a put has returned, its bytes may stay in the socket's buffer for long. */
 
-enum { LEVEL_TCP = 6 }; /* IPPROTO_TCP; netinet/tcp.h has an older struct tcp_info */
+enum { LEVEL_TCP = 6 }; /* = IPPROTO_TCP, whose header has an older struct tcp_info */
 
 static void add_stream(int fd, int is_to, hpc_carried *sum) {
     struct tcp_info info = {0};

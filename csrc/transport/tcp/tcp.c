@@ -1,9 +1,9 @@
-/* tcp: ranks of other hosts. A put is a frame on the lane's connection to the peer, read by the peer straight into its
- * window; a signal and an event travel in the frame of their data, so they cannot overtake it.
+/* tcp: a transport for ranks of different hosts. A put is a frame on the lane's connection to the peer, which reads
+ * it straight into its window. A signal or an event is in the frame of its data, so it cannot overtake the data.
  *
- * Windows and lanes have numbers, given by the rank that owns them and told to the peers in the blobs: a frame, and the
- * hello of a lane's connection, name theirs. A freed window keeps its number, so frames still on their way there are
- * dropped; a number that was never given ends the link. */
+ * Each rank numbers its windows and lanes and sends the numbers to its peers in blobs. A frame names its window's
+ * number, the hello of a connection its lane's. A freed window keeps its number, so frames still on their way to it
+ * are dropped. A number that was never given ends the link. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,16 +12,17 @@
 
 #include "transport/tcp/parts.h"
 
-/* ---- arrivals, and links that broke ----
+/* ---- arrivals, and broken links ----
  *
- * tcp is a source of the context's reactor. Streams are in the set for reading and writing, edge-triggered; every
- * arrival is an event, so nothing has to be armed. The reactor's service thread tells the group of links that broke. */
+ * tcp is a source of the context's reactor. Its streams are in the set for reading and writing, edge-triggered.
+ * Every arrival is an event, so nothing must be armed. The reactor's service thread reports broken links to the
+ * group. */
 
 enum { WAIT_BUDGET = 512 << 10 };
 
-static const double GRACE = 1; /* a broken connection's peer may be about to say that it leaves */
+static const double GRACE = 1; /* seconds in which the peer of a broken connection may still say that it leaves */
 
-/* A slot may have a new link since the event: one look too many does no harm. */
+/* The slot may have got a new link since the event; one extra look at it is harmless. */
 static int handle(void *arg, uint64_t tag, uint32_t events, size_t budget) {
     hpc_tcp *t = arg;
     tcp_link *link = tcp_link_at(t, (int)(tag >> 8));
@@ -32,7 +33,7 @@ static int handle(void *arg, uint64_t tag, uint32_t events, size_t budget) {
     return left;
 }
 
-/* Mostly the link that spoke last speaks next: it is read at once, without asking the set. */
+/* First reads the link that brought data last, without epoll: it usually brings the next data too. */
 static int progress(hpc_context *c) {
     hpc_tcp *t = c->tcp;
     int left = 0;
@@ -70,7 +71,7 @@ static int report(void *arg) {
 
 /* ---- life ---- */
 
-/* Opened at the first call; NULL with the error recorded. */
+/* Returns the transport's data, made at the first call; NULL with the error recorded. */
 static hpc_tcp *tcp_of(hpc_context *c) {
     hpc_tcp *t = c->tcp;
     if (t != NULL) return t;
@@ -88,7 +89,7 @@ static hpc_tcp *tcp_of(hpc_context *c) {
     return c->tcp = t;
 }
 
-/* The links close their descriptors with the last reference, which no visit holds any more. */
+/* Frees the transport's data. Links close their descriptors with their last reference; no visit holds one any more. */
 static void free_tcp(hpc_tcp *t) {
     hpc_reactor_remove(t->reactor, t->source);
     for (int i = 0; i < t->n_links; i++)
@@ -150,7 +151,7 @@ static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     return HPC_OK;
 }
 
-/* For the first of the peers that tcp serves. */
+/* Frees the window's number at the first call, which is for the first peer that tcp serves. */
 static void window_detach(hpc_window *w, int peer) {
     hpc_tcp *t = w->context->tcp;
     hpc_memory *memory = NULL;
@@ -161,7 +162,7 @@ static void window_detach(hpc_window *w, int peer) {
     t->windows[w->number - 1].memory = NULL;
     pthread_mutex_unlock(&t->lock);
     w->number = 0;
-    hpc_memory_release(memory); /* a payload that is being read holds its own reference */
+    hpc_memory_release(memory); /* a payload that is still being read has its own reference */
 }
 
 /* ---- lanes ---- */
@@ -176,7 +177,7 @@ static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
     return export_number(lane->number, blob);
 }
 
-/* As in the control channel, the higher rank calls. */
+/* As in the control channel, the higher rank connects to the lower one. */
 static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
     hpc_context *c = lane->context;
     tcp_link *link = lane->peers[peer].out;
@@ -207,7 +208,7 @@ static int accept_lane(hpc_context *c, int rank, uint64_t lane, int stream, int 
     return status;
 }
 
-/* Its connections stay until the peer's lane goes as well: the peer may still put by it. */
+/* Closes this end. The connections stay until the peer frees its lane too, because the peer may still put on it. */
 static void lane_detach(hpc_lane *lane, int peer) {
     tcp_link *link = lane->peers[peer].out;
     if (link == NULL) return;
@@ -250,8 +251,8 @@ static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
     return tcp_link_put(lane->peers[peer].out, &frame, src, lane);
 }
 
-/* Half of the ring taken, or the peer waits: it gets credit. Its WANT and this look at wanted are in one order with the
- * ring's head: one of the two sides sees the other. */
+/* Sends credit when half of the ring was taken, or if the peer waits for it. This load of wanted and the peer's WANT
+ * are in one order with the ring's head, so one of the two threads sees the other's store. */
 static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
     hpc_ring *ring = lane->peers[peer].in;
     tcp_link *link = lane->peers[peer].out;
@@ -285,7 +286,7 @@ static int settle(hpc_context *c) {
     return left;
 }
 
-/* Payload is read into the window as it comes, and stripes of a large put come by all streams. */
+/* False with several streams: stripes of a large put arrive independently. */
 static int keeps_order(const hpc_context *c, char why[HPC_ORDER_BYTES]) {
     snprintf(why, HPC_ORDER_BYTES, "tcp_streams is %d, make it 1", c->tcp_streams);
     return c->tcp_streams == 1;

@@ -1,7 +1,7 @@
-/* Arrivals by a lane's queues at one NIC, and completions.
+/* Arrivals and completed sends of a lane's queues at one NIC.
  *
- * One thread at a time polls a completion queue: a wait of any thread, the lane's own poll, or the reactor's thread
- * when no thread waits. It holds the iface's reading meanwhile. */
+ * One thread at a time polls a completion queue, and holds the iface's `reading` meanwhile: a waiting thread, the
+ * lane's own poll, or the reactor's thread when no thread waits. */
 #include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
@@ -22,9 +22,9 @@ static void ring(verbs_iface *f) {
     hpc_bell_ring(f->verbs->context->group.bell);
 }
 
-/* Stores a signal unless a greater value is there: a value put by another lane may have overtaken it. An immediate
- * counts from the last value of its link. If another link has raised the word since, the immediate is older and stores
- * nothing. */
+/* Stores a signal unless the word has a greater value: a later value may have come first on another lane. An
+ * immediate has only the low bits of the value, counted from the link's last value. If another link has raised the
+ * word since, the immediate's value is older, and nothing is stored. */
 static void store_signal(verbs_link *l, uint32_t number, uint32_t signal, int is_imm, uint64_t value) {
     hpc_verbs *v = l->iface->verbs;
     verbs_window *w = number < VERBS_WINDOWS ? atomic_load_explicit(&v->windows[number], memory_order_acquire) : NULL;
@@ -52,7 +52,7 @@ static void push_event(verbs_link *l, uint32_t imm, uint64_t nbytes) {
         hpc_ring_push(l->ring, tail, imm, nbytes);
 }
 
-/* Either the taker of the next event sees wanted, or its head is seen here. */
+/* Order: either the thread that takes the next event sees wanted, or this thread sees the head that it stored. */
 static void answer_want(verbs_link *l, uint64_t known) {
     atomic_exchange(&l->wanted, 1);
     if (atomic_load_explicit(&l->ring->head, memory_order_acquire) > known && atomic_exchange(&l->wanted, 0))
@@ -98,7 +98,7 @@ static void take_receive(verbs_iface *f, verbs_link *l, const struct ibv_wc *wc)
         push_event(l, imm, wc->byte_len);
 }
 
-/* The link that a completion is of; NULL if it has gone. */
+/* Returns the link of a completion; NULL if the link is freed. */
 static verbs_link *take(verbs_iface *f, const struct ibv_wc *wc, int *comes) {
     verbs_link *l;
     if (verbs_is_receive(wc->wr_id)) {
@@ -126,14 +126,14 @@ static void break_all(verbs_iface *f, const char *what) {
         if (f->links[i] != NULL) verbs_link_break(f->links[i], what, "see dmesg", 0);
 }
 
-/* Half of a link's receives, or of its ring, is used up: the peer hears that it has them again. */
+/* Tells the peer its new credit when half of the link's receives, or of its ring, is used up. */
 static void tell_if_due(verbs_link *l) {
     uint64_t granted = (uint64_t)l->iface->credits + atomic_load_explicit(&l->consumed, memory_order_relaxed);
     if (granted - atomic_load_explicit(&l->told_granted, memory_order_relaxed) >= (uint64_t)l->iface->credits / 2)
         verbs_link_tell(l, 0);
 }
 
-/* A receive counts as given back when it is posted, not before. */
+/* Posts used receives again. A receive counts as returned only once it is posted. */
 static void give_back(verbs_iface *f) {
     int n = f->n_free, error = 0;
     f->n_free = 0;
@@ -151,7 +151,7 @@ static void give_back(verbs_iface *f) {
     }
 }
 
-/* One batch; how many there were. */
+/* Handles one batch of completions; returns how many there were. */
 static int take_batch(verbs_iface *f) {
     struct ibv_wc wcs[BATCH];
     verbs_link *links[BATCH];
@@ -175,14 +175,14 @@ static int take_batch(verbs_iface *f) {
     return n;
 }
 
-/* Links whose orders wait for credit, which comes without a completion. */
+/* Continues links whose orders wait for credit: credit arrives without a completion. */
 static void go_on(verbs_iface *f) {
     for (int i = 0; i < f->n_links; i++)
         if (f->links[i] != NULL) verbs_link_go_on(f->links[i]);
 }
 
-/* Removes the links that both ends have closed; the caller holds reading. Returns how many references to the iface went
- * with them. */
+/* Removes the links that both ends have closed; the caller holds `reading`. Returns how many references to the iface
+ * the caller must release for them. */
 static int remove_closed(verbs_iface *f) {
     int gone = 0;
     atomic_store(&f->closing, 0);

@@ -33,8 +33,8 @@ static struct {
 } loaded;
 static pthread_once_t load_once = PTHREAD_ONCE_INIT;
 
-/* Does the same as the header's inline function. The library's symbol dates from a smaller struct, and fills in only
- * that; a device's own function, if there is one, fills in the whole struct. */
+/* Copies the header's inline function, because the library's symbol dates from a smaller struct and fills in only
+ * that. A driver's own function, if there is one, fills in the whole struct. */
 static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attributes) {
     struct verbs_context *v = verbs_get_ctx_op(context, query_port);
     memset(attributes, 0, sizeof *attributes);
@@ -74,7 +74,7 @@ static const struct {
     {"ibv_event_type_str", offsetof(verbs_library, event_type_str)},
 };
 
-/* ISO C has no conversion of an object's pointer to a function's. */
+/* ISO C has no conversion from an object pointer to a function pointer. */
 static int find_symbol(void *library, const char *name, void *pointer) {
     void *symbol = dlsym(library, name);
     memcpy(pointer, &symbol, sizeof symbol);
@@ -84,7 +84,7 @@ static int find_symbol(void *library, const char *name, void *pointer) {
     return symbol != NULL;
 }
 
-/* Never unloaded: its drivers keep state of the process. */
+/* Loads libibverbs for good: its drivers keep state in the process, so it is never unloaded. */
 static void load(void) {
     void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
@@ -101,7 +101,7 @@ static void load(void) {
     loaded.ready = 1;
 }
 
-/* Loaded at the first call, for the life of the process; NULL with *why when it is not there. */
+/* Returns the library, loaded at the first call; NULL with *why if it cannot be loaded. */
 static const verbs_library *library_of(const char **why) {
     pthread_once(&load_once, load);
     if (!loaded.ready) *why = loaded.why;
@@ -114,7 +114,7 @@ static int is_visible(const struct dirent *entry) {
     return entry->d_name[0] != '.';
 }
 
-/* The names in a folder, 2 before 10; how many. */
+/* Lists the names in a folder, sorted so that 2 comes before 10; returns how many. */
 static int list(const char *folder, struct dirent ***names) {
     int n = scandir(folder, names, is_visible, versionsort);
     if (n >= 0) return n;
@@ -127,7 +127,7 @@ static void free_list(struct dirent **names, int n) {
     free(names);
 }
 
-/* The first line of a file; "" if it cannot be read. */
+/* Reads the first line of a file; "" if that fails. */
 static int read_line(const char *path, char line[LINE_BYTES]) {
     FILE *file = fopen(path, "re");
     int read = file != NULL && fgets(line, LINE_BYTES, file) != NULL;
@@ -165,11 +165,11 @@ static int bits_of(const unsigned char *mask, int most) {
     return bits;
 }
 
-/* The leading bits of a RoCE v2 GID that are its subnet, by the interface that has this address. */
+/* Returns how many leading bits of a RoCE v2 GID name its subnet, from the interface that has this address. */
 static int prefix_of(const unsigned char gid[16], const char *netdev) {
     struct ifaddrs *all = NULL;
     int is_ipv4 = IN6_IS_ADDR_V4MAPPED((const struct in6_addr *)(const void *)gid);
-    int prefix = is_ipv4 ? GID_BITS : 64; /* an address without its interface: alone in its subnet */
+    int prefix = is_ipv4 ? GID_BITS : 64; /* without an interface, the address is alone in its subnet */
     if (getifaddrs(&all) != 0) return prefix;
     for (const struct ifaddrs *i = all; i != NULL; i = i->ifa_next) {
         if (i->ifa_addr == NULL || i->ifa_netmask == NULL) continue;
@@ -199,7 +199,7 @@ static int prefix_of(const unsigned char gid[16], const char *netdev) {
 
 typedef struct port_view {
     hpc_device shown;
-    verbs_nic nic; /* no PD yet; as far as shown.why is "" */
+    verbs_nic nic; /* no PD yet; filled in as far as the port was usable */
     int opened;
 } port_view;
 
@@ -211,8 +211,8 @@ typedef struct opened_device {
     int error; /* errno of opening */
 } opened_device;
 
-/* The best RoCE v2 address, the first of equal ones; its index, or -1. Of a table's hundreds of places few are taken:
- * libibverbs tells so faster than a file can be opened, and gives zeros for an empty one. */
+/* Returns the index of the best RoCE v2 address, the first of equals; -1 if there is none. Of the table's hundreds
+ * of entries few are used. libibverbs returns zeros for an empty one, faster than a file can be opened. */
 static int choose_gid(const verbs_library *l, const opened_device *d, int port, int n, port_view *v) {
     static const union ibv_gid empty;
     char file[LINE_BYTES], line[LINE_BYTES];
@@ -233,7 +233,7 @@ static int choose_gid(const verbs_library *l, const opened_device *d, int port, 
     return best;
 }
 
-/* Why hpcomm cannot use it, "" if it can. */
+/* Writes why hpcomm cannot use the port; "" if it can. */
 static void judge(const verbs_library *l, const opened_device *d, int port, port_view *v) {
     hpc_device *shown = &v->shown;
     hpc_port_address *a = &v->nic.address;
@@ -303,7 +303,7 @@ static void look(const verbs_library *l, const opened_device *d, int port, port_
         snprintf(shown->state, sizeof shown->state, "%.15s", name == NULL ? line : name + 1);
         for (char *c = shown->state; *c != '\0'; c++) *c = (char)tolower((unsigned char)*c);
     }
-    /* 100 Gb/sec (4X EDR), or 2.5 Gb/sec: read so that no locale's decimal comma is in the way */
+    /* "100 Gb/sec (4X EDR)" or "2.5 Gb/sec", read as two integers: a locale may have a decimal comma */
     if (read_of_port(d->name, port, "rate", line) && sscanf(line, "%d.%1d", &whole, &tenths) >= 1)
         shown->gbits = whole + tenths / 10.0;
     judge(l, d, port, v);
@@ -322,8 +322,8 @@ static void look(const verbs_library *l, const opened_device *d, int port, port_
 
 /* ---- all ports ---- */
 
-/* 0, or errno. libibverbs waits five seconds for udev to make a device file that is not there, or may not be opened; it
- * looks by name, then by number. */
+/* Returns 0, or an errno if the device file is missing or may not be opened. In these cases libibverbs would wait
+ * five seconds for udev. Like libibverbs, looks for the file by name, then by number. */
 static int check_file(const struct ibv_device *device) {
     char path[PATH_BYTES], number[LINE_BYTES];
     snprintf(path, sizeof path, "/dev/infiniband/%s", device->dev_name);
@@ -350,8 +350,8 @@ static void open_device(const verbs_library *l, struct ibv_device **known, int n
     d->context = NULL;
 }
 
-/* Calls take for each port that names allow, by device and port; a device is closed again unless take kept it for one
- * of its ports (nonzero). */
+/* Calls take for each port that names allow, in the order of device and port. Closes a device unless take returned
+ * nonzero, and so kept it, for one of its ports. */
 static void each_port(const verbs_library *l, const char *names, int (*take)(void *arg, const port_view *v),
                       void *arg) {
     struct dirent **devices, **ports;
@@ -382,7 +382,7 @@ static void each_port(const verbs_library *l, const char *names, int (*take)(voi
 
 typedef struct opening {
     hpc_nics *nics;
-    int state; /* why no port is usable: how far the best one came */
+    int state; /* the hpc_no_verbs value of the port that came closest to being usable */
 } opening;
 
 static int take_nic(void *arg, const port_view *v) {

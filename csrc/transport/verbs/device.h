@@ -1,4 +1,4 @@
-/* libibverbs, loaded at run time, and the ports opened by it. */
+/* libibverbs, loaded at run time, and the ports that it opens. */
 #ifndef HPC_VERBS_DEVICE_H
 #define HPC_VERBS_DEVICE_H
 
@@ -8,8 +8,8 @@
 
 #include <infiniband/verbs.h>
 
-/* The functions of libibverbs that hpcomm calls. Its inline functions (ibv_poll_cq, ibv_post_send, ibv_post_srq_recv,
- * ibv_req_notify_cq) go through the device and need no symbol. */
+/* The functions of libibverbs that hpcomm calls. ibv_poll_cq, ibv_post_send, ibv_post_srq_recv and ibv_req_notify_cq
+ * are inline functions that call the driver, so they need no symbol. */
 typedef struct verbs_library {
     struct ibv_device **(*get_device_list)(int *n);
     void (*free_device_list)(struct ibv_device **list);

@@ -1,4 +1,4 @@
-/* A lane's queues at one NIC: their life, and the table of their links. */
+/* An iface: a lane's queues at one NIC. Opens and closes it, and keeps the table of its links. */
 #define _GNU_SOURCE
 #include "transport/verbs/parts.h"
 
@@ -63,10 +63,11 @@ static int at_least(int n, int least) {
     return n > least ? n : least;
 }
 
-/* How much of each queue: every link may have all its credits out and all its sends unread. */
+/* Chooses the sizes of the queues, enough for the case that every link has used all its credits and all its sends
+ * are unread. */
 static void choose_sizes(verbs_iface *f, const verbs_nic *nic) {
     int links = f->n_slots, receives = at_most(VERBS_RECEIVES, at_most(nic->most_srq, nic->most_cqe / 2));
-    /* More than may lie unposted, and half of them. */
+    /* At least twice the number of receives that may wait to be posted again. */
     f->credits = at_least(at_most(VERBS_CREDITS, receives / links), 2 * VERBS_REPOST);
     f->receives = f->credits * links;
     f->depth = at_most(links > 32 ? VERBS_DEPTH / 4 : VERBS_DEPTH,
@@ -79,7 +80,7 @@ static int create(verbs_iface *f, const verbs_nic *nic, struct ibv_comp_channel 
     struct ibv_srq_init_attr srq = {.attr = {.max_wr = (uint32_t)f->receives, .max_sge = 1}};
     f->region = library->reg_mr(nic->pd, f->block, f->block_bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     if (f->region == NULL) return errno;
-    /* The lanes' interrupts go to several cores. */
+    /* Spreads the lanes' interrupts over several CPUs. */
     int vector = (int)(f->verbs->lanes % (uint64_t)at_least(nic->context->num_comp_vectors, 1));
     f->cq = library->create_cq(nic->context, f->receives + f->depth * f->n_slots, f, channel, vector);
     if (f->cq == NULL) return errno;
@@ -106,7 +107,8 @@ verbs_iface *verbs_iface_open(hpc_verbs *v, int i, hpc_memory *ring_memory, cons
     f->block_bytes = (size_t)f->n_slots * sizeof *f->credit + (size_t)f->receives * sizeof *f->rooms;
     f->block = hpc_private_alloc(f->block_bytes, nic->node);
     if (f->numbers == NULL || f->links == NULL || f->block == NULL) goto failed;
-    madvise(f->block, f->block_bytes, MADV_DONTFORK); /* no copy on write between the NIC and this process */
+    /* A fork must not move these pages away from the NIC by copy on write. */
+    madvise(f->block, f->block_bytes, MADV_DONTFORK);
     for (uint32_t n = 0; n < f->mask; n++) f->numbers[n].slot = -1;
     f->mask--;
     f->credit = f->block;
@@ -127,7 +129,7 @@ verbs_iface *verbs_iface_open(hpc_verbs *v, int i, hpc_memory *ring_memory, cons
     if (error == 0) v->ifaces[v->n_ifaces++] = f;
     pthread_mutex_unlock(&v->lock);
     if (error == 0) {
-        verbs_iface_arm(f); /* a thread that sleeps already does not know of it */
+        verbs_iface_arm(f); /* a thread that already sleeps did not arm this iface */
         return f;
     }
 
@@ -171,7 +173,7 @@ void verbs_iface_add(verbs_iface *f, verbs_link *l) {
     atomic_fetch_add_explicit(&f->references, 1, memory_order_relaxed);
 }
 
-/* Rebuilds the table without it: links are few, and each goes once. */
+/* Removes a link by rebuilding the table: links are few, and each is removed once. */
 void verbs_iface_remove(verbs_iface *f, int slot) {
     pthread_mutex_lock(&f->verbs->lock);
     f->links[slot] = NULL;

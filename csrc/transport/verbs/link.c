@@ -1,11 +1,11 @@
 /* One lane's queue pair to one peer: sending.
  *
- * A put is posted at once. If the send queue is full, or the credit that it needs is not there, it becomes an order,
- * posted by the thread that sees sends done or credit come. No call waits. One of many writes asks for a completion,
- * and a flush asks for one behind the last write.
+ * A put is posted at once. If the send queue is full or the peer gave no credit, the put becomes an order; the
+ * thread that sees sends complete or credit arrive posts it. No call waits. One of many writes asks for a
+ * completion, and a flush asks for one after the last write.
  *
- * The small puts of a corked lane are kept until uncork and then posted together. Each has its own immediate: an
- * event's names its row, and a signal's counts from the value before it. */
+ * Small puts of a corked lane are kept until uncork, and then posted together. Each keeps its own immediate: an
+ * event's is the caller's, a signal's has the low bits of the value. */
 #include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
@@ -17,17 +17,17 @@
 #include <string.h>
 
 enum {
-    CHAIN = VERBS_KEPT,   /* sends of one post; they lie on the stack, in less than a page */
-    MOST_KEPT = 64 << 10, /* bytes that a corked lane keeps */
-    TOGETHER = 8,         /* puts until one looks for done sends; waiting orders until every one looks */
-    INLINE = 256,         /* bytes that a send should be able to carry itself */
-    INLINE_LEAST = 64,    /* and has to */
-    MANY = 16,            /* links; with more, each should be small */
-    LARGE = 4096,         /* a write that is worth a completion for itself when all before it are done */
-    SPAN = 1 << 20,       /* bytes of writes that share a completion, at most */
-    RNR_TIMER = 12,       /* 0.64 ms until a peer without receives is tried again */
+    CHAIN = VERBS_KEPT,   /* most sends of one post; they are on the stack and take less than a page */
+    MOST_KEPT = 64 << 10, /* most bytes that a corked lane keeps */
+    TOGETHER = 8,         /* every eighth put polls for completions; each does once so many orders wait */
+    INLINE = 256,         /* inline bytes to ask for: payload carried in the send itself */
+    INLINE_LEAST = 64,    /* fewest inline bytes */
+    MANY = 16,            /* number of links above which each is made small */
+    LARGE = 4096,         /* bytes from which a write asks for a completion when no earlier one is pending */
+    SPAN = 1 << 20,       /* most bytes of writes that share a completion */
+    RNR_TIMER = 12,       /* 0.64 ms until the next try at a peer that had no receive posted */
     RETRIES = 7,
-    ACK_TIMEOUT = 17, /* 0.54 s: with the retries, a port that is gone is known after 4 s */
+    ACK_TIMEOUT = 17, /* 0.54 s: with the retries, a dead port is detected after 4 s */
     HOPS = 64
 };
 
@@ -98,7 +98,7 @@ void verbs_link_greet(const verbs_link *l, verbs_greeting *g) {
 
 static void address_of(const verbs_nic *nic, const hpc_port_address *peer, struct ibv_ah_attr *ah) {
     *ah = (struct ibv_ah_attr){.port_num = (uint8_t)nic->port, .dlid = peer->lid};
-    /* Inside an InfiniBand subnet the LID is enough; everywhere else there is a global route. */
+    /* Within an InfiniBand subnet the LID suffices; otherwise a global route is needed. */
     if (nic->address.fabric == HPC_FABRIC_INFINIBAND && memcmp(nic->address.gid, peer->gid, 8) == 0 &&
         !nic->address.global && !peer->global)
         return;
@@ -151,7 +151,7 @@ static void set_starved(verbs_link *l, int starved) {
     l->starved = starved;
     atomic_fetch_add(&l->iface->starved, starved ? 1 : -1);
     atomic_fetch_add(&l->iface->verbs->starved, starved ? 1 : -1);
-    if (starved) hpc_reactor_call(l->iface->verbs->reactor); /* a thread has to look now and then */
+    if (starved) hpc_reactor_call(l->iface->verbs->reactor); /* a thread must poll for credit now and then */
 }
 
 static void drop_orders(verbs_link *l) {
@@ -177,7 +177,7 @@ void verbs_link_free(verbs_link *l) {
     free(l);
 }
 
-/* ---- posting, all of it under l->sending ---- */
+/* ---- posting: under l->sending ---- */
 
 static int room(const verbs_link *l) {
     return l->depth - (int)(l->posted - atomic_load(&l->done));
@@ -206,7 +206,8 @@ static struct ibv_send_wr *add_send(verbs_link *l, chain *c, enum ibv_wr_opcode 
     if (nbytes > 0 && nbytes <= (size_t)l->inline_most) s->send_flags |= IBV_SEND_INLINE;
     l->unsignalled++;
     l->unsignalled_bytes += nbytes;
-    /* Each completion may wake a thread: asks for few, but enough that one always makes room in a full queue. */
+    /* Each completion may wake a thread, so few writes ask for one, but enough that one always makes room in a full
+     * queue. */
     if (asks || (is_alone && nbytes >= LARGE) || l->unsignalled_bytes >= SPAN || l->unsignalled >= l->depth / 4) {
         s->send_flags |= IBV_SEND_SIGNALED;
         l->unsignalled = 0;
@@ -222,11 +223,11 @@ static void post(verbs_link *l, chain *c) {
     if (c->n == 0) return;
     l->posts++;
     if (ibv_post_send(l->qp, c->sends, &bad) == 0) return;
-    for (; bad != NULL; bad = bad->next) l->posted--; /* no completion tells of these */
+    for (; bad != NULL; bad = bad->next) l->posted--; /* no completion will come for these */
     l->failed = l->lost = 1;
 }
 
-/* Posts an empty write that asks for a completion, as the writes before it did not. */
+/* Posts an empty write that asks for a completion, for the writes before it that asked for none. */
 static void post_last(verbs_link *l) {
     chain c;
     c.n = 0;
@@ -238,7 +239,7 @@ static void post_last(verbs_link *l) {
 
 /* ---- breaking ---- */
 
-/* The meaning of a completion's status, for the person who has to repair it. */
+/* Returns advice for the user: the likely cause of a completion's error. */
 static const char *hint(enum ibv_wc_status status) {
     switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
@@ -248,7 +249,7 @@ static const char *hint(enum ibv_wc_status status) {
     case IBV_WC_REM_ACCESS_ERR:
         return "its window no longer exists";
     case IBV_WC_LOC_PROT_ERR:
-    case IBV_WC_LOC_QP_OP_ERR: /* softRoCE says this of both */
+    case IBV_WC_LOC_QP_OP_ERR: /* softRoCE reports both by this status */
         return "is the port up? was the source unmapped before the flush?";
     case IBV_WC_WR_FLUSH_ERR:
         return "the queue pair was closed";
@@ -257,8 +258,8 @@ static const char *hint(enum ibv_wc_status status) {
     }
 }
 
-/* Sends nothing more. Posted sends fail, here and at the peer, which would otherwise wait for them; the last completion
- * tells that all have failed. */
+/* Makes the link silent: it sends nothing more. Posted sends then fail here, and also at the peer, which would
+ * otherwise wait for them; the last completion shows that all have failed. */
 static void fall_silent(verbs_link *l) {
     struct ibv_qp_attr failed = {.qp_state = IBV_QPS_ERR};
     l->iface->verbs->library->modify_qp(l->qp, &failed, IBV_QP_STATE);
@@ -267,7 +268,7 @@ static void fall_silent(verbs_link *l) {
     atomic_store(&l->iface->closing, 1);
 }
 
-/* The first reason stays. */
+/* Breaks the link; the first reason stays. */
 static void break_now(verbs_link *l, const char *what, const char *advice, int local) {
     hpc_verbs *v = l->iface->verbs;
     drop_orders(l);
@@ -297,15 +298,15 @@ static int is_silent(const verbs_link *l) {
     return atomic_load_explicit(&l->silent, memory_order_acquire);
 }
 
-/* For a caller of a broken link: this rank's own fault is returned at once; the control channel reports the peer's
- * fate, or the reactor's thread does after a grace. */
+/* Returns the status for a call on a broken link: this rank's own fault is an error at once. A peer's fault is
+ * reported by the control channel or, after GRACE, by the reactor's thread; the call returns `otherwise`. */
 static int broken(const verbs_link *l, const char *op, int otherwise) {
     if (!l->local) return otherwise;
     return hpc_fail_transport(op, "verbs", l->peer, "rank %d: %s: to rank %d: %s", l->iface->verbs->context->group.rank,
                               op, l->peer, l->why);
 }
 
-/* ---- orders, under l->sending as well ---- */
+/* ---- orders: under l->sending ---- */
 
 static void add_write(verbs_link *l, chain *c, verbs_order *o) {
     size_t most = verbs_link_most(l);
@@ -328,8 +329,8 @@ static int is_posted(const verbs_order *o) {
     return o->written && (o->message.kind == VERBS_NONE || o->finished);
 }
 
-/* Adds an order to the chain as far as credit and *most sends in all allow; nonzero if that is all of it. The order has
- * to stay until the post, which reads it. */
+/* Adds an order's sends to the chain, as far as credit and *most sends per chain allow. Returns nonzero if the whole
+ * order is in. The order must stay in place until the chain is posted. */
 static int add_order(verbs_link *l, chain *c, verbs_order *o, int *most) {
     while (!is_posted(o) && c->n < *most) {
         int takes_receive = o->written || (o->with_imm && o->nbytes - o->sent <= verbs_link_most(l));
@@ -346,7 +347,7 @@ static int add_order(verbs_link *l, chain *c, verbs_order *o, int *most) {
     return is_posted(o);
 }
 
-/* Posts this order and the ones behind it as far as they go; returns the first one not posted to its end. */
+/* Posts this order and those after it as far as possible; returns the first one that is not fully posted, or NULL. */
 static verbs_order *post_from(verbs_link *l, verbs_order *o) {
     chain c;
     do {
@@ -367,11 +368,11 @@ static void post_orders(verbs_link *l) {
         free(posted);
     }
     if (l->first == NULL) l->last = &l->first;
-    /* Room comes with a completion, credit without one. */
+    /* A completion will report room, but nothing reports credit. */
     set_starved(l, l->first != NULL && room(l) > 0);
 }
 
-/* Puts a copy of it behind the waiting orders. */
+/* Appends a copy of the order to the waiting orders. */
 static void let_wait(verbs_link *l, verbs_order *order) {
     verbs_order *o = malloc(sizeof *o);
     if (o == NULL) {
@@ -387,7 +388,7 @@ static void let_wait(verbs_link *l, verbs_order *order) {
 }
 
 static void post_waiting(verbs_link *l) {
-    /* Before the load of done: its writer loads busy after the store of done, so one of the two sees the other. */
+    /* Before the load of done: the thread that stores done loads busy afterwards, so one of the two sees the other. */
     atomic_store(&l->busy, 1);
     if (room(l) > 0 && !l->failed) post_orders(l);
 }
@@ -403,12 +404,12 @@ static void post_kept(verbs_link *l) {
     post_waiting(l);
 }
 
-/* Nothing is kept while orders wait: it comes behind them. */
+/* Returns whether to keep an order until uncork. While orders wait, a new one must queue behind them. */
 static int may_keep(const verbs_link *l, const verbs_order *o) {
     return o->corked && o->nbytes < MOST_KEPT && l->first == NULL;
 }
 
-/* order: the caller's, changed. An order that may not be kept is posted at once, together with the kept ones. */
+/* Keeps the order, or posts it at once together with the kept ones. Changes the caller's *order. */
 static void submit(verbs_link *l, verbs_order *order) {
     const int keeps = may_keep(l, order);
     order->next = NULL;
@@ -424,8 +425,8 @@ static void submit(verbs_link *l, verbs_order *order) {
     post_waiting(l);
 }
 
-/* A post that the library refuses leaves the queue pair as it is, and a message missing at the peer: the link breaks
- * before anything later goes by it. */
+/* Unlocks sending. If the library refused a post, the queue pair works on but a message is missing at the peer, so
+ * the link is broken before anything later is posted. */
 static void unlock(verbs_link *l) {
     const enum ibv_wc_status status = IBV_WC_LOC_QP_OP_ERR;
     int failed = l->failed;
@@ -435,7 +436,7 @@ static void unlock(verbs_link *l) {
     if (failed) hpc_bell_ring(l->iface->verbs->context->group.bell);
 }
 
-/* Nothing waits for the credit of a peer that will give none. */
+/* Returns whether the peer has departed, so that orders wait for its credit in vain. */
 static int has_gone(const verbs_link *l) {
     return atomic_load_explicit(&l->iface->verbs->context->group.states[l->peer], memory_order_acquire) !=
            HPC_PEER_ALIVE;
@@ -474,7 +475,7 @@ static int may_notify(verbs_link *l) {
 /* With l->sending. */
 static int try_put(verbs_link *l, verbs_order *o, int is_event, int stages, const char *op) {
     if (is_silent(l)) {
-        l->lost = 1; /* flush must not take it for delivered */
+        l->lost = 1; /* flush must not report it as delivered */
         return broken(l, op, is_event ? HPC_IN_PROGRESS : HPC_OK);
     }
     if (is_event && !may_notify(l)) return HPC_IN_PROGRESS;
@@ -499,15 +500,15 @@ int verbs_link_put(verbs_link *l, const hpc_window *w, verbs_order *o, int is_ev
         else if (verbs_source_is_small(o->nbytes))
             stages = 1;
         else
-            status = verbs_source_lend(l, o, op); /* before the lock: it may take long */
+            status = verbs_source_lend(l, o, op); /* before the lock, because registering may take long */
         if (status != HPC_OK) return status;
     }
     pthread_mutex_lock(&l->sending);
     status = try_put(l, o, is_event, stages, op);
-    if (o->loan != NULL) verbs_source_give_back(l, o->loan); /* not taken */
+    if (o->loan != NULL) verbs_source_give_back(l, o->loan); /* the put was not accepted */
     *look_due = l->n_orders >= TOGETHER || ++l->puts % TOGETHER == 0;
     unlock(l);
-    if (*look_due || o->nbytes >= LARGE) hpc_reactor_loops(l->iface->verbs->reactor); /* not worth it for small ones */
+    if (*look_due || o->nbytes >= LARGE) hpc_reactor_loops(l->iface->verbs->reactor); /* not worth it for small puts */
     return status;
 }
 
@@ -515,7 +516,7 @@ void verbs_link_uncork(verbs_link *l) {
     if (!l->uncork_due) return;
     l->uncork_due = 0;
     pthread_mutex_lock(&l->sending);
-    if (l->n_kept > 0) post_kept(l); /* unless another thread's message has taken them along */
+    if (l->n_kept > 0) post_kept(l); /* unless another thread's message has posted them */
     unlock(l);
 }
 
@@ -545,11 +546,11 @@ int verbs_link_flush(verbs_link *l, const char *op) {
 void verbs_link_tell(verbs_link *l, int message) {
     pthread_mutex_lock(&l->sending);
     if (!is_silent(l) && l->connected) {
-        int closed = atomic_load(&l->closed_here); /* puts by the peer's lane are still taken */
+        int closed = atomic_load(&l->closed_here); /* the peer's lane may still put here */
         uint64_t words[2] = {(uint64_t)l->iface->credits + atomic_load_explicit(&l->consumed, memory_order_acquire),
                              atomic_load_explicit(&l->ring->head, memory_order_acquire)};
         message = (message || l->owes_message) && !closed;
-        atomic_store(&l->busy, 1); /* before the look at done, as in submit */
+        atomic_store(&l->busy, 1); /* before the load of done, as in post_waiting */
         l->owes = room(l) == 0;
         l->owes_message = l->owes && message;
         if (!l->owes) {
@@ -569,7 +570,7 @@ void verbs_link_tell(verbs_link *l, int message) {
 
 void verbs_link_close(verbs_link *l) {
     pthread_mutex_lock(&l->sending);
-    if (!l->connected) /* its lane was never whole: the peer puts nothing by it */
+    if (!l->connected) /* the lane was never connected: the peer puts nothing on it */
         atomic_store(&l->closed_there, 1);
     else if (!is_silent(l))
         submit(l, &(verbs_order){.written = 1, .message = {.kind = VERBS_CLOSE}});

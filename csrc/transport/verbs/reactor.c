@@ -1,8 +1,8 @@
-/* verbs as a source of the context's reactor: when the ifaces of a context are polled, and how the transport opens and
- * closes.
+/* verbs as a source of the context's reactor: when the ifaces of a context are polled, and how the transport opens
+ * and closes.
  *
- * A wait that goes to sleep arms the queues first (the next completion is then an event of the NIC's channel, which
- * lies in the reactor's set) and looks once more: a completion came before that look, or is an event. */
+ * A wait arms the queues before it sleeps: the next completion is then an event on the NIC's channel, which is in
+ * the reactor's set. Then it polls once more. So a completion either came before that poll, or is an event. */
 #define _GNU_SOURCE
 #include "transport/verbs/parts.h"
 
@@ -18,18 +18,18 @@
 #include <sys/epoll.h>
 
 enum {
-    HOT_MOST = 16, /* looks at one iface alone, of a wait */
+    HOT_MOST = 16, /* most polls in a row of a wait that look at one iface only */
     ASYNC = 256    /* tag of a NIC's other events */
 };
 
-static const double GRACE = 1; /* a broken queue pair's peer may be about to say that it leaves */
+static const double GRACE = 1; /* seconds in which the peer of a broken queue pair may still say that it leaves */
 
 /* ---- all ifaces ---- */
 
 enum { MOST_AT_ONCE = 32 };
 
-/* Some of the ifaces from *at on, each with a reference; *at moves on. They are taken from the last one down: the place
- * of one that goes meanwhile is taken by the last one. *at starts at INT_MAX. */
+/* Takes some ifaces below index *at, each with a reference, and lowers *at, which must start at INT_MAX. It goes
+ * down because a removed iface's place is filled by the last one, which has been taken by then. */
 static int take_some(hpc_verbs *v, int *at, verbs_iface *some[MOST_AT_ONCE]) {
     int n = 0;
     pthread_mutex_lock(&v->lock);
@@ -40,7 +40,7 @@ static int take_some(hpc_verbs *v, int *at, verbs_iface *some[MOST_AT_ONCE]) {
     return n;
 }
 
-/* Visits every iface; VERBS_LEFT, VERBS_CAME. */
+/* Visits every iface; returns VERBS_LEFT and VERBS_CAME bits. */
 static int visit_all(hpc_verbs *v) {
     verbs_iface *some[MOST_AT_ONCE];
     int at = INT_MAX, n, result = 0;
@@ -52,7 +52,7 @@ static int visit_all(hpc_verbs *v) {
     return result;
 }
 
-/* Windows without a holder go when every queue has been seen empty since: no completion names them then. */
+/* Frees windows without a holder, if every queue was found empty since they lost it: then no completion names them. */
 static int visit_and_free(hpc_verbs *v) {
     verbs_window *going;
     pthread_mutex_lock(&v->lock);
@@ -86,7 +86,7 @@ static int left_over(hpc_verbs *v, int visited) {
     return (visited & VERBS_LEFT ? HPC_LEFT : 0) | (atomic_load(&v->starved) > 0 ? HPC_AWAITED : 0);
 }
 
-/* The iface where something came last, with a reference, or NULL; whether it is the only one. */
+/* Returns the iface that had an arrival last, with a reference, or NULL. *alone: it is the only iface. */
 static verbs_iface *take_hot(hpc_verbs *v, int *alone) {
     pthread_mutex_lock(&v->lock);
     verbs_iface *hot = atomic_load_explicit(&v->hot, memory_order_relaxed);
@@ -98,8 +98,8 @@ static verbs_iface *take_hot(hpc_verbs *v, int *alone) {
     return hot;
 }
 
-/* Mostly the lane that spoke last speaks next: with something there the others are left to the next look, a few times.
- */
+/* Polls the iface that had an arrival last, because it usually has the next one. If it has one, the other ifaces
+ * wait for a later poll, at most HOT_MOST times in a row. */
 int verbs_progress(hpc_context *c) {
     hpc_verbs *v = c->verbs;
     int alone, result = 0;
@@ -119,7 +119,7 @@ int verbs_progress(hpc_context *c) {
     return left_over(v, result);
 }
 
-/* Work that this look has made possible is left to the next one. */
+/* Polls all ifaces. Work that this poll makes possible is left to the next one. */
 static int look(void *arg) {
     hpc_verbs *v = arg;
     return left_over(v, look_at_all(v)) != 0 || atomic_load(&v->n_going) > 0;
@@ -154,14 +154,16 @@ int verbs_settle(hpc_verbs *v, int peer) {
 
 /* ---- the reactor's ---- */
 
-/* An iface may be on its way out: its completion queue stays until the event is acknowledged, but no longer. */
+/* Handles completion events of a NIC. An iface being freed keeps its completion queue only until its events are
+ * acknowledged. */
 static int take_channel(hpc_verbs *v, int nic) {
     struct ibv_cq *cq;
     void *arg;
     int left = 0;
     while (v->library->get_cq_event(v->channels[nic], &cq, &arg) == 0) {
         verbs_iface *f = arg;
-        pthread_mutex_lock(&v->lock); /* acquire its opener's stores: the kernel orders them, but C does not know */
+        /* Acquires the stores of the thread that opened it, which C cannot see ordered through the kernel. */
+        pthread_mutex_lock(&v->lock);
         int here = verbs_iface_retain(f);
         pthread_mutex_unlock(&v->lock);
         if (here) atomic_store(&f->armed, 0);
@@ -184,7 +186,8 @@ static int concerns(const verbs_link *l, const struct ibv_async_event *event) {
     }
 }
 
-/* Finds what completions do not tell: a queue pair that only receives, or a device that does nothing any more. */
+/* Breaks the links of a failed device or queue pair: a queue pair that only receives gets no completion that shows
+ * it. */
 static void take_fatal(hpc_verbs *v, int nic, const struct ibv_async_event *event) {
     pthread_mutex_lock(&v->lock);
     for (int i = 0; i < v->n_ifaces; i++)
@@ -261,14 +264,14 @@ static int listen_to(hpc_verbs *v, int nic) {
     if (fcntl(channel, F_SETFL, fcntl(channel, F_GETFL) | O_NONBLOCK) != 0 ||
         hpc_reactor_watch(v->reactor, v->source, channel, EPOLLIN | EPOLLET, (uint64_t)nic, 0) != 0)
         return errno;
-    if (!first) return 0; /* two ports of one device */
+    if (!first) return 0; /* two ports of one device share it */
     if (fcntl(device->async_fd, F_SETFL, fcntl(device->async_fd, F_GETFL) | O_NONBLOCK) != 0 ||
         hpc_reactor_watch(v->reactor, v->source, device->async_fd, EPOLLIN | EPOLLET, (uint64_t)nic + ASYNC, 0) != 0)
         return errno;
     return 0;
 }
 
-/* Writes the rails' ends: the peer's addresses, and this rank's ports. */
+/* Writes the path to peer: the peer's address and this rank's port of each rail. */
 static void write_path(hpc_verbs *v, int peer) {
     verbs_peer *p = &v->peers[peer];
     size_t used = 0, cap = sizeof p->path;
@@ -332,7 +335,7 @@ hpc_verbs *verbs_of(hpc_context *c) {
     return c->verbs = v;
 }
 
-/* No thread is in it any more. */
+/* Frees an iface that no thread uses any more. */
 static void close_iface(verbs_iface *f) {
     for (int i = 0; i < f->n_links; i++)
         if (f->links[i] != NULL) verbs_link_free(f->links[i]);

@@ -1,9 +1,10 @@
-/* Sources that lie in no window: copied into the link's stage, or registered for the one put.
+/* Sources of puts that lie in no window: they are copied into the link's stage, or registered for the one put.
  *
- * A registration is a system call that pins pages; a copy of the same bytes is cheaper up to some size. The stage is a
- * ring that is registered at its first use; a source that finds it full is registered. Either is a *loan*, given back
- * when the write is done: writes of a queue pair are done in the order of their posts, so the stage is given back in
- * the order in which it was taken. All of it runs under the link's sending; verbs_source_lend needs no lock. */
+ * A registration is a system call that pins pages; up to some size a copy is cheaper. The stage is a ring,
+ * registered at its first use. If it is full, the source is registered instead. Stage bytes and registration are
+ * called a *loan*, returned when the write has completed. Writes of a queue pair complete in the order of their
+ * posts, so stage bytes are returned in the order in which they were taken. All functions run under the link's
+ * sending, except verbs_source_lend, which needs no lock. */
 #define _GNU_SOURCE
 #include "transport/verbs/parts.h"
 
@@ -14,7 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { STAGE = 1 << 20, STAGED = 64 << 10 /* bytes of one put, at most */, ALIGNMENT = 64 };
+enum { STAGE = 1 << 20, STAGED = 64 << 10 /* most bytes of one put */, ALIGNMENT = 64 };
 
 int verbs_source_is_small(size_t nbytes) {
     return nbytes <= STAGED;
@@ -45,7 +46,7 @@ static int open_stage(verbs_link *l) {
     s->tried = 1;
     s->memory = hpc_private_alloc(STAGE, nic->node);
     if (s->memory == NULL) return 0;
-    madvise(s->memory, STAGE, MADV_DONTFORK); /* no copy on write between the NIC and this process */
+    madvise(s->memory, STAGE, MADV_DONTFORK); /* a fork must not move these pages away from the NIC by copy on write */
     s->region = l->iface->verbs->library->reg_mr(nic->pd, s->memory, STAGE, 0);
     return s->region != NULL;
 }
@@ -56,7 +57,7 @@ int verbs_source_stage(verbs_link *l, verbs_order *o) {
     if (!open_stage(l)) return 0;
     verbs_source_reclaim(l, atomic_load_explicit(&l->done, memory_order_acquire));
     size_t at = s->head % STAGE, bytes = (o->nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    if (at + bytes > STAGE) { /* the rest of the ring is passed over */
+    if (at + bytes > STAGE) { /* does not fit before the ring's end: skip that rest */
         bytes += STAGE - at;
         at = 0;
     }
@@ -81,7 +82,7 @@ int verbs_source_asks(verbs_link *l, const verbs_loan *loan) {
 
 void verbs_source_is_posted(verbs_link *l, verbs_order *o) {
     if (o->loan == NULL) return;
-    atomic_store(&l->busy, 1); /* before the post: the taker of its completion then calls go_on */
+    atomic_store(&l->busy, 1); /* before the post, so that the thread that takes its completion calls go_on */
     o->loan->until = l->posted;
     *l->last_loan = o->loan;
     l->last_loan = &o->loan->next;

@@ -1,5 +1,5 @@
-/* verbs: ranks with RDMA NICs, on InfiniBand or RoCE. A put is a write of the NIC into the peer's window, with no
- * instruction of the peer; signals and events travel as immediates of the writes of their data (parts.h). */
+/* verbs: a transport for ranks with RDMA NICs, InfiniBand or RoCE. For a put the NIC writes into the peer's window
+ * without the peer's CPU. Signals and events are immediates of these writes (parts.h). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +29,7 @@ static int reaches(const hpc_address *self, const hpc_address *peer, const char 
 
 _Static_assert(sizeof(verbs_greeting) <= HPC_BLOB_BYTES, "a blob holds it");
 
-/* The rail of a lane among the rails of the two ranks: by the lane's own number, or by the pair. */
+/* Returns the lane's rail among the rails of the two ranks: by the lane's own rail number, or by the pair of ranks. */
 static const hpc_rail *rail_of(const hpc_verbs *v, const hpc_lane *lane, int peer) {
     const verbs_peer *p = &v->peers[peer];
     int n = lane->rail == HPC_RAIL_BY_WORKER ? v->context->group.rank + peer : lane->rail;
@@ -48,7 +48,7 @@ static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
         lane->verbs = own;
     }
     const hpc_rail *rail = rail_of(v, lane, peer);
-    own->links++; /* detach comes for each peer, also after a failure */
+    own->links++; /* detach is called for each peer, even after a failure */
     if (own->ifaces[rail->here] == NULL)
         own->ifaces[rail->here] = verbs_iface_open(v, rail->here, lane->memory, "lane");
     if (own->ifaces[rail->here] == NULL) return hpc_last_error()->status;
@@ -64,13 +64,13 @@ static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
 static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
     verbs_greeting greeting;
     (void)deadline;
-    if (blob->fd >= 0) close(blob->fd); /* meant for ranks that share memory with its owner */
+    if (blob->fd >= 0) close(blob->fd); /* the descriptor is for ranks that share memory with the owner */
     memcpy(&greeting, blob->bytes, sizeof greeting);
     if (lane->peers[peer].out == NULL) return HPC_OK; /* this rank's own failure is known */
     return verbs_link_connect(lane->peers[peer].out, &greeting);
 }
 
-/* The queue pair stays until the peer's lane goes as well: the peer may still put by it. */
+/* Closes this end. The queue pair stays until the peer frees its lane too, because the peer may still put on it. */
 static void lane_detach(hpc_lane *lane, int peer) {
     verbs_link *link = lane->peers[peer].out;
     verbs_lane *own = lane->verbs;
@@ -79,7 +79,7 @@ static void lane_detach(hpc_lane *lane, int peer) {
     if (link != NULL) {
         verbs_iface *iface = own->ifaces[link->iface->nic];
         verbs_link_close(link);
-        verbs_iface_visit(iface); /* it may be the second end to close */
+        verbs_iface_visit(iface); /* this may be the second end to close */
     }
     if (--own->links > 0) return;
     for (int i = 0; i < HPC_RAILS; i++)
@@ -100,7 +100,7 @@ static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     return verbs_window_attach(w, peer, blob);
 }
 
-/* Waits until this rank's puts to the peer, by any lane, have ended. */
+/* Waits until this rank's puts to the peer, on all lanes, are complete. */
 static void let_puts_end(hpc_verbs *v, int peer) {
     hpc_group *g = &v->context->group;
     double deadline = hpc_deadline(g, -1);
@@ -111,7 +111,7 @@ static void let_puts_end(hpc_verbs *v, int peer) {
     }
 }
 
-/* Leaves an attached window by a message to the peer, behind all puts into it. */
+/* Detaches a window: tells its rank, after all puts into it, that this rank will write nothing more. */
 static void window_detach(hpc_window *w, int peer) {
     hpc_verbs *v = w->context->verbs;
     const verbs_remote *remote = w->parts[peer].remote;
@@ -128,10 +128,10 @@ static uint64_t address_in(const hpc_window *w, int peer, size_t offset) {
     return ((const verbs_remote *)w->parts[peer].remote)->address + offset;
 }
 
-/* One put in a few looks for sends that are done; while many puts wait for room, each one does. */
+/* Puts, and now and then polls for completed sends: at every eighth put, or at each while many puts wait for room. */
 static int put_order(verbs_link *link, const hpc_window *w, verbs_order *order, int is_event, const char *op) {
     int look_due, status = verbs_link_put(link, w, order, is_event, op, &look_due);
-    if (look_due) verbs_iface_visit(link->iface); /* sends that are done make room for some */
+    if (look_due) verbs_iface_visit(link->iface); /* completed sends make room for more */
     return status;
 }
 
@@ -140,8 +140,7 @@ static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t 
     return nbytes == 0 ? HPC_OK : put_order(lane->peers[peer].out, w, &order, 0, "put");
 }
 
-/* Whether the receiver will find the value by its low bits: it follows the last one, which came by the same lane and is
- * near. */
+/* Returns whether the low bits suffice for the receiver: the last value came on the same lane and is near this one. */
 static int fits_imm(const verbs_remote *remote, const verbs_link *link, int signal, uint64_t value) {
     const struct verbs_sent *last = &remote->sent[signal];
     return remote->number < VERBS_IMM_WINDOWS && signal < 1 << VERBS_SIGNAL_BITS &&
@@ -162,7 +161,7 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
             (verbs_message){.kind = VERBS_SIGNAL, .number = remote->number, .word = (uint32_t)signal, .value = value};
     }
     int status = put_order(link, w, &order, 0, "put_signal");
-    /* A value that is not greater stores nothing there, and does not make this lane the word's. */
+    /* A value that is not greater changes nothing at the peer, so it does not make this lane the word's writer. */
     if (status == HPC_OK && value > remote->sent[signal].value)
         remote->sent[signal] = (struct verbs_sent){value, link->lane};
     return status;
@@ -182,9 +181,9 @@ static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
     return put_order(link, w, &order, 1, "put_notify");
 }
 
-/* Polls the lane's queues once in a round over the peers. With half of the ring taken, or if the peer waits, it tells
- * the peer. Its WANT and this look at wanted are in one order with the ring's head: one of the two sides sees the
- * other. */
+/* Polls the lane's queues once per round over the peers. Tells a peer its credit when half of the ring was taken, or
+ * if the peer waits for it. This load of wanted and the peer's WANT are in one order with the ring's head, so one of
+ * the two threads sees the other's store. */
 static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
     hpc_ring *ring = lane->peers[peer].in;
     verbs_link *link = lane->peers[peer].out;
@@ -222,8 +221,8 @@ static int settle(hpc_context *c) {
     return verbs_settle(c->verbs, -1);
 }
 
-/* A lane has one queue pair to a peer, and the NIC places its writes in the order in which they were posted: no window
- * is registered with IBV_ACCESS_RELAXED_ORDERING, which would let a write overtake the one before it on the bus. */
+/* True: a lane has one queue pair to a peer, and the NIC places its writes in the order of their posts. No window is
+ * registered with IBV_ACCESS_RELAXED_ORDERING, which would let writes overtake each other on the PCIe bus. */
 static int keeps_order(const hpc_context *c, char why[HPC_ORDER_BYTES]) {
     (void)c, (void)why;
     return 1;
@@ -262,7 +261,7 @@ const hpc_transport hpc_transport_verbs = {
 
 #else
 
-/* Built without rdma-core's headers: reaches no peer, and says so. */
+/* A build without rdma-core's headers: the transport connects no peers, and says why. */
 const hpc_transport hpc_transport_verbs = {.name = "verbs", .caps = HPC_CAP_NICS, .reaches = reaches};
 
 #endif

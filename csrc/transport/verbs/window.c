@@ -1,9 +1,9 @@
-/* Registered memory. A window is registered once with every NIC, as one region, so that a put into it or from it needs
- * no more than an address and a key.
+/* Registered memory. A window is registered once with every NIC, as one region, so that a put into it or from it
+ * needs only an address and a key.
  *
- * A window is freed by each rank for itself, and a write into a region that is gone would break the queue pair. So a
- * rank that frees its handle lets its own puts end and then tells the owner that nothing comes from it any more; the
- * region goes when all have said so, and when no completion that is still in a queue can name it. */
+ * Each rank frees a window on its own, but a write into a freed region would break the queue pair. So a rank that
+ * frees its handle waits for its own puts to complete and then tells the owner that it will write nothing more. The
+ * owner frees the region when all ranks have said so and no completion still in a queue can name it. */
 #include "transport/verbs/parts.h"
 
 #if defined(HPC_HAVE_VERBS)
@@ -22,8 +22,8 @@ typedef struct window_blob {
 
 _Static_assert(sizeof(window_blob) <= HPC_BLOB_BYTES, "a blob holds it");
 
-/* Numbers that an immediate can say are taken in turn, so that a slow completion names nothing else; then the others.
- */
+/* Returns a number for a window. Numbers that fit into an immediate are used in rotation, so that a late completion
+ * does not name a newer window; when all are taken, larger numbers are used. */
 static uint32_t free_number(hpc_verbs *v) {
     for (uint32_t i = 1; i < VERBS_IMM_WINDOWS; i++) {
         uint32_t number = 1 + (v->last_number + i - 1) % (VERBS_IMM_WINDOWS - 1);
@@ -104,7 +104,8 @@ int verbs_window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     verbs_remote *remote = calloc(1, sizeof *remote);
     window_blob b;
     memcpy(&b, blob->bytes, sizeof b);
-    if (remote != NULL) remote->sent = calloc(signals + 1, sizeof *remote->sent); /* pages come as they are used */
+    /* The kernel adds pages only as they are used. */
+    if (remote != NULL) remote->sent = calloc(signals + 1, sizeof *remote->sent);
     if (remote == NULL || remote->sent == NULL) {
         free(remote);
         return hpc_fail(HPC_ERR_MEMORY, "window", "window: no memory for rank %d's part", peer);
@@ -116,8 +117,8 @@ int verbs_window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     return HPC_OK;
 }
 
-/* One of a window's two holders for a peer has let go. After the last one the window goes, once no completion can name
- * it; its number is taken until then. */
+/* Drops one of a window's two holders for a peer. After the last holder the window is freed once no completion can
+ * name it; until then its number stays taken. */
 static void drop_holder(hpc_verbs *v, verbs_window *r, int peer, int which) {
     if (!(r->known[peer] & which)) return;
     r->known[peer] &= (unsigned char)~which;
