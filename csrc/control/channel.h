@@ -1,31 +1,33 @@
-/* Inside the control channel: its links, and what its parts do for each other. Each of these files calls only files
- * that come before it in this list:
+/* The inside of the control channel: its links, and the calls between its files. Each file calls only files before
+ * it in this list:
  *
  *   link.c        moves frames
  *   mesh.c        connects to the other ranks
- *   collective.c  makes collectives
- *   jobs.c        shows this rank's state, and asks others for theirs
- *   inquiry.c     follows waits to the ranks at their end
- *   survivors.c   goes on without the ranks that departed
+ *   collective.c  runs collectives
+ *   jobs.c        shows this rank's state, and asks other ranks for theirs
+ *   inquiry.c     follows a chain of waits to the ranks at its end
+ *   survivors.c   lets the ranks that are left agree after others departed
  *   service.c     is the thread that answers and listens
  *   open.c        opens and closes
  *
- * Threads: the service thread; the connecting thread; threads that make collectives or call lanes; the stopping thread.
+ * Threads: the service thread; the connecting thread; threads that run collectives or connect lanes; the stopping
+ * thread.
  *
- * link->fd is -1 until the link is made, by the connecting thread for lower ranks and by the service thread for higher
- * ones. That thread fills in kind, path, endpoint and heard first; its store of fd publishes them, and the peer's state
- * (HPC_PEER_ALIVE) comes after that. Only stop closes fd, under send_lock, after it has ended the service thread.
+ * link->fd is -1 until the link is made: links to lower ranks by the connecting thread, to higher ranks by the
+ * service thread. That thread first fills in kind, path, endpoint and heard; its store of fd publishes them, and the
+ * peer's state becomes HPC_PEER_ALIVE after that. Only stop closes fd, under send_lock, after it has ended the
+ * service thread.
  *
- * Locks: a link's send_lock lets one message at a time go out, and guards cut, told and told_left. lock guards inboxes,
- * ballots, remembered endpoints, the TCP listener's descriptor, and the heir. collective_lock lets one collective at a
- * time run, and guards sequence and broken. round_lock lets one round at a time run, and guards round, ballot and cast.
- * The service thread alone reads sockets and answers: incoming, arriving, head, got, word, heard, quiet, ended, asks,
- * looked, and the strangers. It writes news and news_at under lock; threads that put an inquiry read them under lock.
- * key, address and allowed are written by connect before the TCP listener is watched and before the first call;
- * epoll_ctl comes before the epoll_wait that tells of a caller. Until then TCP callers wait in the backlog.
+ * Locks. A link's send_lock is held to send one message, and guards cut, told and told_left. lock guards inboxes,
+ * ballots, remembered endpoints, the TCP listener's descriptor, and the heir. collective_lock is held for one
+ * collective, and guards sequence and broken. round_lock is held for one round, and guards round, ballot and cast.
+ * Only the service thread reads sockets and answers, so it alone uses incoming, arriving, head, got, word, heard,
+ * quiet, ended, asks, looked and the strangers. It writes news and news_at under lock; threads with an inquiry read
+ * them under lock. connect writes key, address and allowed before the TCP listener is watched and before the first
+ * call; epoll_ctl comes before the epoll_wait that reports a caller. Until then TCP callers wait in the backlog.
  *
- * collective_lock and round_lock come before the others, which are never held together. The service thread never waits
- * for a lock that is held during a wait: to tell something, it tries a send_lock and goes on without it. */
+ * collective_lock and round_lock are taken before the others; the others are never held together. The service thread
+ * never waits for a lock that another thread holds during a wait: it tries a send_lock, and goes on without it. */
 #ifndef HPC_CHANNEL_H
 #define HPC_CHANNEL_H
 
@@ -35,24 +37,24 @@
 #include "control/control.h"
 
 enum {
-    HPC_PIECE_BYTES = 32 << 10, /* of payload; a longer message comes in several frames */
+    HPC_PIECE_BYTES = 32 << 10, /* most payload bytes of a frame; a longer message is several frames */
     HPC_STRANGERS = 64
 };
 
 typedef enum hpc_mesh_type {
-    HPC_MESH_HELLO = 1, /* Unix links only: the secret, and the bell's descriptor */
+    HPC_MESH_HELLO = 1, /* Unix links only: carries the secret, and the bell's descriptor */
     HPC_MESH_GATHER,
     HPC_MESH_BYE,    /* an hpc_last_word */
     HPC_MESH_ABORT,  /* an hpc_last_word */
     HPC_MESH_BEAT,   /* TCP links only */
-    HPC_MESH_BALLOT, /* of survivors.c; one frame */
+    HPC_MESH_BALLOT, /* survivors.c; always one frame */
     HPC_MESH_DROP,   /* TCP links only: the sender counts the receiver as failed */
-    HPC_MESH_STATUS, /* of strangers on Unix sockets, who may ask at any time: see jobs.c */
-    HPC_MESH_ABOUT,  /* the same, of another rank than the one that is asked */
+    HPC_MESH_STATUS, /* a question of a stranger on a Unix socket, which may ask at any time (jobs.c) */
+    HPC_MESH_ABOUT,  /* the same question about another rank than the one that gets it */
     HPC_MESH_LOOK,   /* asks a peer for its NEWS */
     HPC_MESH_NEWS,   /* an hpc_shown_rank; one frame */
-    HPC_MESH_REVOKE, /* a rank that has left or leaves counts as failed */
-    HPC_MESH_WORD    /* sequence is a word for hpc_control_told: its place, then 32 bits of value */
+    HPC_MESH_REVOKE, /* a rank that has left, or leaves, counts as failed */
+    HPC_MESH_WORD    /* sequence has a word for hpc_control_told: its place, and 32 bits of value */
 } hpc_mesh_type;
 
 typedef struct hpc_mesh_frame {
@@ -61,20 +63,20 @@ typedef struct hpc_mesh_frame {
     uint32_t nbytes; /* of this frame's payload */
     uint64_t sequence, total, offset;
     char op[HPC_OP_BYTES];
-    char call[HPC_CALLING_BYTES + 4]; /* of the thread that sends it (hpc_calling_enter); "": none */
+    char call[HPC_CALLING_BYTES + 4]; /* call in which the sending thread is (hpc_calling_enter); "": none */
 } hpc_mesh_frame;
 _Static_assert(sizeof(hpc_mesh_frame) == 104, "a frame has no holes");
 
 typedef struct hpc_message {
     struct hpc_message *next;
     uint64_t sequence;
-    size_t total, got, room; /* room grows with the bytes that have come */
+    size_t total, got, room; /* room: bytes of data's memory, which grows as bytes arrive */
     int fd;
     char op[HPC_OP_BYTES], call[HPC_CALLING_BYTES + 4];
     char *data;
 } hpc_message;
 
-/* A frame that the service thread sends. */
+/* Bytes of the longest frame that the service thread sends. */
 enum { HPC_TOLD_BYTES = sizeof(hpc_mesh_frame) + sizeof(hpc_shown_rank) };
 
 typedef struct hpc_link {
@@ -83,42 +85,42 @@ typedef struct hpc_link {
     int pidfd;
     hpc_memory *bell;
     hpc_message *inbox;          /* whole messages, in order of sequence */
-    hpc_message *ballots;        /* the same of rounds */
+    hpc_message *ballots;        /* the same for ballots, in order of rounds */
     hpc_control_address address; /* of the peer */
     unsigned char allowed, same_host;
-    hpc_endpoint endpoint; /* that the peer answers at; family 0: not known */
+    hpc_endpoint endpoint; /* at which the peer answers; family 0: unknown */
     char path[HPC_ENDPOINT_TEXT];
 
     pthread_mutex_t send_lock;
-    int cut;          /* the stream stopped inside a frame: nothing more may be sent */
-    size_t told_left; /* bytes of told that are still to be sent */
+    int cut;          /* a send stopped inside a frame: nothing more may be sent */
+    size_t told_left; /* unsent bytes at the end of told */
     char told[HPC_TOLD_BYTES];
-    _Atomic int spoke;   /* something was sent since the last tick */
-    _Atomic int failure; /* errno of a send: reported once by the kernel, so kept for the reader */
+    _Atomic int spoke;   /* this rank sent something since the last tick */
+    _Atomic int failure; /* errno of a send; the kernel reports it once, so it is kept for the reading thread */
 
-    _Atomic int dropped;               /* the peer counts this rank as failed */
-    _Atomic uint32_t words[HPC_WORDS]; /* hpc_control_told's */
+    _Atomic int dropped;               /* the peer has sent a DROP: it counts this rank as failed */
+    _Atomic uint32_t words[HPC_WORDS]; /* the peer's words (hpc_control_told) */
 
-    hpc_message *incoming; /* the message that is not whole yet */
-    hpc_message *arriving; /* the ballot, or the news, that is not */
-    hpc_mesh_frame head;   /* the frame that is not whole yet, of a stream */
+    hpc_message *incoming; /* the message that has arrived in part */
+    hpc_message *arriving; /* the ballot or news that has arrived in part */
+    hpc_mesh_frame head;   /* TCP: the frame that has arrived in part */
     size_t got;            /* bytes of it, header and payload */
-    hpc_last_word word;    /* its last one, as far as it has come */
+    hpc_last_word word;    /* the peer's last word (BYE or ABORT), as far as it has arrived */
     char text[HPC_REASON_BYTES];
     double heard;
-    int quiet; /* ticks without a word of ours */
+    int quiet; /* ticks since this rank last sent something */
     int ended; /* nothing more will be read */
 
     char host[64];
-    int asks;           /* it wants this rank's news, and has not got them all */
-    double looked;      /* when it was asked for its own */
-    _Atomic int wanted; /* an inquiry waits for its news: it is to be asked */
-    hpc_message *news;  /* the last that came; NULL: none */
+    int asks;           /* the peer has asked for this rank's news, which are not fully sent */
+    double looked;      /* when this rank last asked for the peer's news */
+    _Atomic int wanted; /* an inquiry wants the peer's news: the service thread must ask */
+    hpc_message *news;  /* the peer's last news; NULL: none */
     double news_at;
 } hpc_link;
 
 typedef struct hpc_stranger {
-    int fd, kind; /* accepted, but not greeted yet; -1 for a free place */
+    int fd, kind; /* an accepted caller that is not greeted yet; fd -1: a free place */
     double since;
     hpc_greeting greeting;
 } hpc_stranger;
@@ -134,14 +136,14 @@ struct hpc_control {
     int listen_fd, tcp_fd, epoll_fd, poke_fd;
     _Atomic int stopping, tcp_links;
     hpc_stranger strangers[HPC_STRANGERS];
-    int greeting;                   /* places that are taken */
-    int full;                       /* no caller is accepted until a place is free */
-    int told;                       /* of the first stranger that was refused */
-    char refusal[HPC_REASON_BYTES]; /* the last refused caller, and why; "": none */
-    hpc_endpoint good;              /* that led to a peer on another host: its network works */
+    int greeting;                   /* number of strangers' places in use */
+    int full;                       /* all places are in use: callers are not accepted */
+    int told;                       /* the first refused stranger was reported */
+    char refusal[HPC_REASON_BYTES]; /* the last refused caller, and the reason; "": none */
+    hpc_endpoint good;              /* an endpoint that led to a peer on another host, so its network works */
     double next_tick;               /* 0: none is due */
     _Atomic int inquiries;          /* some link is wanted */
-    int unasked;                    /* some rank could not be asked yet */
+    int unasked;                    /* some rank's socket had no room for a question */
     hpc_accept_lane *accept_lane;
     void *accept_arg;
     pthread_t thread;
@@ -149,17 +151,17 @@ struct hpc_control {
     pthread_mutex_t lock;
     pthread_mutex_t collective_lock;
     uint64_t sequence;
-    int broken; /* the status of the collective that failed */
+    int broken; /* status of the collective that failed; HPC_OK: none */
     pthread_mutex_t round_lock;
     uint64_t round;
-    hpc_message *ballot; /* this rank's own, until the round is over */
-    char *cast;          /* by rank: it was sent there */
+    hpc_message *ballot; /* this rank's ballot, until its round is over */
+    char *cast;          /* by rank: the ballot was sent to it */
     _Atomic char *gave;  /* by rank: hpc_control_gave's */
-    hpc_group *heir;     /* a group of survivors that connects; NULL: none does */
+    hpc_group *heir;     /* the group of survivors that is connecting; NULL: none */
     const int *heir_ranks;
     uint64_t heir_round;
     hpc_link *links;
-    char transports[64]; /* shown to askers, as the links' host, once the group's watch says connected */
+    char transports[64]; /* shown in answers, like the links' host, once the group's watch is connected */
 };
 
 static inline void hpc_close(int *fd) {
@@ -169,41 +171,42 @@ static inline void hpc_close(int *fd) {
 
 /* ---- link.c ---- */
 
-/* Sends the whole message, waiting for room until the deadline; HPC_ERR_PEER if the peer is gone (its state says so
- * soon). No error is recorded. pass_fd: -1 for none; left out over TCP. */
+/* Sends a whole message; waits for room until the deadline. Returns HPC_ERR_PEER if the peer is gone, which its
+ * state will show soon. Records no error. pass_fd is a descriptor to send along, or -1; over TCP it is not sent. */
 int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, const char *op, const void *data,
                   size_t nbytes, int pass_fd, double deadline);
 
-/* Sends one frame with nbytes, at most HPC_TOLD_BYTES with its head, if it can go at once; a begun frame is finished
- * before the next one. HPC_ERR_TIMEOUT if the socket has no room, or another thread is sending; HPC_ERR_PEER. */
+/* Sends one frame with nbytes of payload, if the socket takes it at once. Head and payload must not exceed
+ * HPC_TOLD_BYTES. A frame that goes out only in part is finished before the next one. Returns HPC_ERR_TIMEOUT if the
+ * socket has no room or another thread is sending, HPC_ERR_PEER if the peer is gone. */
 int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes);
-/* The same for a WORD. */
+/* Does the same for a WORD. */
 int hpc_link_tell_word(hpc_control *c, int rank, uint64_t word);
 
-/* Whether the kernel here says that the process of a rank is stopped. */
+/* Returns whether this host's kernel reports the rank's process as stopped. */
 int hpc_link_is_stopped(const hpc_control *c, int rank);
 
-/* Tells the peer, if it can be told at once, that it counts as failed. */
+/* Sends the peer a DROP (it counts as failed), if the socket takes it at once. */
 void hpc_link_drop(hpc_control *c, int rank);
 
-/* Reads about most bytes of the link. NULL to go on, or why the link has ended (valid until the next call).
- */
+/* Reads about most bytes of the link. Returns NULL, or why the link has ended (valid until the next call). */
 const char *hpc_link_read(hpc_control *c, int rank, size_t most);
 
-/* The first packet of a Unix caller. HPC_OK for a HELLO, with the rank, the secret and the bell's descriptor (the
- * caller's); HPC_ERR_INVALID for a question, with the name it asks about in secret and rank -1 (HPC_MESH_STATUS), or
- * the rank it asks about (HPC_MESH_ABOUT); HPC_IN_PROGRESS when nothing came yet; HPC_ERR_AUTH for anything else. */
+/* Reads the first packet of a caller on the Unix socket. Returns HPC_OK for a HELLO, with its rank, its secret, and
+ * the bell's descriptor, which the calling code must close. Returns HPC_ERR_INVALID for a question: HPC_MESH_STATUS
+ * gives rank -1 and the name asked about in secret, HPC_MESH_ABOUT gives the rank asked about. Returns
+ * HPC_IN_PROGRESS if nothing came yet, HPC_ERR_AUTH for anything else. */
 int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_COOKIE_BYTES], int *bell);
 
-/* Sends one frame, the answer to a stranger that asked for the status, if it can go at once. */
+/* Answers a stranger's question with one frame, if the socket takes it at once. */
 void hpc_link_answer(int fd, int rank, const void *answer, size_t nbytes);
-/* And the stranger's side: one question, of the rank that is asked itself or of another one, and its answer. 0, or
- * HPC_IN_PROGRESS if none has come yet, or HPC_ERR_AUTH for anything else. */
+/* The stranger's side: the first two ask the called rank about itself, or about another rank. read_answer reads the
+ * answer: 0, HPC_IN_PROGRESS if none has come yet, or HPC_ERR_AUTH for anything else. */
 int hpc_link_ask(int fd, const unsigned char name[HPC_COOKIE_BYTES]);
 int hpc_link_ask_about(int fd, int rank);
 int hpc_link_read_answer(int fd, void *answer, size_t nbytes);
 
-/* Makes the link to rank known; fd is its own now. */
+/* Publishes the link to rank, and takes fd over. */
 void hpc_link_publish(hpc_control *c, int rank, int fd, int kind);
 void hpc_link_alive(hpc_control *c, int rank);
 
@@ -215,55 +218,59 @@ int hpc_service_start(hpc_control *c); /* 0, or an errno */
 
 /* ---- survivors.c ---- */
 
-/* Tells the heir which ranks have departed or vote again; called by the thread that recorded it. */
+/* Tells the heir which of its ranks have departed here or vote again. A thread that records either must call it. */
 void hpc_survivors_look(hpc_control *c);
 
 /* ---- jobs.c ---- */
 
 typedef struct hpc_job_answer {
-    uint32_t version;  /* of hpcomm, which fixes the rest */
-    int32_t asked;     /* the rank whose listener has the name in question; -1: none of this job */
-    hpc_shown_rank of; /* the rank that answers, or that it was asked about */
+    uint32_t version;  /* hpcomm's version, which fixes the layout of the rest */
+    int32_t asked;     /* the rank whose listener has the name asked about; -1: no rank of this job */
+    hpc_shown_rank of; /* the answering rank, or the rank that the question was about */
 } hpc_job_answer;
 
-/* The service thread asks about rank, or (-1) this one; name is looked up then. */
+/* Answers a stranger's question about rank, or with rank -1 about this rank; only then is name looked up. Called by
+ * the service thread. */
 void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[HPC_COOKIE_BYTES]);
 
-/* The service thread sends rank the NEWS that it has asked for. As hpc_link_tell. */
+/* Sends rank the NEWS that it asked for; returns like hpc_link_tell. Called by the service thread. */
 int hpc_jobs_tell(hpc_control *c, int rank);
 
-/* Makes an answer harmless; HPC_ERR_AUTH if it is of another version. */
+/* Makes an answer from another process safe to use: ends texts and bounds numbers. HPC_ERR_AUTH for another version. */
 int hpc_jobs_check(hpc_job_answer *answer);
 
-/* The same for a peer's NEWS. */
+/* Does the same for a peer's NEWS. */
 int hpc_jobs_check_rank(hpc_shown_rank *shown);
 
-/* Write into shown this rank's own state, and its knowledge of a rank that is gone. Any thread may call them. */
+/* Write this rank's own state into shown, and the state that this rank keeps of a departed rank. Any thread may call
+ * them. */
 void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown);
 void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown);
 
 /* ---- inquiry.c ---- */
 
-/* Asks the ranks whose links are wanted; whether some could not be asked yet. By the service thread. */
+/* Sends a LOOK on each link that is marked as wanted; returns whether some had no room for it. Called by the service
+ * thread. */
 int hpc_inquiry_look(hpc_control *c);
 
-/* hpc_group's follow; arg is the control. */
+/* Implements hpc_group's follow; arg is the control. */
 hpc_follow hpc_inquiry_follow;
 
 /* ---- mesh.c ---- */
 
-/* Adds a descriptor to the set that the service thread waits in; 0, or -1 with errno. kind and index tell it what kind
- * of descriptor has an event, and which one. */
+/* Adds a descriptor to the service thread's epoll set; returns 0, or -1 with errno. The service thread gets kind and
+ * index with each event: the kind of descriptor, and its link, stranger or rank. */
 enum { HPC_WATCH_POKE, HPC_WATCH_UNIX, HPC_WATCH_TCP, HPC_WATCH_STRANGER, HPC_WATCH_LINK, HPC_WATCH_PROCESS };
 int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index);
 
-/* Wakes the service thread to look at changes. */
+/* Wakes the service thread, so that it sees a change. */
 void hpc_mesh_poke(hpc_control *c);
 
-/* The peer answers at this endpoint. */
+/* Remembers the endpoint at which a peer answers. */
 void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint);
 
-/* The abstract name of a Unix listener: no file, gone with its last descriptor. */
+/* Writes the abstract socket address of a Unix listener and returns its length. It is no file, and vanishes when its
+ * last descriptor is closed. */
 struct sockaddr_un;
 unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address);
 

@@ -1,5 +1,5 @@
-/* Collectives: each rank sends its data to every other one and waits for theirs. Messages are numbered, so a rank that
- * is ahead by one collective may fill the inboxes of ranks that are still at the one before. */
+/* Collectives: each rank sends its data to every other rank and waits for theirs. Messages are numbered, because a
+ * rank that is one collective ahead may fill the inboxes of ranks that are still in the one before. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "base/overdue.h"
 #include "control/channel.h"
 
-/* A collective whose replies this rank waits for. */
+/* A collective in which this rank waits for replies. */
 struct collective {
     hpc_control *control;
     uint64_t sequence;
@@ -43,7 +43,7 @@ static int all_replied(void *arg) {
     return all;
 }
 
-/* Takes rank's reply out of the inbox, and drops messages that an abandoned collective left before it. */
+/* Takes rank's reply out of its inbox. Drops older messages, which an abandoned collective left there. */
 static hpc_message *take_reply(hpc_control *c, int rank, uint64_t sequence) {
     hpc_message *m;
     pthread_mutex_lock(&c->lock);
@@ -56,7 +56,7 @@ static hpc_message *take_reply(hpc_control *c, int rank, uint64_t sequence) {
     return m;
 }
 
-/* Moves the data of a message into a reply and frees the message; without one the reply gets a copy of this rank's own
+/* Moves a message's data into a reply and frees the message. With m NULL the reply gets a copy of this rank's own
  * data. */
 static int take_data(hpc_reply *reply, hpc_message *m, const void *data, size_t nbytes) {
     reply->nbytes = m != NULL ? m->total : nbytes;
@@ -76,7 +76,7 @@ static int take_data(hpc_reply *reply, hpc_message *m, const void *data, size_t 
 static int send_to_all(hpc_control *c, const char *op, const void *data, size_t nbytes, int fd, double deadline) {
     hpc_group *g = c->group;
     int blocked = -1;
-    for (int i = 1; i < g->size; i++) { /* each rank begins with its successor, so that no rank is everybody's first */
+    for (int i = 1; i < g->size; i++) { /* each rank begins with its successor, so no rank is the first target of all */
         int r = (g->rank + i) % g->size;
         if (hpc_link_send(c, r, HPC_MESH_GATHER, c->sequence, op, data, nbytes, fd, deadline) == HPC_ERR_TIMEOUT &&
             blocked < 0)
@@ -85,9 +85,9 @@ static int send_to_all(hpc_control *c, const char *op, const void *data, size_t 
     return blocked;
 }
 
-/* One collective at a time, and no longer than the deadline for its turn. */
+/* Waits for this thread's turn until the deadline; only one collective runs at a time. */
 static int take_turn(hpc_control *c, const char *op, double deadline) {
-    while (pthread_mutex_trylock(&c->collective_lock) != 0) { /* not a timed lock: its clock may be set back */
+    while (pthread_mutex_trylock(&c->collective_lock) != 0) { /* no timed lock: its clock may be set back */
         if (hpc_now() >= deadline)
             return hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, NULL, 0,
                                   "rank %d: %s: another thread's collective did not end in time; call "
@@ -98,7 +98,7 @@ static int take_turn(hpc_control *c, const char *op, double deadline) {
     return HPC_OK;
 }
 
-/* The collective that a rank makes, and the call that it is a part of; "": none. */
+/* The names of a rank's collective and of the call that it belongs to; call "": none. */
 typedef struct names {
     char op[HPC_OP_BYTES], call[HPC_CALLING_BYTES + 4];
 } names;
@@ -141,7 +141,7 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
     collective.sequence = ++c->sequence;
     int blocked = send_to_all(c, op, data, nbytes, fd, deadline);
     status = hpc_wait_for(g, &wait, hpc_left(deadline));
-    if (status == HPC_OK && blocked >= 0) /* it lacks some of this rank's data, so it will not go on */
+    if (status == HPC_OK && blocked >= 0) /* the blocked rank lacks some of this rank's data, so it cannot go on */
         status = hpc_group_fail_timeout(g, op, &blocked, 1, hpc_now() - start,
                                         "rank %d did not read its socket in time", blocked);
     if (status != HPC_OK) {

@@ -1,10 +1,11 @@
-/* The control channel: a mesh of connections that carries collectives, descriptors and the news of who is alive.
+/* The control channel: a connection between every two ranks. It carries collectives, descriptors, and the state of
+ * each rank.
  *
- * A pair of ranks that can share memory is linked by an abstract Unix socket, any other one by TCP. A service thread
- * reads every link, so a rank that computes for an hour still answers. On a Unix link a peer's death is told by the
- * kernel: its socket hangs up, or (when a forked child of it keeps the socket open) its pidfd becomes readable. Over
- * TCP a host may go without a word: every rank sends a beat a few times within config.silence, and one from which
- * nothing has come for so long has failed. */
+ * Two ranks that can share memory are linked by an abstract Unix socket, others by TCP. A service thread reads every
+ * link, so a rank that computes for an hour still answers. On a Unix link the kernel reports a peer's death: its
+ * socket hangs up, or, if a forked child keeps the socket open, its pidfd becomes readable. Over TCP a host may
+ * vanish silently. So every rank sends a beat several times within config.silence, and a rank from which nothing
+ * came for config.silence has failed. */
 #ifndef HPC_CONTROL_H
 #define HPC_CONTROL_H
 
@@ -17,126 +18,131 @@ enum { HPC_COOKIE_BYTES = 16, HPC_OP_BYTES = 24, HPC_WORDS = 64 };
 
 typedef struct hpc_control hpc_control;
 
-/* The facts by which a rank reaches another one's control channel; part of its address. */
+/* The facts by which other ranks reach a rank's control channel; a part of its address. */
 typedef struct hpc_control_address {
-    unsigned char name[HPC_COOKIE_BYTES];   /* of the listeners: anybody on the host can see it */
-    unsigned char secret[HPC_COOKIE_BYTES]; /* known to the job alone: callers show it; rank 0's keys TCP */
+    unsigned char name[HPC_COOKIE_BYTES]; /* of the listeners; any process of the host can see it */
+    /* Known to the job only: Unix callers show it, and rank 0's makes the TCP key. */
+    unsigned char secret[HPC_COOKIE_BYTES];
     int64_t pid;
     uint64_t pid_namespace;
-    hpc_endpoint endpoints[HPC_ENDPOINTS]; /* where it listens for TCP */
+    hpc_endpoint endpoints[HPC_ENDPOINTS]; /* at which it listens for TCP */
 } hpc_control_address;
 
-/* The name of a job, by that of its rank 0. */
+/* Writes the name of the job whose rank 0 has this address. */
 void hpc_control_name_job(const hpc_control_address *rank0, char job[HPC_JOB_BYTES]);
 
 typedef struct hpc_control_config {
-    int tcp;                /* whether to listen for TCP; without, no link can be TCP */
+    int tcp;                /* whether to listen for TCP; if not, no link can be TCP */
     const char *interfaces; /* hpc_net_listen's */
     double silence;
     const void *secret; /* hpc_config's; copied */
     size_t secret_bytes;
 } hpc_control_config;
 
-/* Listens and starts the service thread. bell is what peers of Unix links may ring. */
+/* Opens a control channel: listens and starts the service thread. Peers with a Unix link may ring bell. */
 int hpc_control_open(hpc_group *group, hpc_memory *bell, const hpc_control_config *config, hpc_control **control);
 void hpc_control_address_of(const hpc_control *control, hpc_control_address *address);
 
-/* How two ranks may be linked, best first: a refused Unix socket gives way to TCP where both bits are set. */
+/* Kinds of links, best first. If a pair allows both and the Unix socket is refused, TCP is used. */
 typedef enum hpc_link_kind { HPC_LINK_UNIX = 1, HPC_LINK_TCP = 2 } hpc_link_kind;
 
-/* The name that failures give to a link of that kind; "" for Unix sockets. */
+/* Returns the name of this kind of link in errors; "" for Unix sockets. */
 const char *hpc_link_name(hpc_link_kind kind);
 
-/* Connects to every rank, by what links[rank] allows (hpc_link_kind bits; both ranks of a pair have the same);
- * same_host[rank]: try loopback first. Returns when all are connected; the TCP listener then stays open only if some
+/* Connects to every rank. links[rank] has the allowed hpc_link_kind bits, the same on both ranks of a pair.
+ * same_host[rank]: try loopback first. Returns when all links are up. The TCP listener then stays open only if some
  * link is TCP. */
 int hpc_control_connect(hpc_control *control, const hpc_control_address *addresses, const unsigned char *links,
                         const unsigned char *same_host, double deadline);
 
-/* The kind of link to a connected peer; HPC_LINK_UNIX for this rank itself. */
+/* Returns the kind of link to a connected peer; HPC_LINK_UNIX for this rank itself. */
 int hpc_control_link(const hpc_control *control, int rank);
-/* "10.0.0.2:40001 by eth0": the endpoint at which a TCP peer is reached, or only the address that it called from; ""
- * for other peers. Valid while control is. */
+/* Returns the endpoint at which a TCP peer is reached ("10.0.0.2:40001 by eth0"), or just the address from which it
+ * called; "" for other peers. Valid as long as control. */
 const char *hpc_control_path(const hpc_control *control, int rank);
 
-/* One more TCP connection to rank, proven, for a lane; after a collective, when rank knows this one: *fd is
- * non-blocking and tuned (hpc_net_tune). */
+/* Opens one more authenticated TCP connection to rank, for a lane; *fd is non-blocking and tuned (hpc_net_tune).
+ * Call it after a collective, so that rank has this rank's addresses. */
 int hpc_control_call_lane(hpc_control *control, int rank, uint64_t lane, int stream, const char *op, double deadline,
                           int *fd);
-/* The called side: the service thread runs accept for each such connection, before it welcomes the caller. accept takes
- * fd over if it returns HPC_OK; otherwise the caller is refused. The welcome is sent right after accept: no thread may
- * write to fd or close it before the caller has been heard in another way (a collective, or its first bytes). accept
- * may not block. Set once, before connect. */
+/* Registers accept, which the service thread calls for each such connection on the called side, before it welcomes
+ * the caller. accept must not block. It takes fd over if it returns HPC_OK; otherwise the caller is refused. The
+ * welcome is sent right after accept, so no thread may write to fd or close it until the caller has been heard
+ * otherwise: in a collective, or by its first bytes. Call it once, before connect. */
 typedef int hpc_accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd);
 void hpc_control_on_lane(hpc_control *control, hpc_accept_lane *accept, void *arg);
 
-/* A key for one purpose, by the job's key and facts that both ends know; once connect has been called. */
+/* Derives a key for one purpose from the job's key and facts that both ends know. Call it only after connect. */
 void hpc_control_derive(const hpc_control *control, const void *facts, size_t nbytes,
                         unsigned char key[HPC_DIGEST_BYTES]);
 
-/* The bell of a connected peer on a Unix link; NULL over TCP. */
+/* Returns the bell of a connected peer on a Unix link; NULL over TCP. */
 hpc_bell *hpc_control_bell(const hpc_control *control, int rank);
 
 typedef struct hpc_reply {
     void *data;
     size_t nbytes;
-    int fd; /* -1 if none was sent; the code that takes it over sets it to -1 */
+    int fd; /* a descriptor, or -1; code that takes it over must set it to -1 */
 } hpc_reply;
 
-/* Whether all ranks must give as many bytes: if they do not, all get HPC_ERR_CONFIG. */
+/* EQUAL: all ranks must give the same number of bytes; otherwise all get HPC_ERR_CONFIG. */
 typedef enum hpc_sizes { HPC_EQUAL_SIZES, HPC_OWN_SIZES } hpc_sizes;
 
-/* Collective: gives nbytes (and fd, if not -1) to every rank; replies[r]: the data of rank r, this rank's included (but
- * for the fd). op names the collective: ranks that call different ones all get HPC_ERR_CONFIG. If a rank does not come,
- * the ranks no longer agree on the next collective, and every later one of this rank fails. */
+/* Collective. Gives nbytes, and fd if it is not -1, to every rank. replies[r] gets the data of rank r; this rank's
+ * own entry has no fd. op names the collective: if ranks call different ones, all get HPC_ERR_CONFIG. If a rank does
+ * not come by the deadline, ranks no longer agree on which collective is next, so every later one of this rank
+ * fails. */
 int hpc_control_exchange(hpc_control *control, const char *op, const void *data, size_t nbytes, int fd, hpc_sizes sizes,
                          hpc_reply *replies, double deadline);
 void hpc_control_free_replies(hpc_control *control, hpc_reply *replies);
 
-/* The vote by which the surviving ranks agree on who is left (survivors.c). */
+/* A vote by which the surviving ranks agree on who is left (survivors.c). */
 typedef struct hpc_survivors {
-    const hpc_group *caller; /* of the context that shrinks: gives this rank's number, and its end ends the waits */
-    const int *names;        /* the ranks' numbers in errors, by rank; NULL: the same */
-    char *gone;              /* by rank: 1: left out; only grows */
+    /* Group of the context that shrinks: has this rank's number, and when it closes the waits end. */
+    const hpc_group *caller;
+    const int *names; /* by rank, the numbers to use in errors; NULL: the ranks themselves */
+    char *gone;       /* by rank, 1: left out; a 1 never becomes 0 */
     double deadline;
 } hpc_survivors;
 
-/* Votes until every rank that is not gone has said the same. HPC_ERR_TIMEOUT names the ranks that did not vote, and may
- * be followed by another try; HPC_ERR_TRANSPORT: others count this rank as gone. One thread at a time. */
+/* Votes until all ranks that are not gone have voted for the same set. HPC_ERR_TIMEOUT names the ranks that did not
+ * vote; the call may be repeated. HPC_ERR_TRANSPORT: other ranks count this one as gone. Only one thread may vote or
+ * give. */
 int hpc_control_vote(hpc_control *control, hpc_survivors *survivors);
 
-/* After a vote: gives nbytes to every rank that is not gone and gets theirs (HPC_OK: replies, to be freed; data is NULL
- * for a rank that is gone). HPC_IN_PROGRESS if a rank has departed meanwhile, or has not decided: vote again. */
+/* Call it after a vote. Gives nbytes to every rank that is not gone and gets their bytes. HPC_OK: the caller frees
+ * replies, whose data is NULL for a gone rank. HPC_IN_PROGRESS: a rank has departed meanwhile, or has not decided;
+ * vote again. */
 int hpc_control_give(hpc_control *control, hpc_survivors *survivors, const void *data, size_t nbytes,
                      hpc_reply *replies);
 
-/* Whether rank gave in the last round of giving that ended here, and that round has made no new context here; it may
- * have made one there. settle: it has made one here. */
+/* gave returns whether rank gave in the last completed give, unless this rank has made a new context from it (that
+ * rank may have made one). settle notes that this rank has made its new context. */
 int hpc_control_gave(const hpc_control *control, int rank);
 void hpc_control_settle(hpc_control *control);
 
-/* While heir's ranks (ranks here, in heir's order) connect: one that departs here, or votes again, departs there too,
- * so that their waits end. NULL ends it; heir and ranks must live until then. */
+/* While the heir connects, a rank that departs here or votes again also departs in heir, so that waits in heir end.
+ * ranks has the ranks' numbers here, in heir's order. NULL for heir stops this; heir and ranks must live until then. */
 void hpc_control_watch(hpc_control *control, hpc_group *heir, const int *ranks);
-/* The answer to a question about a rank: the name of its host. Once for each, before the next. */
+/* Sets the host name of a rank for answers to questions. Once for each rank, before hpc_control_show. */
 void hpc_control_show_host(hpc_control *control, int rank, const char *host);
-/* And of this one, from now on: the transports that it uses. Once, after connect. */
+/* Shows in answers, from now on, the transports that this rank uses. Once, after connect. */
 void hpc_control_show(hpc_control *control, const char *transports);
 
-/* Words: each rank shows each other one HPC_WORDS numbers, 0 at first; a later one takes the place of an earlier one.
- * tell never waits: HPC_ERR_TIMEOUT if nothing can be sent now, HPC_ERR_PEER if the peer is gone. told: rank's latest
- * number. Any thread. */
+/* Words: each rank shows every other rank HPC_WORDS numbers, which begin at 0. tell replaces one and never waits:
+ * HPC_ERR_TIMEOUT if nothing can be sent now, HPC_ERR_PEER if the peer is gone. told returns rank's latest number.
+ * Any thread may call both. */
 int hpc_control_tell(hpc_control *control, int rank, int place, uint32_t value);
 uint32_t hpc_control_told(const hpc_control *control, int rank, int place);
 
-/* A peer has failed, as a transport has found out: like a departure that came by the channel itself. Any thread. */
+/* Marks a peer as failed because a transport found it so, as if the channel had reported it. Any thread may call it. */
 void hpc_control_lose(hpc_control *control, int rank, const char *why);
 
-/* Tells the peers that a rank that has left or leaves counts as failed. */
+/* Tells the peers to count a rank that has left, or leaves, as failed. */
 void hpc_control_revoke(hpc_control *control);
 
-/* Tells the peers (why: NULL for leaving, else the failure) and stops the thread; then free. In a forked child both do
- * nothing but forget. */
+/* Stops the service thread after telling the peers why: NULL for leaving, otherwise the failure. free comes after
+ * stop. In a forked child stop does nothing, and free only frees. */
 void hpc_control_stop(hpc_control *control, const char *why);
 void hpc_control_free(hpc_control *control);
 

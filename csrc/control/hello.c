@@ -16,7 +16,7 @@ enum { WAIT_HELLO, WAIT_KEY, WAIT_PROOF, PROVEN, REFUSED };
 
 _Static_assert(sizeof(hpc_hello) == 64, "a hello has no holes: every byte that is sent is set");
 
-/* Called and caller sign different words, so that the proof of one is never the proof of the other. */
+/* Called and caller sign different labels, so a proof of one is never valid as the other's. */
 static void prove(const char label[LABEL_BYTES + 1], const unsigned char *key, const hpc_hello *hello,
                   const unsigned char *nonce, unsigned char proof[HPC_DIGEST_BYTES]) {
     const hpc_bytes parts[] = {{label, LABEL_BYTES}, {hello, sizeof *hello}, {nonce, HPC_NONCE_BYTES}};
@@ -35,7 +35,7 @@ static int refuse(int status, const char *words, const char **why) {
 
 /* ---- the caller ---- */
 
-/* HPC_OK when fd is ready for events, or has ended. */
+/* Returns HPC_OK when fd is ready for events, or hung up. */
 static int await(int fd, short events, double deadline) {
     for (;;) {
         double left = hpc_left(deadline);
@@ -119,7 +119,7 @@ void hpc_greeting_start(hpc_greeting *greeting) {
     greeting->state = WAIT_HELLO;
 }
 
-/* The fault of the first got bytes of a hello: NULL if they are good so far. */
+/* Returns the fault in the first got bytes of a hello; NULL if they are valid so far. */
 static const char *fault_of_beginning(const hpc_hello *hello, size_t got) {
     if (got >= offsetof(hpc_hello, version) && hello->magic != MAGIC)
         return hello->magic == __builtin_bswap32(MAGIC) ? "another byte order" : "not hpcomm";
@@ -143,7 +143,7 @@ static int refuse_greeting(hpc_greeting *greeting, const char *words, const char
     return refuse(HPC_ERR_AUTH, words, why);
 }
 
-/* Adds to the message of nbytes at into; whether it is whole now. */
+/* Adds bytes to a message that must have nbytes; returns whether it is complete. */
 static int collect(hpc_greeting *greeting, void *into, size_t nbytes, const void *data, size_t n, size_t *used) {
     size_t missing = nbytes - greeting->got;
     *used = n < missing ? n : missing;
@@ -205,14 +205,14 @@ int hpc_greeting_take(hpc_greeting *greeting, const void *data, size_t nbytes, s
     }
 }
 
-/* How many bytes may be read now without taking any that come after the greeting. */
+/* Returns how many bytes may be read without reading past the greeting. */
 static size_t wanted(const hpc_greeting *greeting) {
     if (greeting->state == WAIT_HELLO) return sizeof greeting->hello - greeting->got;
     if (greeting->state == WAIT_PROOF) return sizeof greeting->proof - greeting->got;
     return 0;
 }
 
-/* While a hello waits for the key nothing more may come, but the caller may hang up. */
+/* Checks a caller whose hello waits for the key: it may hang up, but must send nothing more. */
 static int look_at_waiting(hpc_greeting *greeting, int fd, const char **why) {
     char byte;
     ssize_t n = recv(fd, &byte, 1, MSG_DONTWAIT);
@@ -230,7 +230,7 @@ int hpc_greeting_step(hpc_greeting *greeting, int fd, const unsigned char *key,
     for (;;) {
         int status = hpc_greeting_take(greeting, bytes, n, &used, key, name, rank, size, &answer, why);
         if (status != HPC_IN_PROGRESS) return status;
-        /* A fresh connection has room for an answer; one without is not worth waiting for. */
+        /* A new connection always has room for the answer; one without room is broken. */
         if (answer.ready &&
             send(fd, answer.bytes, sizeof answer.bytes, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)sizeof answer.bytes) {
             greeting->state = REFUSED;

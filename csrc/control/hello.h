@@ -23,11 +23,11 @@ enum { HPC_NONCE_BYTES = 16, HPC_NAME_BYTES = 16 };
 typedef enum hpc_purpose { HPC_FOR_CONTROL = 1, HPC_FOR_LANE = 2, HPC_FOR_RENDEZVOUS = 3 } hpc_purpose;
 
 typedef struct hpc_hello {
-    uint32_t magic;   /* filled in by hpc_hello_call, and looked at first */
+    uint32_t magic;   /* hpc_hello_call fills it in; checked first */
     uint16_t version; /* of the handshake */
     uint16_t order;   /* 0x0102 in the caller's byte order; must equal the called side's */
     uint8_t purpose;
-    uint8_t stream; /* number of this connection in its lane */
+    uint8_t stream; /* the connection's number in its lane */
     uint16_t unused;
     int32_t from, to;                   /* ranks */
     int32_t size;                       /* of the job */
@@ -54,26 +54,24 @@ typedef struct hpc_greeting {
 
 void hpc_greeting_start(hpc_greeting *greeting);
 
-/* Reads and answers as much as it can, and never reads a byte from behind the greeting. Returns:
+/* Reads and answers as much as it can, but reads no byte after the greeting. Returns:
  *   HPC_IN_PROGRESS     call again when fd is readable
  *   HPC_OK              greeting->hello is proven; call hpc_greeting_end once the connection has its place
  *   HPC_ERR_AUTH        the TCP caller is a stranger, or its hello is meant for another listener
  *   HPC_ERR_TRANSPORT   the TCP caller hung up
- * After either error, why holds a few words (static): close fd. If key is NULL, the key is not known yet: call again
- * once it is, whether fd is readable or not. The hello must match name, rank and size; rank -1 accepts any to and size.
- * In a proven hello, from is a rank of the hello's own size and differs from to, and purpose is a defined one; lane and
- * stream are unchecked. This function sets no time limit: the code that calls it decides how long a TCP caller may
- * take. */
+ * After either error *why has a few words (static); close fd. key may be NULL while it is unknown: call again when
+ * it is known, even if fd is not readable. The hello must match name, rank and size; rank -1 accepts any to and
+ * size. In a proven hello, from is a rank of the hello's own size and differs from to, and purpose is defined; lane
+ * and stream are unchecked. The function sets no deadline: the calling code decides how long a caller may take. */
 int hpc_greeting_step(hpc_greeting *greeting, int fd, const unsigned char *key,
                       const unsigned char name[HPC_NAME_BYTES], int rank, int size, const char **why);
 
 /* Welcomes the caller: HPC_OK, or HPC_ERR_TRANSPORT if it is gone. */
 int hpc_greeting_end(int fd);
 
-/* hpc_greeting_step without the socket (tests and the fuzzer call it too). Takes *used of the nbytes bytes, never
- * past the end of a message. HPC_IN_PROGRESS: if answer->ready, send all of answer before the next call; then call
- * again with the bytes that are left or arrive. HPC_OK: the hello is proven. HPC_ERR_AUTH: the hello is refused for
- * good. */
+/* Does the work of hpc_greeting_step without the socket; tests and the fuzzer call it too. Takes *used of the nbytes
+ * bytes, never past the end of a message. HPC_IN_PROGRESS: if answer->ready, send all of answer first; then call
+ * again with the other bytes. HPC_OK: the hello is proven. HPC_ERR_AUTH: the hello is refused for good. */
 typedef struct hpc_answer {
     unsigned char bytes[HPC_NONCE_BYTES + HPC_DIGEST_BYTES];
     int ready;

@@ -1,11 +1,10 @@
-/* Follows a wait that has run out of time to the end of its chain: this rank asks each rank that it waits for which
- * ranks that one waits for, then asks those, and so on. All of them are linked to this rank, so no other rank forwards
- * a question.
+/* Follows a wait that timed out to the end of its chain. This rank asks each rank that it waits for which ranks that
+ * one waits for, then asks those ranks, and so on. It has a link to every rank, so no rank forwards questions.
  *
- * Threads: the waiting thread sends a LOOK. If the link has no room for it, the thread marks the link as wanted and
- * pokes the service thread, which sends the LOOK later. The service thread keeps the NEWS that come back, with their
- * time, under the control's lock, and rings the bell. So a rank that is not asked sends nothing, and a rank that does
- * not read its socket delays only the asking rank, which has 250 ms. */
+ * Threads: the waiting thread sends a LOOK. If the link has no room, it marks the link as wanted and pokes the
+ * service thread, which sends the LOOK later. The service thread stores the NEWS that come back, with their time,
+ * under the control's lock, and rings the bell. So a rank that is not asked sends nothing. A rank that does not read
+ * its socket delays only the asking rank, by at most 250 ms. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <stdio.h>
@@ -19,14 +18,14 @@ enum { MOST = 256 }; /* ranks that one inquiry asks */
 typedef struct asking {
     hpc_control *control;
     const hpc_inquiry *inquiry;
-    hpc_shown_rank *shown; /* the state of each rank asked, in the order of asking */
-    double *asked;         /* time of asking, by index in shown; 0: it has answered, or cannot be asked */
+    hpc_shown_rank *shown; /* states of the asked ranks, in the order of asking */
+    double *asked;         /* by index in shown: when it was asked; 0: it has answered, or cannot be asked */
     int *place;            /* by rank: 1 + its index in shown; 0: not asked */
     int n, pending, poke;
-    double until; /* all answers must have come by then */
+    double until; /* deadline for all answers */
 } asking;
 
-/* The time between two questions to a rank that answered between two waits. */
+/* Seconds until a rank is asked again that answered between two of its waits. */
 static const double STEP_SECONDS = 0.02;
 
 int hpc_inquiry_look(hpc_control *c) {
@@ -34,7 +33,7 @@ int hpc_inquiry_look(hpc_control *c) {
     if (atomic_exchange(&c->inquiries, 0) == 0) return 0;
     for (int r = 0; r < c->group->size; r++) {
         hpc_link *l = &c->links[r];
-        if (atomic_exchange(&l->wanted, 0) == 0) continue; /* a later wish sets the mark again */
+        if (atomic_exchange(&l->wanted, 0) == 0) continue; /* cleared first, so that a later request sets it again */
         int status = hpc_link_tell(c, r, HPC_MESH_LOOK, NULL, 0);
         if (status == HPC_OK) l->looked = hpc_now();
         if (status != HPC_ERR_TIMEOUT) continue;
@@ -45,7 +44,7 @@ int hpc_inquiry_look(hpc_control *c) {
     return left;
 }
 
-/* Shows the inquiry's wait as this rank's only wait, whatever its other threads do. */
+/* Shows the inquiry's own wait as this rank's only wait, even if other threads wait too. */
 static void show_own(const asking *a, hpc_shown_rank *s) {
     const hpc_inquiry *q = a->inquiry;
     hpc_jobs_show_self(a->control, s);
@@ -57,8 +56,8 @@ static void show_own(const asking *a, hpc_shown_rank *s) {
     for (int i = 0; i < q->n && i < HPC_SHOWN_RANKS; i++) s->waits[0].ranks[i] = q->waiting_for[i];
 }
 
-/* Whether a rank answered between two waits: it waits for nothing now, and its last wait ended less than half of this
- * rank's waiting time ago. */
+/* Returns whether a rank answered between two of its waits: it waits for nothing now, but its last wait ended less
+ * than half of this rank's waiting time ago. */
 static int is_brief(const asking *a, const hpc_shown_rank *s) {
     return s->answers && s->gone[0] == 0 && !s->stopped && s->n_waits == 0 && s->n_culprits == 0 && s->idle >= 0 &&
            s->idle < a->inquiry->waited / 2 && s->rank != a->control->group->rank && a->inquiry->asks == HPC_ASK_ENDS;
@@ -70,7 +69,7 @@ static void want(asking *a, int i) {
     a->asked[i] = hpc_now();
     a->pending++;
     if (hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0) != HPC_ERR_TIMEOUT) return;
-    atomic_store(&c->links[rank].wanted, 1); /* no room in the link: the service thread retries until there is */
+    atomic_store(&c->links[rank].wanted, 1); /* no room in the link: the service thread tries until there is room */
     a->poke = 1;
 }
 
@@ -94,7 +93,7 @@ static void ask(asking *a, int rank) {
     }
 }
 
-/* Asks the ranks that an answering rank waits for; asks every rank if that list did not fit into its answer. */
+/* Asks the ranks that an answering rank waits for, or every rank if its answer had no room for their list. */
 static void ask_further(asking *a, const hpc_shown_rank *s) {
     if (a->inquiry->asks != HPC_ASK_ENDS || s->n_culprits > 0) return;
     for (int i = 0; i < s->n_waits; i++) {
@@ -104,7 +103,7 @@ static void ask_further(asking *a, const hpc_shown_rank *s) {
     }
 }
 
-/* Whether a rank has sent news since it was asked, or will send none that can be used. */
+/* Returns whether a rank has sent news since it was asked, or will send no usable ones. */
 static int has_answered(asking *a, int i) {
     hpc_control *c = a->control;
     hpc_shown_rank *s = &a->shown[i], news;
@@ -182,7 +181,7 @@ static void await_answers(asking *a) {
     }
 }
 
-/* The culprits that the closed ranks name. */
+/* Lists the culprits that the ranks with closed exchanges name; returns how many. */
 static int list_causes(const asking *a, hpc_culprit *culprits, int cap) {
     int n = 0;
     for (int i = 0; i < a->n; i++)
@@ -191,7 +190,7 @@ static int list_causes(const asking *a, hpc_culprit *culprits, int cap) {
     return n;
 }
 
-/* The first rank that waits, asked in turn. A rank that is stopped or gone does not. */
+/* Finds the first rank that waits, in the order of asking. A stopped or departed rank does not wait. */
 static int find_waiting(asking *a, hpc_culprit *culprit) {
     const hpc_inquiry *q = a->inquiry;
     for (int i = 0; i < q->n && hpc_now() < a->until; i++) {
@@ -241,7 +240,7 @@ void hpc_inquiry_follow(void *arg, hpc_inquiry *q) {
     double since = hpc_now() - q->waited;
     q->n_culprits = 0;
     q->way[0] = 0;
-    /* The wait is shown meanwhile, because other ranks may follow their waits to this rank. */
+    /* Shows this wait to other ranks meanwhile, because their chains may lead here. */
     if (q->asks == HPC_ASK_ENDS) shown = hpc_watch_wait(&g->watch, -1, q->doing, q->waiting_for, q->n, &since);
     if (begin(&a, c, q)) {
         if (q->asks == HPC_ASK_WHO_WAITS)

@@ -1,15 +1,15 @@
-/* Questions about the ranks that run here and the ranks that each waits for. Any process of the same user may put one
- * to the Unix listener of a control channel, which it finds by its name in /proc/net/unix.
+/* Answers questions about the ranks of this host: their state, and the ranks that each waits for. Any process of the
+ * same user may ask the Unix listener of a control channel, whose name it finds in /proc/net/unix.
  *
- * The service thread answers with one packet of a fixed size and hangs up. It takes only a name or a rank from the
- * asker, waits only for the watch's spin lock, and keeps nothing. The asker trusts nothing in the answer but its
- * process, which the kernel tells: texts are ended and made printable, numbers are bounded.
+ * The service thread answers with one packet of fixed size and hangs up. It reads only a name or a rank from the
+ * asker, waits only for the watch's spin lock, and stores nothing. The asker trusts only the answering process's id,
+ * which the kernel tells: it ends texts, makes them printable, and bounds numbers.
  *
- * Ranks that the asker does not find itself are on other hosts, or gone. It asks one rank of their job about each. That
- * rank answers with the news that it has. If they are a second old, it sends the rank in question a LOOK over their
- * link, and that rank's service thread sends its NEWS back. So only the asker waits, and asks again until the news are
- * new; other ranks send nothing; and a look costs two frames a rank, whatever the number of ranks. News are passed on
- * as they came: the asker checks them with the rest of the answer. */
+ * Ranks whose listeners the asker does not find are on other hosts, or gone. For each of them it asks one rank of
+ * the job. That rank answers with the news it has. If they are over a second old, it also sends the rank in question
+ * a LOOK over their link, and that rank's service thread sends NEWS back. So only the asker waits: it asks again
+ * until the news are new. Other ranks send nothing, and a look costs two frames per rank. News are passed on
+ * unchecked; the asker checks them with the rest of the answer. */
 #define _GNU_SOURCE
 #include "control/channel.h"
 
@@ -26,7 +26,7 @@
 
 enum { BATCH = 256, MOST = 1 << 16, NAME_CHARS = 2 * HPC_COOKIE_BYTES, LISTENS = 0x10000 };
 
-static const double NEW_SECONDS = 1; /* news that are not older are not asked for again */
+static const double NEW_SECONDS = 1; /* news up to this age are not asked for again */
 static const double LEAST_PAUSE = 1e-3, MOST_PAUSE = 0.1;
 
 static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
@@ -34,7 +34,7 @@ static const char PREFIX[] = "@hpcomm-";
 
 /* ---- the answer ---- */
 
-/* Whether the links' addresses and hosts are there. */
+/* Returns whether the links' addresses and hosts are filled in. */
 static int is_connected(const hpc_group *g) {
     return atomic_load_explicit(&g->watch.connected, memory_order_acquire);
 }
@@ -70,7 +70,7 @@ static void show_blamed(hpc_group *g, int by_wait, hpc_shown_rank *shown) {
 
 void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown) {
     const hpc_group *g = c->group;
-    memset(shown, 0, sizeof *shown); /* holes too: it leaves the process */
+    memset(shown, 0, sizeof *shown); /* padding too, because it leaves the process */
     shown->answers = 1;
     shown->rank = g->rank;
     shown->size = g->size;
@@ -97,7 +97,7 @@ void hpc_jobs_show_gone(const hpc_control *c, int rank, hpc_shown_rank *shown) {
     if (hpc_group_left_because(g, rank)) show_blamed(g, 0, shown);
 }
 
-/* Shows rank's last news, and this rank's own knowledge of it. */
+/* Writes rank's last news into shown, and the facts that this rank itself has about it. */
 static void show_peer(const hpc_control *c, int rank, hpc_shown_rank *shown) {
     const hpc_group *g = c->group;
     const hpc_link *l = &c->links[rank];
@@ -192,15 +192,15 @@ typedef struct name {
     unsigned char bytes[HPC_COOKIE_BYTES];
 } name;
 
-/* One question to the listener `to`. It asks about the rank `rank` of the listener's job. If rank is -1, it asks the
- * listener about itself and about the rank whose listener has the name `about`. */
+/* One question to the listener `to`: about the rank `rank` of its job or, if rank is -1, about itself and about the
+ * rank whose listener has the name `about`. */
 typedef struct question {
     name to, about;
     int rank;
-    int fd;      /* -1: none yet, or over */
-    int found;   /* a listener of this user is there */
-    int answers; /* as in hpc_shown_rank: 0 no answer yet, -1 no valid one, 1 a valid one, which stays */
-    int64_t pid; /* as the kernel says */
+    int fd;      /* -1: not connected yet, or finished */
+    int found;   /* a listener of this user answers to the name */
+    int answers; /* as in hpc_shown_rank: 0: no answer yet; -1: an invalid one; 1: a valid one, which stays */
+    int64_t pid; /* told by the kernel */
     hpc_job_answer answer;
 } question;
 
@@ -208,8 +208,8 @@ static void end(question *q) {
     hpc_close(&q->fd);
 }
 
-/* Any process may own the name. The listener counts only if it belongs to this user or this user is root: this process
- * could then read its memory as well. */
+/* Connects to the listener. Any process may own the name, so the listener counts only if it belongs to this user, or
+ * this user is root: then this process could read its memory anyway. */
 static void call(question *q) {
     struct sockaddr_un address;
     struct ucred owner = {.uid = (uid_t)-1};
@@ -217,7 +217,7 @@ static void call(question *q) {
     q->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (q->fd < 0) return;
     if (connect(q->fd, (struct sockaddr *)&address, length) != 0) {
-        q->found = errno == EAGAIN; /* its backlog is full: it has accepted no caller for long */
+        q->found = errno == EAGAIN; /* EAGAIN: its backlog is full, so it has long accepted no caller */
         end(q);
         return;
     }
@@ -232,7 +232,8 @@ static void call(question *q) {
     if (status != HPC_OK) end(q);
 }
 
-/* Whether s comes from another rank and describes the rank asked about; q->answer holds the expected job and size. */
+/* Returns whether s comes from another rank and describes the rank asked about. q->answer holds the expected job and
+ * size. */
 static int is_told(const question *q, const hpc_shown_rank *s) {
     const hpc_shown_rank *wanted = &q->answer.of;
     return s->told_by >= 0 && s->rank == q->rank && s->size == wanted->size && strcmp(s->job, wanted->job) == 0;
@@ -253,9 +254,9 @@ static void read_answer(question *q) {
     end(q);
 }
 
-/* All at once, BATCH of them at most. */
+/* Asks all questions, at most BATCH, at the same time. */
 static void ask(question *questions, int n, double until) {
-    struct pollfd polls[BATCH]; /* of open ones alone: poll refuses more entries than a process may have files */
+    struct pollfd polls[BATCH]; /* open ones only: poll refuses more entries than the process may have files */
     int open = 0, asked[BATCH];
     for (int i = 0; i < n; i++) call(&questions[i]);
     do {
@@ -287,7 +288,7 @@ static int read_name(const char *text, name *to) {
     return 1;
 }
 
-/* The names of all listeners; *n of them, to be freed. */
+/* Lists the names of all listeners on this host; the caller frees *names. */
 static int list_names(name **names, int *n) {
     char line[512], *at;
     size_t room = 0;
@@ -304,7 +305,7 @@ static int list_names(name **names, int *n) {
         if ((size_t)*n == room) {
             room = room == 0 ? 64 : 2 * room;
             name *more = realloc(*names, room * sizeof *more);
-            if (more == NULL) break; /* fewer are shown */
+            if (more == NULL) break; /* out of memory: shows fewer ranks */
             *names = more;
         }
         (*names)[(*n)++] = found;
@@ -327,8 +328,8 @@ static int settle(question *q) {
     return 1;
 }
 
-/* Identifies the rank whose listener does not answer. Ranks of its job know the listener's name. So one rank of each
- * job in found is asked, a connected one that has answered. found is sorted by job. */
+/* Finds out which rank has a listener that does not answer. The ranks of its job know the listener's name, so one
+ * rank of each job in found is asked: a connected one that has answered. found must be sorted by job. */
 static void identify(hpc_shown_rank *shown, const name *of, const question *found, int n, double until) {
     const char *last = "";
     question q[BATCH];
@@ -383,12 +384,12 @@ static int is_new(const hpc_shown_rank *s) {
     return s->age >= 0 && s->age < NEW_SECONDS;
 }
 
-/* Whether there is nothing more to learn. */
+/* Returns whether no further answer can add anything. */
 static int is_over(const question *q) {
     return !q->found || q->answers < 0 || (q->answers == 1 && (q->answer.of.gone[0] != 0 || is_new(&q->answer.of)));
 }
 
-/* Repeats the questions until each is over (is_over) or time runs out. Moves the ones that are over to the front. */
+/* Repeats the questions until each is over (is_over) or time runs out. Moves the finished ones to the front. */
 static void ask_about(question *questions, int n, double until) {
     double pause = LEAST_PAUSE;
     for (int done = 0; done < n;) {
@@ -433,7 +434,7 @@ static int find_here(const name *names, int n_names, question *found, double tim
     return n;
 }
 
-/* Adds to the n found ranks the missing ones that another rank tells about, and sorts all; returns the new number. */
+/* Adds to the n found ranks the missing ranks that another rank tells about, and sorts all; returns the new number. */
 static int add_missing(question **found, int n, double until) {
     int k = list_missing(*found, n, NULL, 0);
     question *more = k == 0 ? NULL : realloc(*found, (size_t)(n + k) * sizeof *more);

@@ -84,7 +84,7 @@ static int refuse(int status, const char *words, const char **why) {
     return status;
 }
 
-/* The fault of a header in words; NULL: it has none. A header is checked before the bytes behind it are read. */
+/* Returns the fault of a header, or NULL. Called before any byte after the header is read. */
 static int check(const hpc_letters *l, const char **why) {
     const hpc_letter *letter = &l->letter;
     if (letter->magic != MAGIC) return refuse(HPC_ERR_TRANSPORT, "it is not a message of hpcomm", why);

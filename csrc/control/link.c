@@ -1,7 +1,7 @@
-/* Frames on one link. A Unix link carries each frame as a packet. On a TCP link they follow each other as a stream, so
- * both sides keep their place in it: the reader a partial frame (head, got), the sender the rest of a frame
- * (told_left). A frame that the deadline cuts in two ends the sending half of the link, because the next one would be
- * read as its rest. */
+/* Frames on one link. On a Unix link each frame is a packet. On a TCP link frames form a stream, so both sides keep
+ * their place in it: the reader has the partial frame (head, got), the sender the unsent rest of a frame
+ * (told_left). If the deadline cuts a frame in two, the link's sending side ends, because the next frame would be
+ * read as the rest of it. */
 #define _GNU_SOURCE
 #include "control/channel.h"
 
@@ -26,7 +26,7 @@ const char *hpc_link_name(hpc_link_kind kind) {
 
 /* ---- sending ---- */
 
-/* Whether rank is gone, or no thread here waits for its reply any more. */
+/* Returns whether to stop sending to rank: it is gone, or no thread here waits for its reply any more. */
 static int is_pointless(const hpc_group *g, int rank, uint32_t type) {
     int state = atomic_load_explicit(&g->states[rank], memory_order_acquire);
     return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED || (type == HPC_MESH_GATHER && atomic_load(&g->closed));
@@ -50,7 +50,7 @@ int hpc_link_is_stopped(const hpc_control *c, int rank) {
            hpc_host_is_stopped("", l->address.pid);
 }
 
-/* Sends all of m (which is used up), waiting for room until the deadline; *sent: bytes sent, also if it fails. */
+/* Sends all of m, and changes it; waits for room until the deadline. *sent gets the bytes sent, also on failure. */
 static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, double deadline, size_t *sent) {
     hpc_link *l = &c->links[rank];
     int fd = atomic_load(&l->fd);
@@ -82,7 +82,7 @@ static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, d
     }
 }
 
-/* Sends the rest of a frame that was told in part, before any other frame. The rest lies at the end of told. */
+/* Sends the unsent rest of a frame, which is at the end of told, before any other frame. */
 static int finish_told(hpc_control *c, int rank, double deadline) {
     hpc_link *l = &c->links[rank];
     if (l->told_left == 0) return HPC_OK;
@@ -115,7 +115,8 @@ static int send_frame(hpc_control *c, int rank, const hpc_mesh_frame *f, const v
         memcpy(CMSG_DATA(h), &pass_fd, sizeof(int));
     }
     int status = send_all(c, rank, f->type, &m, deadline, &sent);
-    /* A peer that reads takes the rest of a frame in no time; the time went to others, so it keeps its link. */
+    /* A peer that reads takes the rest at once. The deadline passed because of other ranks, so this peer may keep
+     * its link. */
     if (status == HPC_ERR_TIMEOUT && sent > 0) status = send_all(c, rank, f->type, &m, hpc_now() + REST_SECONDS, &rest);
     if (status != HPC_OK && sent > 0) {
         l->cut = 1;
@@ -129,7 +130,7 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
     hpc_link *l = &c->links[rank];
     int status;
     size_t offset = 0;
-    pthread_mutex_lock(&l->send_lock); /* also keeps the descriptor from being closed under the send */
+    pthread_mutex_lock(&l->send_lock); /* also prevents fd from being closed during the send */
     status = atomic_load(&l->fd) < 0 || l->cut ? HPC_ERR_PEER : finish_told(c, rank, deadline);
     while (status == HPC_OK) {
         size_t n = nbytes - offset < HPC_PIECE_BYTES ? nbytes - offset : HPC_PIECE_BYTES;
@@ -151,7 +152,7 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
     return status;
 }
 
-/* data: NULL where the frame has no payload. */
+/* Sends one frame if the socket takes it at once; data is NULL if the frame has no payload. */
 static int tell(hpc_control *c, int rank, const hpc_mesh_frame *f, const void *data) {
     hpc_link *l = &c->links[rank];
     const size_t nbytes = f->nbytes;
@@ -207,7 +208,7 @@ static const char no_memory[] = "this rank has no memory for its message";
 static const char ended[] = "its process died or closed the connection";
 static const char dropped[] = "it heard nothing from this rank for too long and goes on without it";
 
-/* Makes room for the frame's payload, never for more than twice the bytes that have come. */
+/* Makes room for the frame's payload, but at most for twice the bytes that have come. */
 static int make_room(hpc_message *m, size_t more) {
     size_t need = m->got + more, room = need > 2 * m->room ? need : 2 * m->room;
     if (need <= m->room && m->data != NULL) return 1;
@@ -219,10 +220,10 @@ static int make_room(hpc_message *m, size_t more) {
     return 1;
 }
 
-/* Finds or begins the message of the frame. NULL, or its fault in words. */
+/* Finds the message that the frame continues, or begins one. Returns NULL, or the frame's fault. */
 static const char *find_message(hpc_link *l, const hpc_mesh_frame *f) {
     hpc_message *m = l->incoming;
-    if (m != NULL && f->offset == 0) { /* the sender gave it up when its deadline passed */
+    if (m != NULL && f->offset == 0) { /* the sender gave up the old message at its deadline */
         hpc_message_free(m);
         m = l->incoming = NULL;
     }
@@ -239,7 +240,7 @@ static const char *find_message(hpc_link *l, const hpc_mesh_frame *f) {
     return make_room(m, f->nbytes) ? NULL : no_memory;
 }
 
-/* No rank is more than one collective ahead of a rank that takes part in all of them. */
+/* Returns whether rank is too far ahead: a rank is at most one collective ahead of a rank that takes part in all. */
 static int is_far_ahead(hpc_control *c, hpc_message *const *inbox) {
     int waiting = 0;
     pthread_mutex_lock(&c->lock);
@@ -248,7 +249,7 @@ static int is_far_ahead(hpc_control *c, hpc_message *const *inbox) {
     return waiting > MOST_WAITING;
 }
 
-/* A message of one frame may come between two frames of another message. */
+/* Begins a message of one frame, which may come between two frames of another message. Returns NULL, or the fault. */
 static const char *begin_single(hpc_link *l, const hpc_mesh_frame *f) {
     if (f->offset != 0 || f->total != f->nbytes) return garbled;
     hpc_message *m = malloc(sizeof *m);
@@ -267,7 +268,7 @@ static char *place_of(const hpc_link *l, const hpc_mesh_frame *f) {
     return (char *)(uintptr_t)&l->word;
 }
 
-/* NULL when the frame's payload may come, or why the link cannot go on. */
+/* Prepares for the frame's payload. Returns NULL, or why the link cannot go on. */
 static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
     hpc_link *l = &c->links[rank];
     if (!is_sound(f, c->group->size) || f->rank != rank) return garbled;
@@ -317,7 +318,7 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
         m = l->arriving;
         m->got = f->nbytes;
         l->arriving = NULL;
-        if (is_far_ahead(c, &l->ballots)) /* it goes on without this rank, and has said so by the first ones */
+        if (is_far_ahead(c, &l->ballots)) /* the peer goes on without this rank, and has said so in its first ballots */
             hpc_message_free(m);
         else
             append(c, &l->ballots, m);
@@ -355,8 +356,8 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
     }
 }
 
-/* One packet if there is one: its size, 0 at the end of the link, -1 if none (errno). A descriptor that came along is
- * the caller's. */
+/* Reads one packet. Returns its size, 0 at the end of the link, or -1 with errno. The caller must close *passed, a
+ * descriptor that came along, if it is not -1. */
 static ssize_t receive_packet(int fd, hpc_mesh_frame *f, char *payload, int *passed) {
     struct iovec parts[2] = {{f, sizeof *f}, {payload, HPC_PIECE_BYTES}};
     union {
@@ -379,7 +380,7 @@ static int is_packet(const hpc_mesh_frame *f, ssize_t n, int size) {
     return n >= (ssize_t)sizeof *f && is_sound(f, size) && (size_t)n == sizeof *f + f->nbytes;
 }
 
-/* The answer to this rank's HELLO. Takes the descriptor over. */
+/* Takes the bell from a peer's answer to this rank's HELLO, and takes its descriptor over. */
 static int take_bell(hpc_control *c, int rank, int *passed) {
     hpc_link *l = &c->links[rank];
     int fd = *passed;
@@ -398,7 +399,7 @@ static const char *read_packets(hpc_control *c, int rank, size_t most) {
     const char *why = NULL;
     for (size_t read = 0; why == NULL && read < most;) {
         ssize_t n = receive_packet(fd, &f, payload, &passed);
-        /* A peer that closed with packets of ours unread gives one reset before its own last packets. */
+        /* A peer that closed with unread packets of this rank gives one reset before its own last packets. */
         if (n < 0 && errno == ECONNRESET) continue;
         if (n < 0) return errno == EAGAIN ? NULL : ended;
         read += (size_t)n;
@@ -428,7 +429,7 @@ static const char *name_failure(hpc_link *l, int error) {
     return l->text;
 }
 
-/* A frame's header goes to head, then its payload to where it belongs. */
+/* Reads frames of a stream: each header into head, then the payload to its place. */
 static const char *read_stream(hpc_control *c, int rank, size_t most) {
     hpc_link *l = &c->links[rank];
     int fd = atomic_load(&l->fd);

@@ -1,5 +1,5 @@
-/* How links are made: of two ranks the higher one calls. By a Unix socket where the pair has one; else by TCP, where
- * each address that may lead to the peer is tried until one proves to be it. */
+/* Makes the links. Of two ranks the higher one calls: by a Unix socket if the pair may use one, otherwise by TCP.
+ * Over TCP it tries each address that may lead to the peer until one proves to be the peer. */
 #define _GNU_SOURCE
 #include "control/channel.h"
 
@@ -18,7 +18,7 @@
 #include "base/host.h"
 #include "base/overdue.h"
 
-static const double CALLERS_SECONDS = 0.25; /* a rank that fails to connect goes on answering */
+static const double CALLERS_SECONDS = 0.25; /* a rank that failed to connect still answers for so long */
 
 unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address) {
     char *path = address->sun_path; /* a leading NUL makes it abstract */
@@ -46,7 +46,7 @@ void hpc_mesh_poke(hpc_control *c) {
 
 /* ---- Unix ---- */
 
-/* HPC_IN_PROGRESS if no process listens there. */
+/* Connects by the Unix socket. Returns HPC_IN_PROGRESS if no process listens there. */
 static int call_unix(hpc_control *c, int rank, double deadline) {
     const hpc_control_address *to = &c->links[rank].address;
     double start = hpc_now();
@@ -70,7 +70,7 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
         return hpc_group_fail_timeout(c->group, "init", &rank, 1, hpc_now() - start, "cannot connect to rank %d: %s",
                                       rank, strerror(error));
     }
-    /* Another process may have taken the name after its owner's death. */
+    /* Another process may have taken the name after its owner died. */
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0 ||
         (owner.uid != geteuid() && owner.uid != 0)) {
         close(fd);
@@ -85,19 +85,19 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
     if (status == HPC_ERR_TIMEOUT)
         return hpc_group_fail_timeout(c->group, "init", &rank, 1, hpc_now() - start, "rank %d does not read its socket",
                                       rank);
-    return HPC_OK; /* a hang-up is found by the service thread */
+    return HPC_OK; /* the service thread will find a hang-up */
 }
 
 /* ---- TCP ---- */
 
 enum { MOST_ATTEMPTS = HPC_ENDPOINTS + 3, HANG_UPS = 3, DETAIL_BYTES = 512 };
 
-/* One address of the peer, and how far it led. */
+/* One address of the peer, and the results of calls to it. */
 typedef struct attempt {
     hpc_endpoint at;
-    int status, open; /* whether it may still lead to the peer */
-    int hang_ups;     /* it closed the connection so often: it may have had no place, or have died */
-    int refused;      /* by the kernel there: no process listens */
+    int status, open; /* open: it may still lead to the peer */
+    int hang_ups;     /* times that it closed the connection: it had no place for the caller, or died */
+    int refused;      /* the kernel there refused: no process listens */
     char why[80];
 } attempt;
 
@@ -124,7 +124,7 @@ void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint
 }
 
 /* Lists the addresses of a peer to try: first the one that led to it before, then addresses in a network that led to
- * another peer. So with two networks only the first call pays for a dead one. */
+ * another peer. So if one of two networks is dead, only the first call pays for it. */
 static void list_attempts(hpc_control *c, int rank, calls *calls) {
     const hpc_link *l = &c->links[rank];
     hpc_endpoint found[HPC_ENDPOINTS + 2], known, good;
@@ -148,7 +148,7 @@ static void try_address(hpc_control *c, attempt *a, hpc_hello *hello, double unt
     const char *why = "";
     a->status = hpc_net_connect(&a->at, until, fd, &error);
     a->refused = error == ECONNREFUSED;
-    /* Reset while it was in the backlog of a peer that leaves: a hang-up too, and the next call is refused. */
+    /* A peer that leaves resets connections in its backlog; that counts as a hang-up, and it refuses the next call. */
     a->open = a->status == HPC_ERR_TIMEOUT || (error == ECONNRESET && ++a->hang_ups < HANG_UPS);
     if (a->status != HPC_OK) {
         snprintf(a->why, sizeof a->why, "%s", a->status == HPC_ERR_TIMEOUT ? "no answer" : strerror(error));
@@ -164,15 +164,15 @@ static void try_address(hpc_control *c, attempt *a, hpc_hello *hello, double unt
     hpc_close(fd);
 }
 
-/* A third of the time left, at least a second, while there are other addresses: one that swallows every packet must not
- * take the time of the others. */
+/* Returns the deadline for one address: while other addresses are left, a third of the remaining time but at least a
+ * second, so that an address that swallows every packet leaves time for the others. */
 static double share_of(double deadline, int others) {
     double now = hpc_now(), left = deadline - now, share = left / 3 > 1 ? left / 3 : 1;
     return others > 0 && share < left ? now + share : deadline;
 }
 
-/* Tries the addresses in turn until one is the peer, none can be, or the time is over. A peer that is slow to start
- * keeps callers waiting in its backlog, so an address that did not answer is tried again. */
+/* Tries the addresses in turn until one proves to be the peer, all are ruled out, or time is up. A peer that starts
+ * slowly keeps callers in its backlog, so an address that did not answer is tried again. */
 static int try_all(hpc_control *c, calls *calls, hpc_hello *hello, double deadline, int *fd, hpc_endpoint *reached) {
     int open;
     do {
@@ -192,7 +192,7 @@ static int try_all(hpc_control *c, calls *calls, hpc_hello *hello, double deadli
     return HPC_ERR_TRANSPORT;
 }
 
-/* Whether every address of the peer has refused. */
+/* Returns whether every address of the peer has refused. */
 static int is_dead(const calls *calls) {
     for (int i = 0; i < calls->n; i++)
         if (!calls->all[i].refused) return 0;
@@ -257,14 +257,14 @@ static int call_tcp(hpc_control *c, int rank, double deadline) {
         hpc_net_text(&calls.all[0].at, first);
         snprintf(why, sizeof why, "the connection to %s was refused: it died, or a firewall rejects the call", first);
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
-        return HPC_OK; /* the wait that follows says who is gone, this one and all others */
+        return HPC_OK; /* the wait that follows names all ranks that are gone */
     }
     hpc_mesh_remember(c, l, &reached);
     hpc_net_text(&reached, l->path);
     hpc_link_publish(c, rank, fd, HPC_LINK_TCP);
     if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0)
         return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
-    hpc_mesh_poke(c); /* the clock has something to do now */
+    hpc_mesh_poke(c); /* the service thread must start its clock */
     hpc_link_alive(c, rank);
     return HPC_OK;
 }
@@ -298,9 +298,9 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
     hello.lane = lane;
     hello.stream = (uint8_t)stream;
     list_attempts(c, rank, &calls);
-    /* A peer's service thread answers, whatever its trainer does. */
+    /* A peer's service thread answers even while its trainer computes, so init_timeout is enough. */
     if (deadline > start + c->group->init_timeout) deadline = start + c->group->init_timeout;
-    /* The call is shown as a wait, because other ranks may follow theirs to this rank. */
+    /* Shows this call as a wait to other ranks, because their chains of waits may lead here. */
     double since = start;
     int shown = hpc_watch_wait(&c->group->watch, -1, hpc_doing_of(op, 0), &rank, 1, &since);
     int called = try_all(c, &calls, &hello, deadline, fd, &reached);
@@ -330,7 +330,7 @@ static void watch_process(hpc_control *c, int rank) {
             hpc_mesh_watch(c, pidfd, HPC_WATCH_PROCESS, rank);
     } else if (errno == ESRCH) {
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
-    } /* else the kernel has no pidfd (before 5.3): the socket alone tells */
+    } /* otherwise the kernel has no pidfd (before 5.3), and only the socket shows a death */
 }
 
 static int all_connected(void *arg) {
@@ -348,7 +348,7 @@ static int who_is_joining(void *arg, int *ranks) {
     return n;
 }
 
-/* Closes the TCP listener, whatever thread is at it. */
+/* Closes the TCP listener, even while the service thread uses it. */
 static void deafen(hpc_control *c) {
     pthread_mutex_lock(&c->lock);
     if (c->tcp_fd >= 0) epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->tcp_fd, NULL);
@@ -356,7 +356,7 @@ static void deafen(hpc_control *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
-/* A timeout of connect, with what may be its cause. */
+/* Records connect's timeout again, with the last refused caller as a possible cause. */
 static int explain_timeout(hpc_control *c) {
     const hpc_error *e = hpc_last_error();
     char refusal[HPC_REASON_BYTES], message[1024];
@@ -386,8 +386,8 @@ static int have_called(void *arg) {
     return 1;
 }
 
-/* This rank has failed to connect and goes. Higher ranks that call it from now on are still answered for a moment, and
- * get its last word with all others: a listener that is closed would tell them that this rank died. */
+/* Answers higher ranks for a moment after this rank has failed to connect, so that they get its last word. If the
+ * listener closed at once, they would report this rank as dead. */
 static void await_callers(hpc_control *c) {
     const hpc_wait wait = {"init", have_called, who_is_joining, c, 0};
     hpc_group *calm = hpc_group_calm(c->group);

@@ -34,7 +34,7 @@ static size_t ip_bytes(const hpc_endpoint *e) {
     return e->family == 4 ? IPV4_BYTES : IPV6_BYTES;
 }
 
-/* An IPv4 address that a dual-stack socket shows as IPv6 becomes IPv4 again. Whether it is an IP address at all. */
+/* Reads an IP address; one that a dual-stack socket shows as IPv6 becomes IPv4 again. Returns 0 for other families. */
 static int endpoint_of(const address *a, hpc_endpoint *e) {
     memset(e, 0, sizeof *e);
     if (a->any.sa_family == AF_INET) {
@@ -126,7 +126,7 @@ hpc_choice hpc_choice_of(const char *text) {
     return c;
 }
 
-/* The next name of a comma list, without spaces around it; NULL at its end. */
+/* Returns the next name of a comma list, without spaces around it; NULL at the end. */
 static const char *next_name(const char **list, size_t *length) {
     while (**list == ',' || **list == ' ') ++*list;
     const char *name = *list;
@@ -164,7 +164,8 @@ static int prefix_of(const struct sockaddr *mask, const hpc_endpoint *e) {
     return bits;
 }
 
-/* Whether an interface's address can be given to other hosts: a link-local IPv6 one means nothing without its scope. */
+/* Returns whether to give an interface's address to other hosts: a link-local IPv6 address needs a scope that they
+ * lack. */
 static int endpoint_of_interface(const struct ifaddrs *i, int with_ipv6, hpc_endpoint *e) {
     address a;
     if (i->ifa_addr == NULL || (i->ifa_flags & (IFF_UP | IFF_RUNNING)) != (IFF_UP | IFF_RUNNING)) return 0;
@@ -175,7 +176,7 @@ static int endpoint_of_interface(const struct ifaddrs *i, int with_ipv6, hpc_end
         memcpy(&a, i->ifa_addr, sizeof a.v6);
     if (!endpoint_of(&a, e) || (e->family == 6 && is_link_local(e))) return 0;
     e->prefix = (uint8_t)prefix_of(i->ifa_netmask, e);
-    /* A second IPv4 address may come as eth0:label. */
+    /* A second IPv4 address of an interface may be named eth0:label. */
     snprintf(e->interface, sizeof e->interface, "%.*s", (int)strcspn(i->ifa_name, ":"), i->ifa_name);
     return 1;
 }
@@ -187,7 +188,7 @@ static int grade(const hpc_endpoint *e) {
     return e->family == 4 ? 0 : 1;
 }
 
-/* Inserts an endpoint before worse ones; the last one falls out when there are too many. */
+/* Inserts an endpoint before worse ones; if the array is full, the last one is dropped. */
 static void insert(hpc_endpoint endpoints[HPC_ENDPOINTS], const hpc_endpoint *e) {
     int at = 0;
     while (at < HPC_ENDPOINTS && is_present(&endpoints[at]) && grade(&endpoints[at]) <= grade(e)) at++;
@@ -264,7 +265,7 @@ static int listen_on(const address *a, socklen_t nbytes, int only_ipv6) {
     return -1;
 }
 
-/* On every address of the family; for AF_INET6 of both. */
+/* Listens on every address of the family; AF_INET6 includes IPv4. */
 static int listen_everywhere(int family) {
     const address a = {.any.sa_family = (sa_family_t)family};
     return listen_on(&a, family == AF_INET6 ? sizeof a.v6 : sizeof a.v4, 0);
@@ -316,7 +317,8 @@ int hpc_net_is_local(int fd, const hpc_endpoint endpoints[HPC_ENDPOINTS]) {
 
 /* ---- reaching a peer ---- */
 
-/* Lower is tried first; a loopback address of a peer that is not known to be on this host leads back here. */
+/* Rates an endpoint of a peer; lower is tried first. If the peer is not known to be on this host, a loopback address
+ * leads back to this host. */
 static int distance(const hpc_endpoint own[HPC_ENDPOINTS], const hpc_endpoint *e) {
     int best = hpc_net_is_loopback(e) ? 3 : 2;
     for (int i = 0; i < HPC_ENDPOINTS && !hpc_net_is_loopback(e); i++) {
@@ -352,7 +354,8 @@ int hpc_net_candidates(const hpc_endpoint own[HPC_ENDPOINTS], const hpc_endpoint
     return n;
 }
 
-/* A connection from an ephemeral port to that same port, if no process listens there, connects to itself. */
+/* Detects a connection to itself: a connect to an ephemeral port without listener may choose that very port as its
+ * source. */
 static int is_own_echo(int fd) {
     address here, there;
     socklen_t n_here = sizeof here, n_there = sizeof there;
@@ -361,7 +364,7 @@ static int is_own_echo(int fd) {
            endpoint_of(&here, &a) && endpoint_of(&there, &b) && same_ip(&a, &b) && a.port == b.port;
 }
 
-/* Waits for a pending connect: 0 when it has succeeded, or its errno. */
+/* Waits for a pending connect; returns 0 when it succeeds, or its errno. */
 static int await_connected(int fd, double deadline) {
     for (;;) {
         double left = hpc_left(deadline);
@@ -398,7 +401,7 @@ int hpc_net_connect(const hpc_endpoint *to, double deadline, int *fd, int *error
 }
 
 static void set(int fd, int level, int option, int value) {
-    setsockopt(fd, level, option, &value, sizeof value); /* an option that the kernel refuses keeps its default */
+    setsockopt(fd, level, option, &value, sizeof value); /* if the kernel refuses an option, its default stays */
 }
 
 void hpc_net_tune(int fd, double silence) {

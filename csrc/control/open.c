@@ -1,8 +1,9 @@
-/* Opening and leaving the control channel.
+/* Opens and leaves the control channel.
  *
- * A rank that leaves says so (BYE, or ABORT with a reason) and then lets its TCP peers finish: the kernel answers a
- * close with unread bytes, such as beats, by a reset, which may overtake the BYE. So this side ends its half, reads
- * until the peers have ended theirs (their service threads do, at the end of the stream), and then closes. */
+ * A rank that leaves says so (BYE, or ABORT with a reason) and then waits for its TCP peers. If it closed while
+ * bytes such as beats are unread, the kernel would send a reset, which may overtake the BYE. So it ends its sending
+ * side and reads until the peers have ended theirs, which their service threads do at the end of the stream. Then it
+ * closes. */
 #define _GNU_SOURCE
 #include "control/control.h"
 
@@ -22,7 +23,7 @@
 #include "base/host.h"
 #include "control/channel.h"
 
-static const double LEAVE_SECONDS = 1; /* for all peers together, as for a revoke */
+static const double LEAVE_SECONDS = 1; /* for all peers together; also used by revoke */
 
 /* ---- opening ---- */
 
@@ -158,7 +159,7 @@ uint32_t hpc_control_told(const hpc_control *c, int rank, int place) {
     return atomic_load_explicit(&c->links[rank].words[place], memory_order_relaxed);
 }
 
-/* A rank that does not read has not seen departures either; the shrink finds it missing. */
+/* A rank that does not read has not seen departures either, so the shrink finds that it is missing. */
 void hpc_control_revoke(hpc_control *c) {
     double deadline = hpc_now() + LEAVE_SECONDS;
     for (int r = 0; r < c->group->size; r++)
@@ -168,7 +169,7 @@ void hpc_control_revoke(hpc_control *c) {
 /* ---- leaving ---- */
 
 static void say_goodbye(hpc_control *c, const char *why) {
-    double deadline = hpc_now() + LEAVE_SECONDS; /* a peer that does not read sees the hang-up instead */
+    double deadline = hpc_now() + LEAVE_SECONDS; /* a peer that does not read in time sees the hang-up instead */
     hpc_last_word word;
     hpc_group_last_word(c->group, why, &word);
     for (int r = 0; r < c->group->size; r++) {
@@ -180,7 +181,7 @@ static void say_goodbye(hpc_control *c, const char *why) {
     }
 }
 
-/* Whether the peer has ended its half; drops the bytes that it still sent. */
+/* Returns whether the peer has ended its sending side; drops the bytes that it still sent. */
 static int has_ended(int fd) {
     char rest[4096];
     ssize_t n;

@@ -58,8 +58,8 @@ static void keep(hpc_meeting_place *place, const struct addrinfo *found) {
     }
 }
 
-/* 0, or what getaddrinfo says at the deadline. It is asked again and again: a host that starts last has no name yet,
- * and a pod gets its own only after it has started. */
+/* Looks up the host until the deadline; returns 0, or getaddrinfo's last error. It tries again and again, because a
+ * host that starts late has no name yet, and a pod gets its own name only after its start. */
 static int look_up(hpc_meeting_place *place, double deadline) {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;

@@ -17,9 +17,11 @@
 enum { STRANGERS = 64, OWN_FILES = 256, LEAST_SECRET = 16, REFUSED_TEXT = 200, WHOM_TEXT = 256 };
 
 static const double DEFAULT_TIMEOUT = 30, SILENCE = 10;
-static const double ANSWER = 1;        /* seconds that rank 0 has to say who is missing, and a told rank to take it */
-static const double PATIENCE = 1;      /* a stranger keeps its place for so long when others want it */
-static const double LONGEST_KNOCK = 3; /* an unanswered connect is begun again, sooner than the kernel would */
+/* Seconds in which rank 0 reports the missing ranks, and a rank takes the report. */
+static const double ANSWER = 1;
+static const double PATIENCE = 1; /* seconds that a stranger keeps its place although others want it */
+/* Seconds until an unanswered connect is tried again, sooner than by the kernel. */
+static const double LONGEST_KNOCK = 3;
 
 static const unsigned char NO_NAME[HPC_NAME_BYTES];
 
@@ -30,35 +32,35 @@ typedef struct stranger {
 } stranger;
 
 typedef struct member {
-    int fd;      /* -1: has not come, or is gone */
-    int gone;    /* it hung up after its part was taken */
-    size_t sent; /* of all parts, letter included */
+    int fd;      /* -1: it has not come, or is gone */
+    int gone;    /* it hung up after rank 0 had its part */
+    size_t sent; /* bytes sent of the letter with all parts */
     hpc_letters in;
 } member;
 
 struct hpc_rendezvous {
     int rank, size;
     pid_t owner;
-    uint32_t round; /* the present one, or the next one */
+    uint32_t round; /* the current round; between rounds, the next one */
     double since;   /* when this call began */
     hpc_meeting_place place;
     unsigned char key[HPC_DIGEST_BYTES];
     int over; /* notice says why */
     hpc_notice notice;
-    unsigned char wire[HPC_NOTICE_BYTES]; /* the notice as it goes or comes */
+    unsigned char wire[HPC_NOTICE_BYTES]; /* the notice as bytes, to send or as received */
 
-    /* rank 0's */
+    /* used by rank 0 only */
     member *members; /* by rank */
     stranger strangers[STRANGERS];
     int listeners[HPC_PLACES], n_listeners;
-    struct pollfd *polled;      /* the open ones of listeners, strangers and members */
-    int *polled_of;             /* their numbers, by that order */
-    size_t whole;               /* bytes that every rank is sent in a round, letter included */
-    int odd;                    /* a proven rank that has no place: it is told why; -1: none */
+    struct pollfd *polled;      /* open descriptors of listeners, strangers and members */
+    int *polled_of;             /* by index in polled: the number of the listener, stranger or member */
+    size_t whole;               /* bytes of the letter with all parts, which every rank gets in a round */
+    int odd;                    /* descriptor of a proven rank without a place, which is told why; -1: none */
     int expired;                /* a rank whose deadline has passed; -1: none */
-    char refused[REFUSED_TEXT]; /* the last stranger that said it was a rank, in words */
+    char refused[REFUSED_TEXT]; /* text about the last refused stranger that claimed to be a rank */
 
-    /* the others' */
+    /* used by the other ranks only */
     int fd;
     hpc_letters in;
 };
@@ -73,7 +75,7 @@ static int ms_until(double deadline) {
     return left > 60 ? 60000 : (int)(left * 1e3) + (left > 0);
 }
 
-/* "rank 1", "ranks 1, 4 and 7" */
+/* Writes "rank 1", or "ranks 1, 4 and 7". */
 static const char *name_ranks(const int *ranks, int n, char text[WHOM_TEXT]) {
     enum { SHOWN = 16 };
     size_t used = (size_t)snprintf(text, WHOM_TEXT, "rank%s ", n == 1 ? "" : "s");
@@ -90,7 +92,7 @@ static const char *name_ranks(const int *ranks, int n, char text[WHOM_TEXT]) {
 
 /* ---- the end ---- */
 
-/* Leaves nothing unread: the reset that unread bytes cause could overtake the last letter. */
+/* Reads all that is unread: closing with unread bytes causes a reset, which could overtake the last letter. */
 static void drain(int fd) {
     enum { MOST = 4096 };
     char bytes[4096];
@@ -98,7 +100,8 @@ static void drain(int fd) {
     }
 }
 
-/* Sends the parts from *sent on until all are out, the peer is gone (HPC_ERR_PEER) or the deadline has passed. */
+/* Sends the parts from byte *sent on. Returns HPC_OK when all are sent, HPC_ERR_PEER if the peer is gone, or
+ * HPC_ERR_TIMEOUT at the deadline. */
 static int send_by(int fd, const struct iovec *parts, int n_parts, size_t *sent, double deadline) {
     for (;;) {
         struct iovec left[2];
@@ -144,7 +147,7 @@ static void close_all(hpc_rendezvous *rv) {
     }
 }
 
-/* Records, for this call, why the rendezvous is over. */
+/* Records why the rendezvous is over, as this call's error. */
 static int fail_again(const hpc_rendezvous *rv) {
     const hpc_notice *n = &rv->notice;
     char waited[48] = "";
@@ -153,7 +156,8 @@ static int fail_again(const hpc_rendezvous *rv) {
     double seconds = hpc_now() - rv->since;
     if (n->status == HPC_ERR_TIMEOUT) {
         snprintf(waited, sizeof waited, "; waited %.3g s", seconds);
-        for (; f.n_culprits < n->n_waiting; f.n_culprits++) /* all wait for these alone, and no rank can be asked */
+        /* Every rank waits for just these, and no rank can be asked, so they are the culprits. */
+        for (; f.n_culprits < n->n_waiting; f.n_culprits++)
             silent[f.n_culprits] =
                 (hpc_culprit){.rank = n->waiting_for[f.n_culprits], .state = HPC_CULPRIT_SILENT, .seconds = seconds};
     }
@@ -166,7 +170,7 @@ static int keep_ranks(int *to, const int *from, int n) {
     return n;
 }
 
-/* The rendezvous is over; rank 0 tells every rank that is in reach and not in the middle of a letter. */
+/* Ends the rendezvous with this error. Rank 0 tells every connected rank that is not in the middle of a letter. */
 static int end(hpc_rendezvous *rv, int status, const int *ranks, int n_ranks, const int *waiting_for, int n_waiting,
                const char *format, ...) __attribute__((format(printf, 7, 8)));
 static int end(hpc_rendezvous *rv, int status, const int *ranks, int n_ranks, const int *waiting_for, int n_waiting,
@@ -194,7 +198,7 @@ static int end(hpc_rendezvous *rv, int status, const int *ranks, int n_ranks, co
 
 /* ---- rank 0 ---- */
 
-/* The ranks whose parts are not here; how many. */
+/* Lists the ranks whose parts have not come; returns how many. */
 static int missing(const hpc_rendezvous *rv, int *ranks) {
     int n = 0;
     for (int r = 1; r < rv->size; r++)
@@ -204,7 +208,7 @@ static int missing(const hpc_rendezvous *rv, int *ranks) {
 
 static int end_without(hpc_rendezvous *rv, int expired, const int *ranks, int n) {
     char whom[WHOM_TEXT];
-    /* Debian gives a host's own name 127.0.1.1. */
+    /* Debian maps a host's own name to 127.0.1.1. */
     const char *only_here =
         rv->place.is_loopback ? " (a loopback address of rank 0's host, which other hosts cannot reach)" : "";
     name_ranks(ranks, n, whom);
@@ -231,7 +235,7 @@ static void on_refused(hpc_rendezvous *rv, stranger *s, const char *why) {
     const hpc_hello *hello = &s->greeting.hello;
     char from[HPC_ENDPOINT_TEXT];
     hpc_net_peer_text(s->fd, from);
-    if (memcmp(s->greeting.nonce, none, sizeof none) != 0) /* it has seen our proof, so its hello is whole */
+    if (memcmp(s->greeting.nonce, none, sizeof none) != 0) /* it got this rank's proof, so its hello is complete */
         snprintf(rv->refused, sizeof rv->refused, "%s said it was rank %d, but does not know the job's secret (%s)",
                  from, hello->from, why);
     else if (hello->magic != 0 && rv->refused[0] == '\0')
@@ -239,7 +243,7 @@ static void on_refused(hpc_rendezvous *rv, stranger *s, const char *why) {
     close_fd(&s->fd);
 }
 
-/* Gives a proven rank its place, if it has one. */
+/* Gives a proven rank its place, or ends the rendezvous if it has none. */
 static int on_proven(hpc_rendezvous *rv, stranger *s) {
     const hpc_hello hello = s->greeting.hello;
     char first[HPC_ENDPOINT_TEXT], second[HPC_ENDPOINT_TEXT];
@@ -282,7 +286,8 @@ static int on_stranger(hpc_rendezvous *rv, stranger *s) {
     return HPC_OK;
 }
 
-/* A place for one more: a free one, else that of the stranger which has had its time longest; NULL if none has. */
+/* Returns a place for one more stranger: a free one, or the place of the oldest stranger if its PATIENCE is over;
+ * NULL otherwise. */
 static stranger *free_place(hpc_rendezvous *rv) {
     stranger *oldest = &rv->strangers[0];
     for (int i = 0; i < STRANGERS; i++) {
@@ -297,7 +302,7 @@ static void on_knock(hpc_rendezvous *rv, int listener) {
     while ((place = free_place(rv)) != NULL) {
         int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
-            /* Out of descriptors: the caller stays in the backlog, and poll would report it without end. */
+            /* Out of descriptors: the caller stays in the backlog, so poll would report it again and again. */
             if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
                 char hint[HPC_FILES_HINT];
                 snprintf(rv->refused, sizeof rv->refused, "rank 0 cannot take more connections: %s%s", strerror(errno),
@@ -339,7 +344,7 @@ static int on_member(hpc_rendezvous *rv, int rank) {
     }
 }
 
-/* Only open descriptors count: poll refuses more entries than this process may have files. */
+/* Adds an open descriptor to the poll set: poll refuses more entries than the process may have files. */
 static int watch(hpc_rendezvous *rv, int n, int fd, int of) {
     if (fd < 0) return n;
     rv->polled[n] = (struct pollfd){.fd = fd, .events = POLLIN};
@@ -347,7 +352,7 @@ static int watch(hpc_rendezvous *rv, int n, int fd, int of) {
     return n + 1;
 }
 
-/* Waits until a rank or a stranger says something, at most until the deadline, and reads it. */
+/* Waits for a message of a rank or a stranger, at most until the deadline, and reads it. */
 static int turn(hpc_rendezvous *rv, double deadline) {
     int n = 0, wait = ms_until(deadline), status = HPC_OK;
     int full = rv->n_listeners > 0 && free_place(rv) == NULL;
@@ -362,7 +367,7 @@ static int turn(hpc_rendezvous *rv, double deadline) {
                    strerror(errno), hpc_files_hint(errno == EINVAL ? EMFILE : errno, hint));
     }
     if (found <= 0) return HPC_OK;
-    /* Members first: one that hung up is gone before another process comes in its place. */
+    /* Members first: a member that hung up must be gone before another process comes in its place. */
     while (n-- > 0 && status == HPC_OK) {
         int of = rv->polled_of[n];
         if (rv->polled[n].revents == 0) continue;
@@ -393,8 +398,8 @@ static int receive_all(hpc_rendezvous *rv, double deadline) {
     return status;
 }
 
-/* Sends the data of all ranks to every rank. A rank that is gone meanwhile has given its data, and is missed in the
- * next round. */
+/* Sends the data of all ranks to every rank. A rank that is gone by then has given its data, so it is missed only in
+ * the next round. */
 static int spread(hpc_rendezvous *rv, const void *all, size_t nbytes, double deadline) {
     hpc_letter letter = hpc_letter_make(HPC_LETTER_GATHERED, rv->round, (size_t)rv->size * nbytes);
     const struct iovec parts[] = {{&letter, sizeof letter}, {(void *)(uintptr_t)all, (size_t)rv->size * nbytes}};
@@ -447,7 +452,7 @@ static int host(hpc_rendezvous *rv, double deadline) {
     int status = open_doors(rv);
     if (status == HPC_OK) status = receive_all(rv, deadline);
     if (status != HPC_OK) return status;
-    /* Closes the doors before any rank knows that all have come: it may come again at once, for another context. */
+    /* Stops listening before any rank knows that all have come: it may call again at once, for another context. */
     while (rv->n_listeners > 0) close(rv->listeners[--rv->n_listeners]);
     for (int i = 0; i < STRANGERS; i++) close_fd(&rv->strangers[i].fd);
     return spread(rv, NULL, 0, deadline);
@@ -475,7 +480,7 @@ static int on_notice(hpc_rendezvous *rv, size_t nbytes) {
     return fail_again(rv);
 }
 
-/* Waits until the data of all ranks has come from rank 0. */
+/* Waits until rank 0 has sent the data of all ranks. */
 static int await_all(hpc_rendezvous *rv, int may_ask, double deadline) {
     static const int zero = 0;
     int asked = 0;
@@ -519,12 +524,13 @@ static int give_and_await(hpc_rendezvous *rv, const void *send, void *recv, size
     const struct iovec parts[] = {{&letter, sizeof letter}, {(void *)(uintptr_t)send, nbytes}};
     size_t sent = 0;
     hpc_letters_expect(&rv->in, rv->round, recv, (size_t)rv->size * nbytes);
-    /* If rank 0 takes no more, its last letter says why. */
+    /* If rank 0 reads nothing more, its last letter has the reason. */
     int status = send_by(rv->fd, parts, 2, &sent, deadline);
     return await_all(rv, status != HPC_ERR_TIMEOUT, deadline);
 }
 
-/* One try at one address. HPC_OK with a connection that is proven; HPC_ERR_AUTH; else *why says why not yet. */
+/* Calls one address once. Returns HPC_OK with an authenticated connection, HPC_ERR_AUTH, or another status with a
+ * reason in *why; the call may then be repeated. */
 static int knock(hpc_rendezvous *rv, const hpc_endpoint *at, double deadline, const char **why) {
     hpc_hello hello = {.purpose = HPC_FOR_RENDEZVOUS, .from = rv->rank, .to = 0, .size = rv->size};
     double soon = hpc_now() + LONGEST_KNOCK;

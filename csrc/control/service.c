@@ -1,10 +1,10 @@
-/* The service thread: it reads every link, greets callers, watches processes and the clock. It waits in epoll, and for
- * moments elsewhere: a second at the most to answer a caller on the Unix socket.
+/* The service thread: it reads every link, greets callers, and watches processes and the clock. It waits in epoll,
+ * and elsewhere only briefly: at most a second, to answer a caller on the Unix socket.
  *
- * The clock ticks eight times within config.silence while there is a TCP link. Each tick says a word on links where
- * this rank has said none for two ticks, and gives up peers from which nothing has come for config.silence. If a tick
- * is delayed by half of config.silence, this process was stopped or got no core. The beats of its peers may then lie
- * unread, so all clocks begin again. */
+ * While there is a TCP link, the clock ticks eight times within config.silence. Each tick sends a beat on links on
+ * which this rank has sent nothing for two ticks, and gives up peers from which nothing came for config.silence. If
+ * a tick is late by half of config.silence, this process was stopped or got no CPU; its peers' beats may be unread,
+ * so all peers' clocks start again. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -19,11 +19,11 @@
 #include "base/host.h"
 #include "control/channel.h"
 
-enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2, TURN_BYTES = 4 << 20 /* of a link, then the others have theirs */ };
+enum { EVENTS = 32, TICKS = 8, QUIET_TICKS = 2, TURN_BYTES = 4 << 20 /* read from a link in its turn */ };
 
-static const double GREETING_SECONDS = 5;   /* a TCP caller has for the whole handshake */
+static const double GREETING_SECONDS = 5;   /* for a TCP caller's whole handshake */
 static const double UNASKED_SECONDS = 2e-3; /* until a rank whose socket was full is asked again */
-static const double PLACE_SECONDS = 1;      /* and for itself alone, when others want its place */
+static const double PLACE_SECONDS = 1;      /* until a TCP caller must give up its place to others */
 
 /* ---- links ---- */
 
@@ -34,11 +34,12 @@ static void end_link(hpc_control *c, int rank, const char *why) {
     l->ended = 1;
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why); /* unless its last word was another */
-    if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);   /* lets a peer go that waits for it, and ends our sends */
+    /* Ends the waits of the peer for this end, and this rank's sends. */
+    if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);
 }
 
-/* Sends the news that rank has asked for. If the socket has no room, newer news go when it has. Behind another thread's
- * message this looks again and again until that is sent, as the socket has room now and then. */
+/* Sends the news that rank asked for. If the socket has no room, newer news are sent when it has. While another
+ * thread sends a message on the link, this is tried again whenever the socket has room. */
 static void tell_news(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     l->asks = hpc_jobs_tell(c, rank) == HPC_ERR_TIMEOUT;
@@ -48,7 +49,7 @@ static void tell_news(hpc_control *c, int rank) {
 }
 
 static void on_link(hpc_control *c, int rank, size_t most) {
-    if (c->links[rank].ended) { /* by a tick, before the connecting thread had it watched */
+    if (c->links[rank].ended) { /* a tick ended it before the connecting thread had it watched */
         epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, atomic_load(&c->links[rank].fd), NULL);
         return;
     }
@@ -62,13 +63,13 @@ static void on_link(hpc_control *c, int rank, size_t most) {
 static void on_death(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, l->pidfd, NULL);
-    if (atomic_load(&l->fd) >= 0) on_link(c, rank, SIZE_MAX); /* its last words may be a BYE */
+    if (atomic_load(&l->fd) >= 0) on_link(c, rank, SIZE_MAX); /* its last words, perhaps a BYE, may be unread */
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
 }
 
 /* ---- strangers ---- */
 
-/* Turns the listeners on, or off while no place is left: callers then wait in their backlogs. */
+/* Watches the listeners, or stops watching while no place is free: callers then wait in the backlogs. */
 static void listen_again(hpc_control *c, int listen) {
     struct epoll_event unix_event = {.events = listen ? EPOLLIN : 0, .data.u64 = (uint64_t)HPC_WATCH_UNIX << 32};
     struct epoll_event tcp_event = {.events = listen ? EPOLLIN : 0, .data.u64 = (uint64_t)HPC_WATCH_TCP << 32};
@@ -93,7 +94,8 @@ static void drop(hpc_control *c, hpc_stranger *s) {
     hpc_close(&fd);
 }
 
-/* A free place, else that of the oldest stranger, else NULL: the oldest is still new. *since: of the oldest. */
+/* Returns a free place, or the oldest stranger's if its time is over, or NULL. *since gets the oldest stranger's
+ * time. */
 static hpc_stranger *find_place(hpc_control *c, double now, double *since) {
     hpc_stranger *oldest = NULL;
     for (int i = 0; i < HPC_STRANGERS; i++) {
@@ -108,7 +110,7 @@ static hpc_stranger *find_place(hpc_control *c, double now, double *since) {
 static void take_in(hpc_control *c, int fd, int kind) {
     double now = hpc_now(), since;
     hpc_stranger *s = find_place(c, now, &since);
-    if (s == NULL) { /* cannot be: the listeners are muted */
+    if (s == NULL) { /* cannot happen: the listeners are not watched */
         hpc_close(&fd);
         return;
     }
@@ -119,7 +121,7 @@ static void take_in(hpc_control *c, int fd, int kind) {
     if (hpc_mesh_watch(c, fd, HPC_WATCH_STRANGER, (int)(s - c->strangers)) != 0) drop(c, s);
 }
 
-/* Keeps the reason of a refusal, for a rank of this host that waits in connect. */
+/* Keeps the reason of a refusal, for the error of a thread of this rank that waits in connect. */
 static void keep_refusal(hpc_control *c, const char *from, const char *why) {
     pthread_mutex_lock(&c->lock);
     snprintf(c->refusal, sizeof c->refusal, "%s failed: %s", from, why);
@@ -144,13 +146,13 @@ static void on_accept(hpc_control *c, int kind) {
         listen_again(c, 0);
         return;
     }
-    pthread_mutex_lock(&c->lock); /* the TCP listener may be closed meanwhile */
+    pthread_mutex_lock(&c->lock); /* another thread may close the TCP listener */
     int from = kind == HPC_LINK_UNIX ? c->listen_fd : c->tcp_fd;
     if (from >= 0) fd = accept4(from, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     int error = errno;
     pthread_mutex_unlock(&c->lock);
     if (fd < 0) {
-        /* Out of descriptors: the caller stays in the backlog and epoll would report it without end. */
+        /* Out of descriptors: the caller stays in the backlog, so epoll would report it again and again. */
         if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) poll(NULL, 0, 1);
         char hint[HPC_FILES_HINT];
         if (error == EMFILE) keep_refusal(c, "a peer", hpc_files_hint(error, hint) + 2); /* behind its "; " */
@@ -191,13 +193,13 @@ static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
         return;
     }
     hpc_link_publish(c, rank, fd, HPC_LINK_UNIX);
-    /* Answer before anything else can be sent on this link, then the peer counts as here. */
+    /* Answers before anything else can be sent on this link; only then does the peer count as alive. */
     hpc_link_send(c, rank, HPC_MESH_HELLO, 0, "init", c->self.secret, HPC_COOKIE_BYTES, c->bell->fd, hpc_now() + 1);
     if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0) end_link(c, rank, "this rank cannot watch its connection");
     hpc_link_alive(c, rank);
 }
 
-/* The peer's endpoint at the address from which it came is how it can be reached. */
+/* Remembers how to reach the peer: the endpoint with the address from which it called. */
 static void recall_endpoint(hpc_control *c, hpc_link *l) {
     hpc_endpoint candidates[HPC_ENDPOINTS + 2];
     char text[HPC_ENDPOINT_TEXT];
@@ -234,7 +236,7 @@ static int take_lane(hpc_control *c, int fd, const hpc_hello *hello) {
     if (c->accept_lane == NULL || atomic_load(&l->fd) < 0 || l->ended) return 0;
     hpc_net_tune(fd, c->silence);
     if (c->accept_lane(c->accept_arg, hello->from, hello->lane, hello->stream, fd) != HPC_OK) return 0;
-    hpc_greeting_end(fd); /* a caller that is gone has hung up: the owner of fd sees it */
+    hpc_greeting_end(fd); /* a caller that is gone has hung up, which the owner of fd will see */
     return 1;
 }
 
@@ -245,7 +247,7 @@ static void on_tcp_caller(hpc_control *c, hpc_stranger *s) {
     status = hpc_greeting_step(&s->greeting, s->fd, c->key, c->self.name, c->group->rank, c->group->size, &why);
     if (status == HPC_IN_PROGRESS) return;
     if (status == HPC_ERR_AUTH) refuse(c, s->fd, why);
-    if (status == HPC_ERR_TRANSPORT) { /* a caller that this rank's own proof does not satisfy, or one that gave up */
+    if (status == HPC_ERR_TRANSPORT) { /* the caller rejects this rank's proof, or gave up */
         hpc_net_peer_text(s->fd, from);
         keep_refusal(c, from, "it hung up before its proof; do all ranks have the same secret?");
     }
@@ -281,7 +283,7 @@ static void tick_link(hpc_control *c, int rank, double now) {
         on_link(c, rank, TURN_BYTES); /* its bytes may lie unread */
         if (!l->ended && now - l->heard > c->silence) {
             snprintf(why, sizeof why, "nothing was heard from it for %.3g s", c->silence);
-            hpc_link_drop(c, rank); /* should it live after all */
+            hpc_link_drop(c, rank); /* in case it is still alive */
             end_link(c, rank, why);
         }
     }
@@ -306,7 +308,7 @@ static void tick(hpc_control *c, double now) {
     c->next_tick = now + c->silence / TICKS;
 }
 
-/* Milliseconds until something is due by the clock; -1: nothing is. */
+/* Returns the milliseconds until the next due time; -1 if nothing is due. */
 static int wait_ms(hpc_control *c, double now) {
     double due = c->next_tick > 0 ? c->next_tick : now + 3600, since;
     for (int i = 0; i < HPC_STRANGERS && c->greeting > 0; i++) {
@@ -371,7 +373,7 @@ static void *serve(void *arg) {
 int hpc_service_start(hpc_control *c) {
     sigset_t all, before;
     int error;
-    sigfillset(&all); /* signals are for the caller's threads: Python's handlers, mpirun's SIGTERM */
+    sigfillset(&all); /* leaves signals to the caller's threads: Python's handlers, mpirun's SIGTERM */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     error = pthread_create(&c->thread, NULL, serve, c);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

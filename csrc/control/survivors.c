@@ -1,38 +1,38 @@
-/* Agreement among the ranks that are left, after others died or left: on their set, and on data from each. It runs on
- * the links that are still up, in its own rounds, so a failed collective does not matter.
+/* Agreement among the ranks that are left after others died or left: on the set of these ranks, and on data from
+ * each. It runs on the links that are still up, in its own rounds, so an earlier failed collective does not matter.
  *
- * A round: each rank sends one ballot to every other one and waits until each has sent its ballot of that round, or has
- * departed. A ballot says which ranks its sender counts as gone. Votes alone are flood-set agreement: a rank has
- * decided when every rank that it does not count as gone has sent a ballot with the same set as its own; otherwise it
- * adds the sets of the ballots and the departures that it saw, and votes again. Sets only grow, so each round after
- * which some rank has not decided has made some rank's set larger, and rounds end. A rank that has decided gives: one
- * more round, whose ballots carry data, and which must bring the same set from every rank again.
+ * A round: each rank sends one ballot to every other rank, and waits until each has sent its ballot of this round or
+ * has departed. A ballot says which ranks its sender counts as gone. Votes alone are the flood-set algorithm. A rank
+ * has decided when every rank that it does not count as gone has sent the same set as its own. Otherwise it adds the
+ * sets of the ballots and the departures that it saw, and votes again. Sets only grow, so a round after which some
+ * rank has not decided has made some set larger; hence rounds end. A rank that has decided gives: it takes part in
+ * one more round, whose ballots carry data, and which must bring the same set from every rank again.
  *
- * Rounds are numbered by one count, and every rank goes through all of them: one that has decided gives in the next
- * round, one that has not votes in it, and each sees by the other's ballot that not all have decided; both then vote.
- * So any failure, also after this file's part, leads to the next round, where all meet again.
+ * Rounds have one numbering, and every rank goes through all of them. A rank that has decided gives in the next
+ * round; one that has not decided votes in it. Each sees from the other's ballot that not all have decided, and both
+ * vote again. So any failure, even one after this file's part, leads to a next round, where all meet again.
  *
- * A rank that dies while it sends reaches some ranks and not others. Ranks that have its ballot may count it among the
- * living and decide; ranks that lack it vote again without it. No round can prevent this: the last ballot may always be
- * the one that is lost. It does no harm, because a decision is only a proposal. Only the new context counts, which
- * every member must join, and a barrier in it. A dead member joins nothing, and one that votes again has left the
- * proposal: hpc_survivors_look tells this to ranks that are connecting, and they give the proposal up and vote again.
- * The barrier has the same gap: a rank may die in it when it has told some and not others. Ranks that passed it go on
- * in a context in which a member is dead and others have aborted; their next call says so, and they shrink that
- * context, which makes them vote in the round in which the others wait for them already. No rank computes meanwhile: a
- * collective or an exchange needs every member.
+ * A rank that dies while it sends reaches some ranks and not others. Ranks that have its ballot may count it as
+ * living and decide; ranks that lack the ballot vote again without it. No protocol can prevent this, as the last
+ * ballot may always be the lost one. It does no harm, because a decision is only a proposal. Only the new context
+ * counts: every member must join it and pass a barrier in it. A dead member does not join, and a member that votes
+ * again has given up the proposal. hpc_survivors_look tells this to the ranks that are connecting, which then give
+ * it up and vote again too. The barrier has the same gap: a rank may die in it after it told some ranks and not
+ * others. Ranks that passed it go on in a context with a dead member and aborted ones. Their next call reports that,
+ * and they shrink this context, which makes them vote in the round in which the others already wait for them. No
+ * rank computes meanwhile: a collective or an exchange needs every member.
  *
- * This is why rounds run on the first context's links, which stay until the last of its heirs is closed, and why a
- * context made by a shrink is shrunk by the links and ranks of the first one.
+ * For this reason rounds run on the links of the first context, which stay until the last of its heirs is closed,
+ * and a context made by a shrink is itself shrunk by the links and ranks of the first one.
  *
- * A rank that others count as gone but that lives (silence over TCP) must not go on by itself. It finds itself in the
- * set of a ballot, which ends its part; of two that accuse each other the lower one is believed. Or it got a DROP, the
- * last frame on a link that was given up. That ends its part unless more ranks have voted with it than have dropped it:
- * otherwise one odd rank could end all the others. If a network falls into parts for good, each part goes on: no rank
- * can tell that from deaths.
+ * A living rank that others count as gone (because it was silent over TCP) must not go on alone. Either it finds
+ * itself in the set of a ballot; that ends its part, and of two ranks that accuse each other the lower one is
+ * believed. Or it got a DROP, the last frame on a link that a peer gave up; that ends its part unless more ranks
+ * have voted with it than have dropped it, as otherwise one odd rank could end all others. If a network splits for
+ * good, each part goes on: no rank can tell a split from deaths.
  *
- * A deadline leaves the round unfinished: the next call ends it before it begins another one. A ballot is one frame, so
- * it is sent or not; cast remembers to which ranks. */
+ * A deadline leaves a round unfinished; the next call finishes it before it begins another. A ballot is one frame,
+ * so it is sent whole or not at all; cast records to which ranks. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ static const char op[] = "shrink";
 
 enum { VOTE = 1, GIVE = 2 };
 
-/* The contents of a ballot; the bytes that were given come behind gone. */
+/* A ballot; given data follows gone. */
 typedef struct ballot {
     uint32_t kind, size;
     char gone[]; /* by rank */
@@ -69,9 +69,9 @@ static int fail_dropped(const hpc_control *c, const hpc_survivors *s, int by) {
                               name_of(s, c->group->rank), name_of(s, by));
 }
 
-/* Fails if at least as many ranks gave up their links to this rank as are left with it: they are the job then. Of each
- * pair only one rank hears the other's DROP, so two halves do not both end by this. A rank without a name in the
- * caller's context was settled when that context was made. */
+/* Fails if at least as many ranks dropped their links to this rank as are left with it: those ranks are then the
+ * job. Of each pair only one rank gets the other's DROP, so two halves do not both fail. Ignores a rank without a
+ * name in the caller's context: its drop was settled when that context was made. */
 static int check_dropped(const hpc_control *c, const hpc_survivors *s) {
     int by = -1, droppers = 0, left = 0;
     for (int r = c->group->size - 1; r >= 0; r--) {
@@ -87,7 +87,7 @@ static int check_dropped(const hpc_control *c, const hpc_survivors *s) {
 
 static int begin_round(hpc_control *c, const hpc_survivors *s, uint32_t kind, const void *data, size_t nbytes) {
     size_t size = (size_t)c->group->size, total = sizeof(ballot) + size + nbytes;
-    if (c->ballot != NULL) return HPC_OK; /* the last one is not over */
+    if (c->ballot != NULL) return HPC_OK; /* the last round is unfinished */
     if (total > HPC_PIECE_BYTES)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op, "shrink: %zu ranks are too many to agree in one message", size);
     hpc_message *m = malloc(sizeof *m);
@@ -107,7 +107,7 @@ static int begin_round(hpc_control *c, const hpc_survivors *s, uint32_t kind, co
     return HPC_OK;
 }
 
-/* A rank that is gone gets the ballot if it reads, but is not waited for. */
+/* Sends the ballot to all ranks. A gone rank gets it only if it reads at once. */
 static void cast_to_all(hpc_control *c, const hpc_survivors *s, double deadline) {
     const hpc_message *m = c->ballot;
     for (int i = 1; i < c->group->size; i++) {
@@ -124,8 +124,8 @@ static int has_ballot(const hpc_control *c, int rank) {
     return 0;
 }
 
-/* A rank that is gone is not waited for. Its state is loaded first: ballots that it sent before it went are there then.
- */
+/* Returns whether to wait for rank's ballot. Does not wait for a gone rank; its state is loaded first, so that
+ * ballots which it sent before it departed are there. */
 static int is_missing(const round *r, int rank) {
     hpc_control *c = r->control;
     if (rank == c->group->rank || r->s->gone[rank] || hpc_group_has_departed(c->group, rank)) return 0;
@@ -152,14 +152,14 @@ static int who_is_missing(void *arg, int *ranks) {
     return n;
 }
 
-/* Departures do not end this wait, because is_over handles them. So it uses a group that has none. */
+/* Waits for the ballots. is_over handles departures, so the wait uses a group without any. */
 static int await_ballots(round *r) {
     hpc_control *c = r->control;
     hpc_group *others = hpc_group_calm(c->group);
     const hpc_wait wait = {op, is_over, who_is_missing, r, .every = 1};
     if (others == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "shrink: no memory");
     others->rank = r->s->caller->rank;
-    if (r->s->names == NULL) { /* else they would be asked by other numbers than errors call them */
+    if (r->s->names == NULL) { /* otherwise the inquiry would use other rank numbers than the errors */
         others->follow = c->group->follow;
         others->follow_arg = c->group->follow_arg;
     }
@@ -168,7 +168,7 @@ static int await_ballots(round *r) {
     return status;
 }
 
-/* The ballot of this round, and none of earlier ones. */
+/* Takes rank's ballot of this round and drops its earlier ones. */
 static hpc_message *take_ballot(hpc_control *c, int rank, uint64_t sequence) {
     hpc_link *l = &c->links[rank];
     hpc_message *m;
@@ -194,13 +194,13 @@ static void free_round(round *r) {
     free(r->got);
 }
 
-/* HPC_OK when it is over: got has the ballots that came and this rank's own, which is an earlier one if a deadline had
- * left a round unfinished. */
+/* Runs one round. On HPC_OK, r->got has the ballots that came and this rank's own. If a deadline left a round
+ * unfinished, this finishes it instead, and r->got has its ballots. */
 static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
     hpc_control *c = r->control;
     int size = c->group->size, status = begin_round(c, r->s, kind, data, nbytes), blocked[1], n = 0;
     if (status != HPC_OK) return status;
-    cast_to_all(c, r->s, 0); /* no rank has to wait for one that does not read */
+    cast_to_all(c, r->s, 0); /* first without waiting, so that no rank waits behind one that does not read */
     cast_to_all(c, r->s, r->s->deadline);
     status = await_ballots(r);
     if (status != HPC_OK) return status;
@@ -224,8 +224,9 @@ static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
     return HPC_OK;
 }
 
-/* Adds to gone the ranks that ballots name, and ranks that departed here. HPC_OK if all gave a ballot of this kind with
- * the same ranks gone, and these are all; HPC_IN_PROGRESS if not; HPC_ERR_TRANSPORT if this rank is one of them. */
+/* Adds to gone the ranks that ballots name, and the ranks that departed here. Returns HPC_OK if all ballots are of
+ * this kind and name the same ranks, and no others are gone; HPC_IN_PROGRESS if not; HPC_ERR_TRANSPORT if a ballot
+ * names this rank. */
 static int judge(const round *r, hpc_survivors *s, uint32_t kind) {
     const hpc_control *c = r->control;
     size_t size = (size_t)c->group->size;
@@ -233,10 +234,11 @@ static int judge(const round *r, hpc_survivors *s, uint32_t kind) {
     int alike = 1;
     for (size_t rank = 0; rank < size; rank++)
         if (hpc_group_has_departed(c->group, (int)rank)) s->gone[rank] = 1;
-    for (size_t rank = 0; rank < size; rank++) { /* rising: of two that accuse each other the lower one is believed */
+    /* Rising, so that of two that accuse each other the lower one is believed. */
+    for (size_t rank = 0; rank < size; rank++) {
         const ballot *b = r->got[rank] == NULL ? NULL : (const ballot *)(const void *)r->got[rank]->data;
         if (s->gone[rank]) continue;
-        if (b == NULL) s->gone[rank] = 1; /* it departed just now, or sent no valid ballot */
+        if (b == NULL) s->gone[rank] = 1; /* it departed just now, or its ballot was invalid */
         if (b == NULL) continue;
         if (b->gone[c->group->rank]) return fail_dropped(c, s, (int)rank);
         alike &= b->kind == kind && memcmp(b->gone, mine, size) == 0;
@@ -305,8 +307,8 @@ void hpc_control_settle(hpc_control *c) {
 
 /* ---- while the new group connects ---- */
 
-/* NULL, or why rank i of the heir will not join. A rank that is linked to the heir already says so there, by its last
- * word or its death. It may have joined, and then its ballots here are for the next shrink. */
+/* Returns why rank i of the heir will not join, or NULL. A rank that has already linked to the heir shows its
+ * departure there; ballots that it sent here may be for the next shrink. */
 static const char *why_not(const hpc_control *c, int i) {
     int rank = c->heir_ranks[i];
     if (atomic_load_explicit(&c->heir->states[i], memory_order_acquire) != HPC_PEER_JOINING) return NULL;
@@ -327,7 +329,7 @@ void hpc_survivors_look(hpc_control *c) {
 
 void hpc_control_lose(hpc_control *c, int rank, const char *why) {
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
-    hpc_survivors_look(c); /* the service thread may sleep for long */
+    hpc_survivors_look(c); /* the service thread may be asleep for long */
 }
 
 void hpc_control_watch(hpc_control *c, hpc_group *heir, const int *ranks) {
@@ -336,5 +338,5 @@ void hpc_control_watch(hpc_control *c, hpc_group *heir, const int *ranks) {
     c->heir_ranks = ranks;
     c->heir_round = c->round;
     pthread_mutex_unlock(&c->lock);
-    hpc_survivors_look(c); /* for earlier departures and votes */
+    hpc_survivors_look(c); /* reports departures and votes from before */
 }

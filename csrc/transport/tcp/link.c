@@ -52,7 +52,7 @@ int tcp_link_install(tcp_link *l, int stream, int fd) {
     return HPC_ERR_TRANSPORT;
 }
 
-/* Makes the link silent: it sends nothing more, but still reads what the peer sent before. l->why keeps its first
+/* Makes the link silent: it sends nothing more, but still reads bytes that the peer sent before. l->why keeps its first
  * reason. Called under l->sending. */
 static void fall_silent(tcp_link *l, const char *what) {
     for (int k = 0; k < l->n_streams; k++) tcp_drop_orders(&l->streams[k]);

@@ -2,7 +2,7 @@
  * it straight into its window. A signal or an event is in the frame of its data, so it cannot overtake the data.
  *
  * Each rank numbers its windows and lanes and sends the numbers to its peers in blobs. A frame names its window's
- * number, the hello of a connection its lane's. A freed window keeps its number, so frames still on their way to it
+ * number, the hello of a connection its lane's. A freed window keeps its number, so frames that arrive late
  * are dropped. A number that was never given ends the link. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -211,7 +211,7 @@ typedef struct opened_device {
     int error; /* errno of opening */
 } opened_device;
 
-/* Returns the index of the best RoCE v2 address, the first of equals; -1 if there is none. Of the table's hundreds
+/* Returns the index of the best RoCE v2 address, the first of equals; -1 without one. Of the table's hundreds
  * of entries few are used. libibverbs returns zeros for an empty one, faster than a file can be opened. */
 static int choose_gid(const verbs_library *l, const opened_device *d, int port, int n, port_view *v) {
     static const union ibv_gid empty;
