@@ -1,7 +1,8 @@
-"""The C library as Python sees it: the only package that touches ffi and lib, with the names that the others use.
+"""Binds the C library for Python; other packages use the names here, and only this one uses ffi and lib.
 
-Each file binds a part of hpcomm.h. Functions that C has in the form that Python needs are bound as they are; those of a
-ping-pong come from _fast. A handle is freed when the last Python object that uses it goes, never during a call on it.
+Each file binds a part of hpcomm.h. A C function that already has the form that Python needs is bound directly; the
+functions of a ping-pong come from _fast. A handle is freed with the last Python object that uses it, never during a
+call on it.
 """
 
 from .calling import enter, entered, named, named_call, within

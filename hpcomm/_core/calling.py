@@ -1,4 +1,4 @@
-"""The names of calls above the C library, by which its waits are reported: in errors, and to other ranks."""
+"""Names the Python calls that contain C calls: errors and other ranks see these names for the waits inside."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,12 +15,13 @@ enter = lib.hpc_calling_enter
 
 
 def named_call(name: str, *, every: bool) -> Any:
-    """The call of this name, for enter. every: all ranks of the job must make it."""
+    """Returns the C object of a call's name, for enter. every: all ranks of the job must make this call."""
     return lib.hpc_calling_named(name.encode(), every)
 
 
 def named(name: str, *, every: bool) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Gives a function its name in errors. A call inside another one has the name of the outer one."""
+    """Makes a decorator that reports waits inside a function by this name. Inside another named call the outer name
+    stays."""
     call = named_call(name, every=every)
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -41,7 +42,7 @@ def named(name: str, *, every: bool) -> Callable[[Callable[_P, _R]], Callable[_P
 
 @contextmanager
 def within(name: str, *, every: bool) -> Iterator[None]:
-    """Gives a with block its name, as named."""
+    """Reports waits inside a with block by this name, like named."""
     before = enter(named_call(name, every=every))
     if before:
         enter(before)
@@ -52,7 +53,7 @@ def within(name: str, *, every: bool) -> Iterator[None]:
 
 
 def entered() -> Any:
-    """The call that this thread is in; NULL: none."""
+    """Returns the named call in which this thread is; NULL if it is in none."""
     call = enter(NULL)
     enter(call)
     return call

@@ -1,4 +1,4 @@
-"""Codecs of variable length: how pieces are written, their costs, and the state that encoders keep."""
+"""Binds codecs of variable length: their configuration, their costs, and the state that encoders keep."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from .status import check
 
 CODEC_ARGS: int = lib.HPC_CODEC_ARGS
 CODEC_SLOTS: int = lib.HPC_OWN_CODEC_SLOTS
-FACTORS_HEAD = 64  # bytes before the vectors of an update (csrc/codec/factors.h); the count is the first int
+FACTORS_HEAD = 64  # bytes before the vectors of an update (csrc/codec/factors.h): first an int, the number of pairs
 PIECE_ELEMENTS: int = lib.HPC_PIECE_ELEMENTS
 COMPRESSIONS: dict[str | None, int] = {
     None: lib.HPC_COMPRESS_NONE,
@@ -32,7 +32,8 @@ _FUNCTIONS = {"filter": "hpc_filter_fn *", "encode": "hpc_encode_fn *", "decode_
 
 
 def codec_config(fields: Mapping[str, Any]) -> Any:
-    """An hpc_codec_config: functions by their addresses, whose code the caller keeps alive; args from args[1] on."""
+    """Makes an hpc_codec_config. Functions are given by address, and the caller keeps their code alive; args[0] stays
+    C's."""
     config = ffi.new("hpc_codec_config *")
     lib.hpc_codec_config_init(config)
     name = ffi.NULL
@@ -64,14 +65,15 @@ def _key_stats(exchange: Any, key: int) -> Any:
 
 
 def encoder_values(exchange: Any, key: int, row: int) -> int:
-    """The values that an encoder keeps; 0: nothing is encoded there. row -1: the worker's encoder of the key."""
+    """Returns how many values an encoder keeps; 0 if nothing is encoded there. row -1 means the worker's encoder of the
+    key."""
     n = int(lib.hpc_exchange_encoder_values(exchange, key, row))
     check(min(0, n))
     return n
 
 
 def get_encoder(exchange: Any, key: int, row: int, values: NDArray[np.float32]) -> int:
-    """Fills values, and returns how many encodings the encoder has made."""
+    """Reads an encoder's state into values, and returns how many encodings it has made."""
     made = new_word()
     check(lib.hpc_exchange_get_encoder(exchange, key, row, made, from_buffer("float[]", values)))
     return int(made[0])
@@ -82,12 +84,12 @@ def set_encoder(exchange: Any, key: int, row: int, made: int, values: NDArray[np
 
 
 def set_delta(exchange: Any, key: int, of: str | None, delta: float) -> None:
-    """key -1: all keys that go by a threshold."""
+    """Sets the threshold of a key, or of all keys with a threshold codec if key is -1."""
     check(lib.hpc_exchange_set_delta(exchange, key, DELTA_OF[of], delta))
 
 
 def delta_of(exchange: Any, key: int, of: str) -> float | None:
-    """None: nothing is encoded there by a threshold."""
+    """Returns the present threshold of a key's pushes or folds; None if no threshold codec encodes them."""
     stats = _key_stats(exchange, key)
     found = float(stats.delta_of_pushes if of == "pushes" else stats.delta_of_folds)
     return None if found < 0 else found

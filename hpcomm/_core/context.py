@@ -1,4 +1,4 @@
-"""How ranks meet, the context that they share then, and collective calls."""
+"""Binds the rendezvous, the context that ranks then share, and collective calls."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ rendezvous_allgather = gathering(lib.hpc_rendezvous_allgather)
 
 
 def rendezvous_create(rank: int, size: int, host: str, port: int, secret: bytes | None, timeout: float) -> Any:
-    """The meeting of all ranks at host and port, where rank 0 listens. Collective."""
+    """Lets all ranks meet at host and port, where rank 0 listens. Collective."""
     chars = NULL if secret is None else from_buffer(secret)
     given = rank, size, host.encode(), port, chars, len(secret or b"")
     return collected(lib.hpc_rendezvous_create, given, "hpc_rendezvous *", timeout, lib.hpc_rendezvous_free)
@@ -36,7 +36,7 @@ def hpcomm_warn(_arg: Any, sentence: Any) -> None:
 
 
 def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...]:
-    """An hpc_config of a Config, and the objects that it points to."""
+    """Makes an hpc_config from a Config. Returns it with the objects that it points to, which must live as long."""
     transports, interfaces = _chars(config.transport.encode()), _chars(config.socket_ifname.encode())
     devices, timeline = _chars(config.devices.encode()), _chars(os.fsencode(config.timeline))
     congestion = _chars(config.tcp_congestion.encode())
@@ -55,7 +55,7 @@ def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...
 
 
 def context_create(rank: int, size: int, config: Any, threads: int, secret: bytes | None, keep: object) -> Any:
-    """threads: of this rank's own computing. C copies the secret."""
+    """Creates a context. threads: the number of threads with which this rank itself computes. C copies the secret."""
     settings = _settings(config, threads, secret)
     out = ffi.new("hpc_context **")
     check(lib.hpc_context_create(rank, size, settings[0], out))
@@ -68,7 +68,7 @@ def context_shrink(old: Any, config: Any, threads: int, secret: bytes | None, ti
 
 
 def context_first_ranks(context: Any) -> tuple[int, ...]:
-    """The number of each rank in the first context."""
+    """Returns, for each rank, its number in the first context."""
     return tuple(_peer(context, rank).first_rank for rank in range(lib.hpc_context_size(context)))
 
 
@@ -89,7 +89,7 @@ def _peer(context: Any, rank: int) -> Any:
 
 
 def context_peer(context: Any, rank: int) -> tuple[int, str, str, int, str, bool]:
-    """State, transport, host, process and path of a peer, and whether its memory is mapped here."""
+    """Returns a peer's state, transport, host, process and path, and whether this rank maps its memory."""
     peer = _peer(context, rank)
     return peer.state, text(peer.transport), text(peer.host), peer.pid, text(peer.path), bool(peer.maps)
 
@@ -101,8 +101,8 @@ def context_host(context: Any, rank: int) -> int:
 def context_bandwidth(
     context: Any, peers: tuple[int, ...], at_least: float, timeout: float
 ) -> list[tuple[bool, bool | None, float, float, float, float, int, bool]]:
-    """The members of each peer's hpc_bandwidth, with None for an unknown `sufficient`. C works in a separate thread, so
-    that Ctrl-C ends the call."""
+    """Returns the members of each peer's hpc_bandwidth; an unknown `sufficient` is None. The C call runs in a thread of
+    its own, so that Ctrl-C can end this call."""
     options, results = ffi.new("hpc_bandwidth_options *"), ffi.new("hpc_bandwidth[]", len(peers))
     stop = ffi.new("int *")
     lib.hpc_bandwidth_options_init(options)
@@ -140,12 +140,12 @@ def context_bandwidth(
 
 
 def context_span(context: Any, name: str, start: float) -> None:
-    """Writes a span of this thread from start, by time.monotonic, until now into the timeline, if there is one."""
+    """Writes a span of this thread, from start (time.monotonic) until now, into the timeline, if one is recorded."""
     check(lib.hpc_context_span(context, name.encode("utf-8", "replace"), start))
 
 
 def context_notes(context: Any) -> tuple[tuple[str, bool], ...]:
-    """Each note, and whether it tells of something refused or lost, not just degraded."""
+    """Returns each note, and whether it reports something refused or lost (True) or only degraded (False)."""
     kind = ffi.new("int *")
     found: list[tuple[str, bool]] = []
     while (note := lib.hpc_context_note(context, len(found), kind)) != ffi.NULL:

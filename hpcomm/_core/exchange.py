@@ -1,4 +1,4 @@
-"""Exchanges: the calls of a step, their counts, and the rows that owners keep."""
+"""Binds exchanges: the calls of a step, their counts, and the rows that owners keep."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -39,20 +39,20 @@ exchange_wait = _fast.exchange_wait
 exchange_ready = _fast.exchange_ready
 exchange_step = _fast.exchange_step
 
-exchange_under_way: Callable[[Any], int] = lib.hpc_exchange_under_way  # a key with a pending push or pull; -1: no key
-exchange_late: Callable[[Any, int], int] = lib.hpc_exchange_late  # shares of the last push of a key; of all: EVERY_KEY
+exchange_under_way: Callable[[Any], int] = lib.hpc_exchange_under_way  # a key with a pending push or pull, or -1
+exchange_late: Callable[[Any, int], int] = lib.hpc_exchange_late  # number of late shares of the last push
 exchange_version_of: Callable[[Any, int], int] = lib.hpc_exchange_version
 exchange_set_unit = checking(lib.hpc_exchange_set_unit)
 exchange_together = checking(lib.hpc_exchange_together)
 exchange_progress = checking(lib.hpc_exchange_progress)
-exchange_settle = waiting(lib.hpc_exchange_settle)  # until the owners have applied all pushes of this rank
+exchange_settle = waiting(lib.hpc_exchange_settle)  # waits until the owners have applied all pushes of this rank
 exchange_serve = waiting(lib.hpc_exchange_serve)
 exchange_close = waiting(lib.hpc_exchange_close)
 exchange_publish = collecting(lib.hpc_exchange_publish)
 
 
 def _ticket(call: Any) -> Callable[..., int]:
-    """A call of C as a function that gives its ticket, or a negative status."""
+    """Wraps a C call into a function that returns its ticket, or a negative status."""
 
     def function(*args: Any) -> int:
         ticket = new_word()
@@ -69,17 +69,17 @@ exchange_squares = _ticket(lib.hpc_exchange_squares)
 
 
 def spare_cores(context: Any, workers: tuple[int, ...], servers: tuple[int, ...]) -> int:
-    """Cores of each server that workers do not compute with; the same number on all ranks."""
+    """Returns how many cores of each server the workers leave free; all ranks get the same number."""
     return lib.hpc_spare_cores(context, workers, len(workers), servers, len(servers))
 
 
 def interfaces(context: Any, servers: tuple[int, ...]) -> int:
-    """NICs that each server can use, 1 at least; the same number on all ranks."""
+    """Returns how many NICs each server can use, at least 1; all ranks get the same number."""
     return lib.hpc_interfaces(context, servers, len(servers))
 
 
 def over_sockets(context: Any, ranks: tuple[int, ...]) -> bool:
-    """Whether sockets connect two of these ranks; the same on all ranks."""
+    """Returns whether some two of these ranks are connected by sockets only; all ranks get the same answer."""
     return bool(lib.hpc_over_sockets(context, ranks, len(ranks)))
 
 
@@ -103,8 +103,10 @@ def exchange_config(
     isa: int,
     codecs: list[Any],
 ) -> tuple[Any, object]:
-    """One configuration of an exchange, and the objects that it points to. codecs: by key, of codec_config; None: an
-    array of a dtype; []: all keys are arrays."""
+    """Makes one configuration of an exchange. Returns it with the objects that it points to.
+
+    codecs has a codec_config for each key; None for a key that travels as an array of its dtype. [] if all keys do.
+    """
     buffers = [from_buffer("float[]", array) for array in values]
     c_values = ffi.new("const float *[]", buffers)
     config = _exchange_config()
@@ -121,7 +123,8 @@ def exchange_config(
 
 
 def exchange_create(context: Any, timeout: float, keep: object, configs: list[tuple[Any, object]]) -> Any:
-    """An exchange of these configurations, whose keys follow one another. keep: its rules and codecs."""
+    """Creates an exchange of these configurations; their keys are numbered one configuration after the other. keep:
+    rules and codecs that must live as long as the exchange."""
     for (config, _), (following, _) in pairwise(configs):
         config.next = following
     given = context, configs[0][0]
@@ -129,7 +132,7 @@ def exchange_create(context: Any, timeout: float, keep: object, configs: list[tu
 
 
 def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:
-    """exchange_create by a rank that cannot take part: fails on every rank, by this sentence."""
+    """Takes part in exchange_create for a rank that cannot join; the call then fails on every rank with this sentence."""
     refusal = ffi.new("char[]", sentence.encode("utf-8", "replace"))
     config = _exchange_config()
     config.refusal = refusal
@@ -138,7 +141,7 @@ def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:
 
 
 def exchange_accept(context: Any, timeout: float) -> None:
-    """The counterpart of exchange_refuse, before the exchange is made."""
+    """Takes part in other ranks' exchange_refuse, before this rank creates the exchange."""
     collective(lambda seconds: lib.hpc_exchange_create(context, NULL, seconds, NULL), timeout)
 
 
@@ -149,7 +152,7 @@ def _exchange_config() -> Any:
 
 
 def exchange_params(exchange: Any, shapes: list[tuple[int, ...]], writable: bool) -> list[NDArray[Any]]:
-    """The parameters of every key in the exchange's memory; none on a rank that is no worker."""
+    """Returns the parameters of every key as arrays in the exchange's memory; [] on a rank that is no worker."""
     found = []
     for key, shape in enumerate(shapes):
         at = lib.hpc_exchange_params(exchange, key)
@@ -166,7 +169,7 @@ def _array(
 
 
 def exchange_key_facts(exchange: Any, key: int) -> tuple[int, ...]:
-    """hpc_key_facts, in the order of its members."""
+    """Returns the members of a key's hpc_key_facts, in their order."""
     facts = ffi.new("hpc_key_facts *")
     check(lib.hpc_exchange_get_key_facts(exchange, key, facts))
     return tuple(getattr(facts, name) for name, _ in ffi.typeof("hpc_key_facts").fields)
@@ -179,38 +182,39 @@ def exchange_params_address(exchange: Any, key: int) -> int:
 def exchange_gradient_array(
     exchange: Any, key: int, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """The slot at an address that exchange_gradient gave."""
+    """Returns the array of a slot; address is from exchange_gradient."""
     return _array(exchange, key, ffi.cast("void *", address), shape, dtype)
 
 
 def exchange_set_args(exchange: Any, key: int, args: tuple[float, ...]) -> None:
-    """The arguments of a key's or EVERY_KEY's rule, from this rank's next push on."""
+    """Sets the arguments of the rule of a key, or of EVERY_KEY, from this rank's next push on."""
     c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
     c_args[1 : 1 + len(args)] = args
     check(lib.hpc_exchange_set_args(exchange, key, c_args))
 
 
 def exchange_get_args(exchange: Any, key: int, n: int) -> tuple[float, ...]:
-    """The first n arguments of a key's rule: of this rank's next push, or where it only serves of the last one."""
+    """Returns the first n arguments of a key's rule: for a worker's next push, or of the last push on a rank that only
+    serves."""
     c_args = ffi.new("double[]", lib.HPC_RULE_ARGS)
     check(lib.hpc_exchange_get_args(exchange, key, c_args))
     return tuple(c_args[1 : 1 + n])
 
 
 def exchange_gathered(exchange: Any, key: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """The array into which a gather of a key puts the mean."""
+    """Returns the array into which a gather of the key writes the mean."""
     return _array(exchange, key, lib.hpc_exchange_gathered(exchange, key), shape, np.dtype(np.float32))
 
 
 def exchange_get_squares(exchange: Any, key: int) -> float:
-    """The result of the last squares that have ended."""
+    """Returns the result of the last exchange_squares call of the key that has ended."""
     sum_of = ffi.new("double *")
     check(lib.hpc_exchange_get_squares(exchange, key, sum_of))
     return float(sum_of[0])
 
 
 def exchange_get_row(exchange: Any, row: int, params: NDArray[np.float32], state: NDArray[np.float32]) -> int:
-    """Fills params and state, and returns the step of a row."""
+    """Reads a row's parameters and state into the arrays, and returns the row's step."""
     step = new_word()
     into = from_buffer("float[]", params), from_buffer("float[]", state)
     check(lib.hpc_exchange_get_row(exchange, row, step, *into))
@@ -224,26 +228,26 @@ def exchange_row_step(exchange: Any, row: int) -> int:
 
 
 def exchange_folded(exchange: Any, rank: int) -> int:
-    """ASYNC and SSP with servers: pushes of a rank of which the rows here have folded all or a part."""
+    """Returns how many pushes of a rank this rank's rows have folded, wholly or partly (ASYNC and SSP with servers)."""
     word = new_word()
     check(lib.hpc_exchange_get_folded(exchange, rank, word))
     return int(word[0])
 
 
 def exchange_heard(exchange: Any, rows: int) -> NDArray[np.int64]:
-    """By row of the plan: the version of this rank's copy; -1: it has none."""
+    """Returns, for each row of the plan, the version of this worker's copy; -1 if the worker has no copy of the row."""
     heard = np.empty(rows, np.int64)
     check(lib.hpc_exchange_get_heard(exchange, from_buffer("uint64_t[]", heard), rows))
     return heard
 
 
 def exchange_pushed(exchange: Any, key: int, values: NDArray[np.float32] | None) -> int:
-    """Pushes of a key that this rank has begun; values gets the sum of the last one's pieces."""
+    """Returns how many pushes of a key this rank has begun; values gets the sum of the last push's pieces."""
     return _sent(exchange, key, -1, values)
 
 
 def exchange_forwarded(exchange: Any, row: int, values: NDArray[np.float32] | None) -> int:
-    """Folds of a row of this rank; values gets the piece that it has forwarded last."""
+    """Returns how often a row of this rank was folded; values gets the piece that it forwarded last."""
     return _sent(exchange, 0, row, values)
 
 
@@ -268,7 +272,7 @@ def exchange_stats(exchange: Any) -> dict[str, Any]:
 
 
 def exchange_get_progress(exchange: Any) -> str:
-    """The threads that work for this rank's cores, and why, in words."""
+    """Returns a text that names the threads of this rank's cores, and the reason for that choice."""
     words = ffi.new("char[]", 1024)
     check(lib.hpc_exchange_get_progress(exchange, words, len(words)))
     return text(words)
@@ -279,12 +283,12 @@ def exchange_version(exchange: Any) -> int:
 
 
 def exchange_inputs(exchange: Any) -> tuple[int, ...]:
-    """On a graph: reduces by the number of whole inputs that they had."""
+    """Returns the number of folds with 0, 1, 2, ... whole inputs; on a graph, or on servers with a quorum."""
     return _histogram(exchange, lib.HPC_FOLDS_BY_INPUTS)
 
 
 def exchange_staleness(exchange: Any) -> tuple[int, ...]:
-    """Under SSP with servers of one stage: steps by the staleness at which they began."""
+    """Returns the number of steps that began with a staleness of 0, 1, 2, ...; () where staleness is not counted."""
     counts = _histogram(exchange, lib.HPC_STEPS_BY_STALENESS)
     return counts if len(counts) > 1 else ()
 
@@ -305,7 +309,7 @@ _STAGES = {
 
 
 def exchange_traffic(exchange: Any, size: int) -> list[tuple[int, str, str, int]]:
-    """Entries of rank, stage, wire and bytes."""
+    """Returns tuples (rank, stage, wire, bytes): the bytes that this rank sent to each rank in each stage."""
     most = size * len(_STAGES)
     found = ffi.new("hpc_traffic[]", most)
     n = lib.hpc_exchange_get_traffic(exchange, found, most)

@@ -1,4 +1,4 @@
-"""Handles that free themselves, and the collectives that make them."""
+"""Makes handles that free themselves, and the collectives that create them."""
 
 import _thread
 import threading
@@ -12,8 +12,8 @@ from .status import SLICE, check, error
 
 
 def collective(call: Callable[[float], int], timeout: float) -> None:
-    """Makes one call(timeout), without slices: a collective that fails leaves ranks that no longer agree. For the main
-    thread another one makes the call, as Ctrl-C can interrupt Python's locks."""
+    """Makes one call(timeout), not in slices: after a collective that failed, ranks no longer agree on the next one.
+    For the main thread, another thread makes the call, so that Ctrl-C can end the wait."""
     if threading.current_thread() is not threading.main_thread():
         check(call(timeout))
         return
@@ -27,25 +27,25 @@ def collective(call: Callable[[float], int], timeout: float) -> None:
         try:
             enter(call_here)
             status = call(timeout)
-            outcome.append(error(status) if status < 0 else None)  # here: the last failure is this thread's
+            outcome.append(error(status) if status < 0 else None)  # here: C has a last failure for each thread
         finally:
-            del call  # this thread ends a little later, and must not keep a handle of the call open until then
+            del call  # this thread ends later, and must not keep a handle of the call open until then
             done.release()
 
     _thread.start_new_thread(run, ())
-    while not done.acquire(timeout=SLICE):  # the signal may have interrupted another thread
+    while not done.acquire(timeout=SLICE):  # a slice each, as another thread may have got the signal
         pass
     if outcome[0] is not None:
         raise outcome[0]
 
 
 def collecting(call: Callable[[Any, float], int]) -> Callable[[Any, float], None]:
-    """A collective of C as a function of its handle and a timeout."""
+    """Wraps a C collective into a function(handle, timeout)."""
     return lambda handle, timeout: collective(lambda seconds: call(handle, seconds), timeout)
 
 
 def gathering(call: Callable[..., int]) -> Callable[[Any, bytes, int, float], list[bytes]]:
-    """An allgather of C as a function of its handle, this rank's bytes, the number of ranks, and a timeout."""
+    """Wraps a C allgather into a function(handle, this rank's bytes, number of ranks, timeout)."""
     return lambda handle, data, size, timeout: _gathered(call, handle, data, size, timeout)
 
 
@@ -58,7 +58,8 @@ def _gathered(call: Callable[..., int], handle: Any, data: bytes, size: int, tim
 
 
 def owned(pointer: Any, free: Callable[[Any], None], keep: object) -> Any:
-    """A handle that frees itself, and only then lets go of keep: its end may read a put's source."""
+    """Makes a handle that frees itself. It holds keep until it is freed, because free may still read the source of a
+    put."""
 
     def release(handle: Any, _keep: object = keep) -> None:
         free(handle)
@@ -74,7 +75,7 @@ def collected(
     free: Callable[[Any], None],
     keep: object = None,
 ) -> Any:
-    """The handle that the collective create(*given, seconds, out) makes; it frees itself."""
+    """Calls the collective create(*given, seconds, out), and returns its handle, which frees itself."""
     made: list[Any] = []
 
     def call(seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""The build, this host, and the contexts that run on it."""
+"""Binds the facts of the build and of this host, and the list of jobs that run on it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,8 +10,8 @@ from ..errors import Culprit
 from .status import check, culprits, names, text
 
 _CULPRITS = 16  # of a job, that are told
-_AGAIN = 0.25  # seconds from one look at a circle of waits to the next one
-_AGAIN_ELSEWHERE = 1.1  # where ranks of other hosts are told of: their news may be a second old
+_AGAIN = 0.25  # seconds between two looks at a circle of waits
+_AGAIN_ELSEWHERE = 1.1  # the same if some rank is on another host, whose news may be a second old
 
 core_count: Callable[[], int] = lib.hpc_core_count
 memory_available: Callable[[], int] = lib.hpc_memory_available
@@ -26,13 +26,13 @@ def build_info() -> str:
 
 
 def transports(of: str = "") -> tuple[str, ...]:
-    """The transports of this build, best first: all, or those that are "default" (taken where none is named), "mapped"
-    (share memory between ranks of a host) or "socket" (reach other hosts without devices)."""
+    """Returns the names of this build's transports, best first: all, or those of a kind. "default": used unless others
+    are named; "mapped": ranks of a host share memory; "socket": connects hosts without RDMA devices."""
     return names(getattr(lib, f"HPC_{of.upper()}_TRANSPORTS" if of else "HPC_TRANSPORTS"))
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Instruction sets of the fold kernels that this machine can run, plainest first."""
+    """Returns the instruction sets of the fold kernels that this machine can run, simplest first."""
     known = dict(fact.split("=", 1) for fact in build_info().split("; "))
     return tuple(reversed(known["isa"].split(",")))
 
@@ -41,16 +41,16 @@ def instruction_sets() -> tuple[str, ...]:
 class Device:
     name: str  # "mlx5_0"
     port: int  # from 1
-    state: str  # "active" where it can send; otherwise "down", "init" or "armed"
+    state: str  # "active": it can send; otherwise "down", "init" or "armed"
     link_layer: str  # "InfiniBand" or "Ethernet" (RoCE)
-    netdev: str  # the network interface of a RoCE port, otherwise ""
-    gid: str  # the address that hpcomm takes, in IPv6's notation ("::ffff:10.0.0.1"); "": it has none
-    gid_index: int  # its place in the port's table; -1: it has none
+    netdev: str  # the network interface of a RoCE port; "" on InfiniBand
+    gid: str  # the address that hpcomm uses, in IPv6 notation ("::ffff:10.0.0.1"); "": it has none
+    gid_index: int  # the address's index in the port's table; -1: it has none
     lid: int  # InfiniBand's local address, otherwise 0
     mtu: int  # bytes of the largest packet; 0: unknown
     gbits: float  # Gb/s of the link; 0.0: unknown
     numa_node: int  # -1: unknown
-    why: str  # why hpcomm cannot use the port; "": it can
+    why: str  # why hpcomm cannot use the port; "" if it can
 
     @property
     def usable(self) -> bool:
@@ -58,8 +58,8 @@ class Device:
 
 
 def devices() -> tuple[Device, ...]:
-    """Every port of every RDMA device of this host, usable or not, whatever HPCOMM_DEVICES says. Raises NotSupported if
-    this build has no verbs, or this host no libibverbs."""
+    """Returns every port of every RDMA device of this host, usable or not; HPCOMM_DEVICES is ignored. Raises
+    NotSupported if this build has no verbs, or this host no libibverbs."""
     cap = 16
     while True:
         found = ffi.new("hpc_device[]", cap)
@@ -80,7 +80,7 @@ def _device(c: Any) -> Device:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A wait of a rank's thread for n ranks, of which ranks has the first 16."""
+    """A wait of a rank's thread for n ranks; ranks holds the first 16 of them."""
 
     op: str
     seconds: float
@@ -91,7 +91,9 @@ class Waiting:
 @dataclass(frozen=True)
 class ShownRank:
     job: str  # "": not known
-    state: str  # "runs", "starts", "silent" (no answer in time), "foreign" (hung up: another version, its end), "gone"
+    state: (
+        str  # "runs", "starts", "silent" (no answer in time), "foreign" (hung up: another version, or it ends), "gone"
+    )
     rank: int  # -1: not known
     size: int  # -1: not known
     pid: int  # 0: not seen from here
@@ -99,16 +101,16 @@ class ShownRank:
     transports: tuple[str, ...]
     step: int
     waits: tuple[Waiting, ...]
-    told_by: int  # the rank of this host that tells of it, as it is gone or elsewhere; -1: it was asked itself
-    age: float  # seconds, of step and waits; -1: they are not known
-    unheard: float  # seconds since told_by has heard from it
+    told_by: int  # the rank of this host that reported it, because it is gone or elsewhere; -1: it answered itself
+    age: float  # of step and waits, in seconds; -1: unknown
+    unheard: float  # seconds since told_by last heard from it
     gone: str  # why it has left or failed
-    moved: int = 0  # counts its sends and receives; in a deadlock it stands still
+    moved: int = 0  # number of its sends and receives, constant in a deadlock
 
 
 @dataclass(frozen=True)
 class Blamed:
-    """The ranks that a job waits for in the end, and the sentence of its errors."""
+    """The ranks at the end of a job's waits, and the sentence that its errors have about them."""
 
     culprits: tuple[Culprit, ...]
     told: str
@@ -116,17 +118,23 @@ class Blamed:
 
 @dataclass(frozen=True)
 class Jobs:
-    """The contexts of this host that this user may see and the other ranks of their jobs, in order; and by job, if its
-    ranks wait, the ranks to blame."""
+    """The jobs on this host.
+
+    ranks lists, in order, the ranks of this host that this user may see, and the other ranks of their jobs. blamed has,
+    for each job whose ranks wait, the ranks to blame.
+    """
 
     ranks: tuple[ShownRank, ...]
     blamed: dict[str, Blamed]
 
 
 def jobs(timeout: float) -> Jobs:
-    """The present ranks. timeout: seconds to answer for the ranks of this host, and then for the others. A circle of
-    waits is a deadlock only if a second look shows the same waits, and nothing moved in between. Raises NotSupported
-    where /proc/net/unix cannot be read."""
+    """Returns the present jobs of this host.
+
+    timeout: seconds in which ranks of this host may answer, and then the same for ranks of other hosts. A circle of
+    waits is reported as a deadlock only if a second look finds the same waits and no data moved in between. Raises
+    NotSupported if /proc/net/unix cannot be read.
+    """
     first = _look(timeout)
     circles = {job for job, blamed in first.jobs.blamed.items() if _is_circle(blamed)}
     if not circles:
@@ -137,7 +145,7 @@ def jobs(timeout: float) -> Jobs:
 
 
 class Look(NamedTuple):
-    """Jobs, and the time.monotonic of the question and of the last answer."""
+    """One look at the jobs; begin and end are the times (time.monotonic) of the question and of the last answer."""
 
     jobs: Jobs
     begin: float
@@ -145,7 +153,7 @@ class Look(NamedTuple):
 
 
 def without_passing_circles(first: Look, second: Look) -> Jobs:
-    """The second look's jobs, without circles of waits that the first look did not show."""
+    """Returns the second look's jobs, without circles of waits that the first look did not show."""
     ranks = {(rank.job, rank.rank): rank for rank in first.jobs.ranks}
     since_first = second.end - first.begin
     blamed = {}
@@ -167,7 +175,8 @@ def _is_circle(blamed: Blamed) -> bool:
 
 
 def _stands(before: ShownRank | None, now: ShownRank, since: float) -> bool:
-    """Whether a rank is in the same waits as `since` seconds before, and has moved nothing; False for older news."""
+    """Returns whether a rank has been in the same waits for `since` seconds and has moved no data; False if its news
+    are older."""
     if before is None or before.moved != now.moved or max(now.age, 0.0) > since:
         return False
     lasted = all(wait.seconds >= since - max(now.age, 0.0) for wait in now.waits)

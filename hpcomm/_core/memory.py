@@ -1,4 +1,4 @@
-"""Arrays of mapped memory, which keep it mapped, and addresses for C."""
+"""Makes arrays over mapped memory, which keep it mapped, and addresses for C."""
 
 import ctypes
 import mmap
@@ -21,7 +21,7 @@ new_word: Callable[[], Any] = lambda: ffi.new("uint64_t *")  # noqa: E731
 def mapped(
     memories: list[Any], address: int, shape: tuple[int, ...], dtype: np.dtype[Any], writable: bool
 ) -> NDArray[Any]:
-    """An array of mapped memory, which stays mapped while the array or a view of it lives."""
+    """Makes an array over mapped memory, which stays mapped as long as the array or a view of it lives."""
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if nbytes == 0:
         return np.empty(shape, dtype)
@@ -35,7 +35,7 @@ def memory_of(memory: Any) -> Any:
 
 
 class MemoryView:
-    """A second mapping of an array that lies in mapped memory; array is the same memory at another address."""
+    """A second mapping of an array in mapped memory. Its `array` is the same memory at another address."""
 
     __slots__ = ("_memory", "array")
 
@@ -47,22 +47,24 @@ class MemoryView:
         self.array = mapped([self._memory], at, array.shape, array.dtype, True)
 
     def part(self) -> None:
-        """Ends the view: the array keeps its values and address. Raises OutOfMemory if the copy finds no memory."""
+        """Ends the sharing: self.array gets a copy of the values, at the same address. Raises OutOfMemory without
+        memory for it."""
         check(lib.hpc_memory_part(self._memory))
 
 
 def members(struct: Any) -> dict[str, Any]:
-    """The members of the struct behind a pointer, by name."""
+    """Returns the members of the struct at a pointer, by name."""
     return {name: getattr(struct, name) for name, _ in ffi.typeof(struct).item.fields}
 
 
 def address_of(pointer: Any) -> int:
-    """The address of a handle, whose owner must outlive it."""
+    """Returns the address of a handle; its owner must live as long as the address is used."""
     return int(ffi.cast("uintptr_t", pointer))
 
 
 def function_address(function: Any, name: str) -> int:
-    """The address of machine code: an int, a ctypes function pointer, or an object with an `address`; not null."""
+    """Returns the address of machine code, given as an int, a ctypes function pointer, or an object with an `address`.
+    Raises InvalidArgument for anything else, and for null."""
     if isinstance(function, _CFunction):
         address = ctypes.cast(function, ctypes.c_void_p).value or 0
     else:

@@ -1,4 +1,4 @@
-"""Plans, their rows, and the arguments of the planners that make them."""
+"""Binds plans, their rows, and the arguments of the planners that make them."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -38,7 +38,7 @@ PLAN_DEPTH: int = lib.HPC_PLAN_DEPTH
 
 
 def _layout(name: str) -> np.dtype[Any]:
-    """A C struct of numbers and pointers as a dtype."""
+    """Returns the dtype of a C struct of numbers and pointers."""
     numbers = {"int": np.intc, "uint64_t": np.uint64, "double": np.double}
     struct = ffi.typeof(name)
     fields = {
@@ -53,11 +53,11 @@ _ROW, _EDGE = _layout("hpc_row"), _layout("hpc_edge")
 ROW_FIELDS = tuple(name for name, _ in ffi.typeof("hpc_row").fields)
 
 
-PlanKey: TypeAlias = tuple[str, int, int]  # name, count and unit of a key
+PlanKey: TypeAlias = tuple[str, int, int]  # a key's name, count and unit
 
 
 def _plan_keys(keys: list[PlanKey]) -> tuple[Any, list[Any]]:
-    """hpc_key[], and its names, to be kept as long."""
+    """Makes an array of hpc_key; returns it with its names, which must live as long."""
     names = [ffi.new("char[]", name.encode()) for name, _, _ in keys]
     c_keys = ffi.new("hpc_key[]", max(1, len(keys)))
     for c_key, name, (_, count, unit) in zip(c_keys, names, keys, strict=False):
@@ -66,8 +66,8 @@ def _plan_keys(keys: list[PlanKey]) -> tuple[Any, list[Any]]:
 
 
 def plan_arguments(planner: str, keys: list[PlanKey], **fields: Any) -> Any:
-    """The arguments of a planner, an hpc_hub for "hub", with C's defaults. A list or an array becomes a C array, and
-    its length n_NAME, if the struct has that member."""
+    """Makes the arguments of a planner (an hpc_hub for "hub"); members that are not given have C's defaults. A list or
+    an array becomes a C array; if the struct has a member n_NAME, it gets the length."""
     struct = f"hpc_{planner}"
     made, types = ffi.new(f"{struct} *"), dict(ffi.typeof(struct).fields)
     check(lib.hpc_plan_args_init(planner.encode(), made, ffi.sizeof(struct)))
@@ -99,7 +99,8 @@ def plan_make(
     lists: list[list[tuple[int, int, float]]],
     affinity: int,
 ) -> Any:
-    """A plan of rows: tuples of hpc_row's fields in order, with numbers of lists for in and out."""
+    """Makes a plan of rows. A row is a tuple of hpc_row's fields in order, except that its last two are indices into
+    lists, the lists of edges: in, then out."""
     plan = ffi.new("hpc_plan *")
     c_keys, names = _plan_keys(keys)
     c_edges, starts, n = ffi.new("hpc_edge[]", max(1, sum(map(len, lists)))), [], 0
@@ -125,20 +126,20 @@ def plan_affinity(plan: Any) -> int:
 
 
 def plan_rows(plan: Any) -> NDArray[Any]:
-    """The plan's own rows: hpc_row's fields, pointers as addresses."""
+    """Returns a read-only view of the plan's rows, with hpc_row's fields; pointers are addresses."""
     rows = np.frombuffer(ffi.buffer(plan.rows, plan.n_rows * _ROW.itemsize), _ROW)
     rows.flags.writeable = False
     return rows
 
 
 def plan_edges(address: int, n: int) -> list[tuple[int, int, float]]:
-    """The n edges at an address of the plan's rows: rank, row, weight."""
+    """Returns the n edges at an address from the plan's rows, as tuples (rank, row, weight)."""
     return plan_edge_table(address, n).tolist()
 
 
 def plan_edge_table(address: int, n: int) -> NDArray[Any]:
-    """The plan's own n edges at an address of its rows: hpc_edge's fields."""
-    if n == 0:  # of a row that only keeps a master
+    """Returns a view of the plan's n edges at an address from its rows, with hpc_edge's fields."""
+    if n == 0:  # a row that only keeps a master has none
         return np.empty(0, _EDGE)
     return np.frombuffer(ffi.buffer(ffi.cast("hpc_edge *", address), n * _EDGE.itemsize), _EDGE)
 

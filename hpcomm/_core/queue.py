@@ -36,7 +36,7 @@ def queue_create(
 
 
 def queue_memory(queue: Any, rank: int) -> Any:
-    """Keeps rank's part of the queue mapped; None where it cannot be mapped."""
+    """Returns an object that keeps rank's part of the queue mapped; None if it cannot be mapped."""
     return memory_of(lib.hpc_queue_memory(queue, rank))
 
 
@@ -57,7 +57,7 @@ def queue_stats(queue: Any) -> dict[str, Any]:
 
 
 def new_pointer() -> Any:
-    """A place for the address that queue_recv gives."""
+    """Makes a variable for the address that queue_recv returns."""
     return ffi.new("const void **")
 
 

@@ -31,7 +31,7 @@ def rule_found(name: str, args: tuple[float, ...], isa: int) -> Any:
 
 
 def with_prox(rule: Any, name: str, prox: int | str, columns: int, whole: bool, isa: int) -> Any:
-    """The rule with a prox: the address of machine code, or the name of a built-in one."""
+    """Adds a prox to the rule, given as the address of machine code or the name of a built-in prox; returns the rule."""
     chars = ffi.new("char[]", name.encode())
     rule.name, rule.columns, rule.prox_whole = chars, columns, whole
     if isinstance(prox, str):
@@ -45,7 +45,7 @@ def with_prox(rule: Any, name: str, prox: int | str, columns: int, whole: bool, 
 
 
 def with_arg_names(rule: Any, arg_names: Iterable[str]) -> Any:
-    """The rule with the names by which errors call its hyper-parameters, in C's order."""
+    """Gives the rule the names of its hyper-parameters for errors, in C's order; returns the rule."""
     chars = ffi.new("char[]", " ".join(name.replace(" ", "_") for name in arg_names).encode())
     rule.arg_names = chars
     _named[rule] = (_named.get(rule), chars)
@@ -63,7 +63,8 @@ RULES = {name: _arg_names(name) for name in names(lib.HPC_RULES)}  # of the hype
 def rule_own(
     name: str, apply: int, fold: int, slots: int, args: tuple[float, ...], fold_wires: tuple[int, ...] = ()
 ) -> Any:
-    """A rule of machine code. fold 0: the weighted sum. fold_wires: the codecs that the fold reads; (): all."""
+    """Makes a rule of machine code. fold 0 means the weighted sum. fold_wires: the codecs whose updates the fold reads;
+    () means all."""
     chars = ffi.new("char[]", name.encode())
     rule = ffi.new("hpc_rule *")
     rule.name = chars
@@ -76,7 +77,8 @@ def rule_own(
 
 
 def fold(out: NDArray[np.float32], inputs: list[NDArray[Any]], weights: list[float], dtype: int = lib.HPC_F32) -> None:
-    """The weighted sum of arrays of out's length. dtype: of the inputs, as CODECS has it."""
+    """Writes the weighted sum of the inputs, which have out's length, to out. dtype: a value of CODECS, the inputs'
+    type."""
     pointers = [from_buffer(array) for array in inputs]
     check(lib.hpc_fold(from_buffer("float[]", out), pointers, weights, len(inputs), out.size, dtype, lib.HPC_ISA_BEST))
 

@@ -1,4 +1,4 @@
-"""Failures as exceptions, and waits that Ctrl-C ends."""
+"""Turns failures into exceptions, and makes waits that Ctrl-C ends."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ NULL: Any = ffi.NULL
 IN_PROGRESS: int = lib.HPC_IN_PROGRESS
 TIMED_OUT: int = lib.HPC_ERR_TIMEOUT
 INVALID: int = lib.HPC_ERR_INVALID
-SLICE = 0.1  # seconds a C call may wait before Python looks for signals (Ctrl-C)
+SLICE = 0.1  # seconds that a C call may wait before Python looks for signals such as Ctrl-C
 _STATES = {
     lib.HPC_CULPRIT_DIED: "died",
     lib.HPC_CULPRIT_LEFT: "left",
@@ -30,8 +30,8 @@ def culprits(array: Any, n: int) -> tuple[Culprit, ...]:
 
 
 def error(status: int, waited: float | None = None) -> HpcommError:
-    """The exception of a status of this thread's last C call. waited: seconds of a wait in slices, whose culprits are
-    then asked for."""
+    """Returns the exception for the status of this thread's last C call. waited: seconds that a wait in slices took in
+    all; after a timeout it makes C follow the chain of waits to its culprits."""
     last = lib.hpc_last_error()
     if last.status != status:  # nothing was recorded
         return from_failure(Failure(status, text(lib.hpc_status_text(status))))
@@ -54,12 +54,12 @@ def error(status: int, waited: float | None = None) -> HpcommError:
 
 
 def is_unfinished() -> bool:
-    """Whether this thread's last failure says that the call before on its key must be made again first."""
+    """Returns whether this thread's last failure asks to repeat the previous call on the key first."""
     return bool(lib.hpc_last_error().detail == lib.HPC_DETAIL_UNFINISHED)
 
 
 def is_slice_over(status: int) -> bool:
-    """Whether a wait has timed out only for its slice, so that the next one may begin."""
+    """Returns whether only a wait's slice has timed out, so that the next slice may begin."""
     return status == TIMED_OUT and lib.hpc_last_error().detail != lib.HPC_DETAIL_HELD_UP
 
 
@@ -69,18 +69,18 @@ def check(status: int) -> None:
 
 
 def checking(call: Callable[..., int]) -> Callable[..., None]:
-    """A function of C that raises where its status is negative."""
+    """Wraps a C function into one that raises if the status is negative."""
     return lambda *args: check(call(*args))
 
 
 def waiting(call: Callable[[Any, float], int]) -> Callable[[Any, float], None]:
-    """A wait of C as a function of its handle and a timeout."""
+    """Wraps a C wait into a function(handle, timeout) that Ctrl-C can end."""
     return lambda handle, timeout: wait(lambda seconds: call(handle, seconds), timeout)
 
 
 def wait(call: Callable[[float], int], timeout: float, waited: float = 0.0) -> None:
-    """Calls call(seconds) in slices, between which Ctrl-C can end it, until it is done, fails, or timeout seconds have
-    passed, `waited` of them before."""
+    """Calls call(seconds) in slices until it returns 0, fails, or timeout has passed; Ctrl-C can end it between slices.
+    waited: seconds of timeout that have already passed."""
     left = timeout - waited
     deadline = time.monotonic() + left
     status = call(left if left < SLICE else SLICE)
@@ -104,7 +104,7 @@ slices_limit = lib.hpc_slices_limit
 
 
 def seconds(timeout: float | None, default: float) -> float:
-    """A user's timeout, checked; None means the default."""
+    """Returns a user's timeout after a check; None means the default."""
     if timeout is None:
         return default
     try:
@@ -120,7 +120,7 @@ def text(chars: Any) -> str:
 
 
 def names(kind: int) -> tuple[str, ...]:
-    """The names of all transports, rules or the like, in C's order."""
+    """Returns the names of all transports, rules or another kind of names, in C's order."""
     found: list[str] = []
     while (chars := lib.hpc_name(kind, len(found))) != NULL:
         found.append(text(chars))

@@ -1,4 +1,4 @@
-"""The cost of a layer by each way (hpcomm/way.h)."""
+"""Binds the cost of a layer by each way of sending its update (hpcomm/way.h)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def way_cost(
     rates: Sequence[float] | None,
     codec: Sequence[float] | None,
 ) -> tuple[float, float, float, float]:
-    """hpc_way_cost; a sequence has the members of a struct, in their order."""
+    """Calls hpc_way_cost; each sequence has the members of a C struct, in order."""
     cost = ffi.new("hpc_cost *")
     given = _structs(layer, cluster, rates)
     of = NULL if codec is None else ffi.new("hpc_codec_rates *", tuple(codec))

@@ -1,4 +1,4 @@
-"""Windows and the lanes to their peers, puts, signals and events."""
+"""Binds windows, lanes, puts, signals and events."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def window_create(context: Any, nbytes: int, signals: int, kind: str | None, tim
 
 
 def window_array(window: Any, rank: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """rank's part of the window, or None where it cannot be mapped."""
+    """Returns rank's part of the window as an array, or None if it cannot be mapped."""
     memory = memory_of(lib.hpc_window_memory(window, rank))
     if memory is None:
         return None
@@ -38,7 +38,7 @@ def lane_create(context: Any, timeout: float, keep: object) -> Any:
 
 
 def poll(context: Any, lane: Any) -> tuple[int, int, int] | None:
-    """The next event of a lane: peer, imm, nbytes; None when none came."""
+    """Takes the next event of a lane: (peer, imm, nbytes), or None if none has come."""
     event = ffi.new("hpc_event *")
     status = lib.hpc_poll(context, lane, event)
     if status == IN_PROGRESS:

@@ -1,4 +1,4 @@
-"""A user's rules and folds, written in Python and compiled by Numba (the extra `kernels`).
+"""Compiles a user's rules and folds, written in Python, with Numba (the extra `kernels`).
 
     @hpcomm.kernels.rule(slots=1, args={"lr": 0.1, "decay": 0.9})
     def rms(param, acc, count, state, args):              # arrays in, arrays out; args[0] is the step, from 1
@@ -9,15 +9,16 @@
 
     ex = hpcomm.Exchange(ctx, params, rule=rms)
 
-The engine calls the machine code from its own threads, block by block, without the GIL and the interpreter. Divisions
-by zero give Inf or NaN, and an exception ends the exchange with status RAISED. The engine decides where blocks begin,
-so a rule or fold must treat each element by itself. np.float32(args[1]) keeps arithmetic in float32.
+The engine calls the machine code from its own threads, block by block, without the GIL or the interpreter. The engine
+chooses where blocks begin, so a rule or fold must treat each element by itself. A division by zero gives Inf or NaN. An
+exception in the function ends the exchange with status RAISED. Write np.float32(args[1]) to compute in float32.
 
-A function returns None or 0, or another int, which ends the exchange with an error. args is float64 (8,): the step (of
-a codec, the encoding) from 1, then the given numbers. Each call raises NotSupported without Numba, and InvalidArgument
-for a function that cannot be compiled, calls the interpreter (print, object mode) or returns another type.
+A function returns None or 0; any other int ends the exchange with an error. args is float64 (8,): the step (for a
+codec, the number of the encoding) from 1, then the numbers that the decorator got. Each decorator raises NotSupported
+without Numba, and InvalidArgument if the function cannot be compiled, calls the interpreter (print, object mode) or
+returns another type.
 
-Threshold and TopK of hpcomm.codec take filters as kernel=; `encode` and `decode_add` make a whole codec, Own.
+Threshold and TopK of hpcomm.codec take a filter as kernel=. `encode` and `decode_add` make a whole codec, Own.
 """
 
 import functools
@@ -33,8 +34,8 @@ from ..optim import MOST_ARGS, MOST_SLOTS, Rule
 from ..prox import OwnProx, Prox
 
 PIP_KERNELS = "pip install numba"
-RAISED = -1  # the status of a kernel that raised
-MISFIT = -2  # of a fold whose update is not of its dtype
+RAISED = -1  # status of a kernel that raised an exception
+MISFIT = -2  # status of a fold that got an update of another dtype
 
 MOST_SLOTS_OF_CODECS = _core.CODEC_SLOTS
 
@@ -42,8 +43,10 @@ _ARGS = MOST_ARGS + 1  # the step is the first
 
 
 class Kernel:
-    """Machine code of a Python function, and its address. wires: the wire formats that a fold reads. slots: float32
-    values of state for each element that an encoder keeps."""
+    """The machine code of a Python function, and its address.
+
+    wires: the wire formats that a fold reads. slots: float32 values of state per element that an encoder keeps.
+    """
 
     def __init__(
         self, compiled: Any, function: Callable[..., Any], wires: tuple[str, ...] = (), slots: int = 0
@@ -67,11 +70,11 @@ def rule(
     fold: Kernel | None = None,
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], Rule]:
-    """Makes a Rule of a function(param, acc, count, state, args).
+    """Makes a Rule from a function(param, acc, count, state, args).
 
     The function gets a block of n elements: param, float32 (n,), which it changes; acc, float32 (n,), the folded
-    update; count, an int, how many updates are in it; state, float32 (slots, n), zero at first; and args. slots, args
-    and name are as Rule has them; fold is one made by fold, None the weighted sum.
+    update; count, an int, the number of updates in acc; state, float32 (slots, n), which begins as zeros; and args.
+    slots, args and name are those of hpcomm.Rule. fold is a Kernel made by `fold`; None means the weighted sum.
     """
     if not isinstance(slots, int) or not 0 <= slots <= MOST_SLOTS:
         raise InvalidArgument(f"rule: slots is {slots!r}: must be an int from 0 to {MOST_SLOTS}")
@@ -89,13 +92,13 @@ def fold(*, dtype: Any = np.float32) -> Callable[[Callable[..., Any]], Kernel]: 
 def fold(
     function: Callable[..., Any] | None = None, *, dtype: Any = np.float32
 ) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
-    """Makes a fold of a function(acc, update, weight, args): `@fold`, or `@fold(dtype=np.uint16)`.
+    """Makes a fold from a function(acc, update, weight, args): `@fold`, or `@fold(dtype=np.uint16)`.
 
-    The function adds weight times the update to acc. It gets a block of n elements: acc, float32 (n,), zero before the
-    first update; update, dtype (n,), as it came over the wire; weight, a float; and args.
+    The function must add weight times the update to acc. It gets a block of n elements: acc, float32 (n,), zeros before
+    the first update; update, dtype (n,), as it arrived; weight, a float; and args.
 
-    dtype is float32, or uint16 for the bits of float16 and bfloat16. An exchange refuses a fold of another dtype than a
-    row's inputs; by its bare address it ends with status MISFIT.
+    dtype is float32, or uint16 for the bits of float16 and bfloat16. Exchange refuses a fold whose dtype differs from
+    that of a row's inputs. If the fold was given by its bare address, the exchange ends with status MISFIT instead.
     """
     if function is not None:
         return _compiled_fold(function, np.dtype(dtype))
@@ -115,15 +118,15 @@ def prox(
     per: str = "rows",
     name: str | None = None,
 ) -> Prox | Callable[[Callable[..., Any]], Prox]:
-    """Makes a prox of a function(rows, args), for hpcomm.ProxSGD and hpcomm.Dual: `@prox`, or `@prox(per="matrix")`.
+    """Makes a prox from a function(rows, args), for hpcomm.ProxSGD and hpcomm.Dual: `@prox`, or `@prox(per="matrix")`.
 
         @hpcomm.kernels.prox(args={"least": 0.0})
         def at_least(rows, args):
             np.maximum(rows, np.float32(args[3]), rows)
 
-    The function gets rows, float32 (n, columns): whole rows of the key's matrix, which it changes; and args: the step,
-    t (the learning rate; 1 under Dual), the weight decay, then its own numbers. A NaN in rows ends the exchange. args,
-    per and name are as hpcomm.prox.OwnProx has them.
+    The function gets rows, float32 (n, columns), which are whole rows of the key's matrix and which it changes; and
+    args: the step, t (the learning rate; 1 under Dual), the weight decay, then the numbers given as args=. A NaN in
+    rows ends the exchange. args, per and name are those of hpcomm.prox.OwnProx.
     """
 
     def compiled(one: Callable[..., Any]) -> Prox:
@@ -133,8 +136,10 @@ def prox(
 
 
 def threshold() -> Kernel:
-    """The filter of a threshold, compiled once and kept in Numba's cache on disk. Its source, to be read and changed,
-    is hpcomm/kernels/filters.py; it gives the same bytes as the C kernel."""
+    """Returns the filter of Threshold, compiled once and kept in Numba's cache on disk.
+
+    Its source, hpcomm/kernels/filters.py, may be copied and changed. It gives the same bytes as the C kernel.
+    """
     return _threshold()
 
 
@@ -147,19 +152,21 @@ def _threshold() -> Kernel:
     options = {"error_model": "numpy"}
     try:
         compiled = nb.cfunc(_filter_signature(nb), cache=True, **options)(function)
-    except RuntimeError:  # no folder for the cache can be written
+    except RuntimeError:  # no folder can hold the cache
         compiled = nb.cfunc(_filter_signature(nb), **options)(function)
     return Kernel(compiled, function, ("float32",))
 
 
 def filter(function: Callable[..., Any]) -> Kernel:
-    """Makes a filter of a function(x, residual, n, delta, values, bits), such as a changed copy of threshold()'s.
+    """Makes a filter from a function(x, residual, n, delta, values, bits), such as a changed copy of threshold()'s.
 
-    The function gets pointers: x, of n float32, which it reads; residual, of n float32, which it changes; delta, a
-    float32; values, room for n float32; bits, room for (n + 7) // 8 bytes. It writes the elements of x + residual that
-    it keeps to values, in order, sets their bits, and leaves the others in the residual. It is called for the parts of
-    a piece, each but the last a multiple of 64 elements; elements may come twice, the second time with x = 0 and their
-    whole value in the residual. It returns how many it kept; a negative number ends the exchange with an error.
+    The function gets pointers: x, to n float32, which it reads; residual, to n float32, which it changes; delta, a
+    float32; values, room for n float32; bits, room for (n + 7) // 8 bytes. It must write the elements of x + residual
+    that it keeps to values, in order, set their bits, and leave the other elements in the residual. It returns how many
+    it kept; a negative number ends the exchange with an error.
+
+    It is called for parts of a piece; the length of each part but the last is a multiple of 64. Elements may be given
+    twice, the second time with x = 0 and their whole value in the residual.
     """
     nb = _numba()
     signature = _filter_signature(nb)
@@ -177,7 +184,8 @@ def filter(function: Callable[..., Any]) -> Kernel:
 
 
 def chosen_filter(kernel: Any, values: str) -> Kernel | Any | None:
-    """The filter of a codec's kernel=: a Kernel or an address; None: the library's own. values: the codec's dtype."""
+    """Returns the filter for a codec's kernel= argument: a Kernel or an address, or None for the library's own filter.
+    values: the codec's dtype."""
     if kernel == "c" or kernel is None or (kernel == "auto" and values != "float32"):
         return None
     if kernel == "numba":
@@ -197,11 +205,11 @@ def encode(*, slots: int = 0) -> Callable[[Callable[..., Any]], Kernel]: ...
 def encode(
     function: Callable[..., Any] | None = None, *, slots: int = 0
 ) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
-    """Makes the encoder of hpcomm.codec.Own of a function(x, state, args, out): `@encode`, or `@encode(slots=1)`.
+    """Makes the encoder of hpcomm.codec.Own from a function(x, state, args, out): `@encode`, or `@encode(slots=1)`.
 
-    The function gets x, float32 (n,), the update and the residual of earlier pieces; state, float32 (slots, n), zero at
-    first, with 0 to 8 slots; args; out, uint8 (4 n,), which begins at a multiple of 4 bytes. It writes the piece to out
-    and returns the number of its bytes; a negative number ends the exchange with an error.
+    The function gets x, float32 (n,), the update plus the residual of earlier pieces; state, float32 (slots, n), which
+    begins as zeros, with 0 to 8 slots; args; and out, uint8 (4 n,), aligned to 4 bytes. It must write the piece to out
+    and return the number of its bytes; a negative number ends the exchange with an error.
     """
     if isinstance(slots, bool) or not isinstance(slots, int) or not 0 <= slots <= MOST_SLOTS_OF_CODECS:
         raise InvalidArgument(f"encode: slots is {slots!r}: must be an int from 0 to {MOST_SLOTS_OF_CODECS}")
@@ -211,12 +219,11 @@ def encode(
 
 
 def decode_add(function: Callable[..., Any]) -> Kernel:
-    """Makes the decoder of hpcomm.codec.Own of a function(acc, data, weight, args).
+    """Makes the decoder of hpcomm.codec.Own from a function(acc, data, weight, args).
 
-    The function adds weight times the update in data to acc. It gets acc, float32 (n,); data, uint8 (nbytes,), which
-    begins at a multiple of 4 bytes; weight, a float, also a negative one; args. data may come from another process and
-    hold anything: the function checks it before it writes, and returns an int other than 0 for a piece that is not
-    sound.
+    The function must add weight times the update in data to acc. It gets acc, float32 (n,); data, uint8 (nbytes,),
+    aligned to 4 bytes; weight, a float, which may be negative; and args. data may come from another process and contain
+    anything: the function must check it before it writes to acc, and return an int other than 0 for an invalid piece.
     """
     nb = _numba()
     types, carray = nb.types, nb.carray
@@ -333,7 +340,7 @@ def _compiled_fold(function: Callable[..., Any], dtype: np.dtype[Any]) -> Kernel
 
 
 def _wires(dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """The wire formats whose elements, or their bits, are of this dtype."""
+    """Returns the wire formats whose elements, or whose bits, have this dtype."""
     if dtype.kind in "fui" and dtype.isnative:
         if dtype.itemsize == 4:
             return ("float32",)
@@ -343,7 +350,8 @@ def _wires(dtype: np.dtype[Any]) -> tuple[str, ...]:
 
 
 def _inner(nb: Any, function: Callable[..., Any], signature: tuple[Any, ...]) -> tuple[Any, bool]:
-    """The function compiled for these types, with 0 for no result, and whether it has a result."""
+    """Compiles the function for these types. Returns it, made to return 0 if it returned nothing, and whether it
+    returned something."""
     title = f"kernel {getattr(function, '__name__', function)!r}"
     if not callable(function):
         raise InvalidArgument(f"{title}: must be a function")

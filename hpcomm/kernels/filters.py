@@ -1,13 +1,13 @@
-"""The filter of a threshold as Numba compiles it: the same bytes as the C kernel's (csrc/kernel/sparse.h).
+"""The filter of Threshold for Numba; it gives the same bytes as the C kernel (csrc/kernel/sparse.h).
 
-A filter takes n elements. u = x + residual is kept where its magnitude is larger than delta, or where it is NaN. Kept
-elements go to values, one behind the other; bit i % 8 of byte i // 8 of bits says whether element i is kept; the
-residual becomes 0 for kept elements and u elsewhere. It returns how many are kept. All n elements of values may be
-written.
+A filter takes n elements. It keeps u = x + residual if its magnitude is larger than delta, or if it is NaN. Kept
+elements go to values, without gaps. Bit i % 8 of byte i // 8 of bits is set if element i is kept. The residual becomes
+0 for kept elements and u for the others. The filter returns how many it keeps; it may write all n elements of values.
 
-Copy this file and change it to keep other elements; `hpcomm.kernels.filter` compiles the result. Below the filters are
-their vectors: sixteen float32, for CPUs with AVX-512. LLVM makes of no loop the instruction that packs chosen lanes, so
-a vector is a value here, and each function on it is an instruction or a few. A mask is an int with bit i for lane i.
+To keep other elements, copy this file and change it; `hpcomm.kernels.filter` compiles the result. The code below the
+filters defines vectors of sixteen float32, for CPUs with AVX-512. LLVM compiles no loop to the instruction that packs
+selected lanes, so a vector is a value here, and each function on it is one instruction or a few. A mask is an int with
+bit i for lane i.
 """
 
 from typing import Any
@@ -20,14 +20,15 @@ from numba.extending import models, register_model
 LANES = 16  # float32 in a vector
 WORD = 4 * LANES  # elements whose bits are stored at once
 
-intrinsic: Any = extending.intrinsic  # its calls have more arguments than mypy sees
+intrinsic: Any = extending.intrinsic  # its calls have more arguments than mypy can see
 
 # ---- the filter ----------------------------------------------------------------------------------------------------
 
 
 @njit(error_model="numpy", inline="always")
 def filter_lanes(x: Any, residual: Any, i: Any, delta: Any, values: Any, kept: Any) -> Any:
-    """Sixteen elements from i on: the mask of the kept ones, whose values begin at number kept."""
+    """Filters sixteen elements from i on; writes the kept values from index number on, and returns the mask of kept
+    lanes."""
     u = add(load(x, i), load(residual, i))
     mask = beyond(u, delta)
     store(residual, i, without(u, mask))
@@ -37,7 +38,7 @@ def filter_lanes(x: Any, residual: Any, i: Any, delta: Any, values: Any, kept: A
 
 @njit(error_model="numpy", inline="always")
 def filter_each(x: Any, residual: Any, start: Any, n: Any, delta: Any, values: Any, kept: Any, bits: Any) -> Any:
-    """From element start on, a multiple of 8, one by one."""
+    """Filters one by one from element start on, which must be a multiple of 8."""
     for j in range(start, n, 8):
         byte = 0
         for i in range(j, min(j + 8, n)):
@@ -54,7 +55,8 @@ def filter_each(x: Any, residual: Any, start: Any, n: Any, delta: Any, values: A
 
 
 def with_lanes(x: Any, residual: Any, n: Any, delta: Any, values: Any, bits: Any) -> Any:
-    """Four vectors at a time. No more elements are kept than lie before a vector, so all its lanes have room."""
+    """Filters four vectors at a time. Kept elements never pass the vector that is read, so a whole vector may be
+    stored."""
     kept = 0
     whole = n - n % WORD
     for i in range(0, whole, WORD):
@@ -78,7 +80,7 @@ def without_lanes(x: Any, residual: Any, n: Any, delta: Any, values: Any, bits: 
 
 
 class _Lanes(types.Type):
-    """float32, sixteen of them in a register."""
+    """The Numba type of sixteen float32 in a register."""
 
     def __init__(self) -> None:
         super().__init__(name="float32x16")
@@ -98,17 +100,17 @@ class _LanesModel(models.PrimitiveModel):
 
 
 def has_lanes() -> bool:
-    """Whether this CPU has such vectors: AVX-512F."""
+    """Returns whether this CPU has AVX-512F."""
     return bool(binding.get_host_cpu_features().get("avx512f"))
 
 
 def _at(builder: Any, pointer: Any, index: Any) -> Any:
-    """The address of a vector, aligned as its first element."""
+    """Returns a pointer to a vector, aligned like its first element."""
     return builder.bitcast(builder.gep(pointer, [index]), _VECTOR.as_pointer())
 
 
 def _all(builder: Any, value: Any) -> Any:
-    """A vector with this value in each lane."""
+    """Returns a vector with this value in each lane."""
     one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(_WORD, 0))
     return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES))
 
@@ -124,7 +126,7 @@ def _chosen(builder: Any, mask: Any) -> Any:
 
 @intrinsic
 def load(context: Any, pointer: Any, index: Any) -> Any:
-    """Elements index to index + 15 behind a pointer to float32."""
+    """Loads elements index to index + 15 at a pointer to float32."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load(_at(builder, *arguments), align=4)
@@ -134,7 +136,7 @@ def load(context: Any, pointer: Any, index: Any) -> Any:
 
 @intrinsic
 def store(context: Any, pointer: Any, index: Any, vector: Any) -> Any:
-    """All lanes, to elements index to index + 15 behind a pointer to float32."""
+    """Stores all lanes to elements index to index + 15 at a pointer to float32."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, index, vector = arguments
@@ -155,7 +157,7 @@ def add(context: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def beyond(context: Any, vector: Any, delta: Any) -> Any:
-    """The mask of the lanes whose magnitude is larger than a float32, or that are NaN."""
+    """Returns the mask of the lanes whose magnitude is larger than a float32, or that are NaN."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector, delta = arguments
@@ -168,7 +170,7 @@ def beyond(context: Any, vector: Any, delta: Any) -> Any:
 
 @intrinsic
 def without(context: Any, vector: Any, mask: Any) -> Any:
-    """0 in the lanes of the mask, the vector's in the others."""
+    """Returns the vector with 0 in the lanes of the mask."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector, mask = arguments
@@ -179,8 +181,8 @@ def without(context: Any, vector: Any, mask: Any) -> Any:
 
 @intrinsic
 def pack(context: Any, vector: Any, mask: Any) -> Any:
-    """The lanes of the mask first, in order, then zeros: vcompressps in a register, as its form that stores to memory
-    is microcode on Zen 4, and many times slower."""
+    """Moves the lanes of the mask to the front, in order, and fills with zeros. It uses vcompressps in a register: its
+    form that stores to memory is microcode on Zen 4, and many times slower."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector, mask = arguments
@@ -202,7 +204,7 @@ def count(context: Any, mask: Any) -> Any:
 
 @intrinsic
 def store_word(context: Any, pointer: Any, index: Any, word: Any) -> Any:
-    """The eight bytes of an int, behind a pointer to uint8."""
+    """Stores the eight bytes of an int at a pointer to uint8."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, index, word = arguments
