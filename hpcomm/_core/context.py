@@ -101,8 +101,8 @@ def context_host(context: Any, rank: int) -> int:
 def context_bandwidth(
     context: Any, peers: tuple[int, ...], at_least: float, timeout: float
 ) -> list[tuple[bool, bool | None, float, float, float, float, int, bool]]:
-    """Returns the members of each peer's hpc_bandwidth; an unknown `sufficient` is None. The C call runs in a thread of
-    its own, so that Ctrl-C can end this call."""
+    """Returns the members of each peer's hpc_bandwidth; with None for an unknown `sufficient`. The C call runs
+    in a separate thread, so that Ctrl-C can end this call."""
     options, results = ffi.new("hpc_bandwidth_options *"), ffi.new("hpc_bandwidth[]", len(peers))
     stop = ffi.new("int *")
     lib.hpc_bandwidth_options_init(options)

@@ -132,7 +132,7 @@ def exchange_create(context: Any, timeout: float, keep: object, configs: list[tu
 
 
 def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:
-    """Takes part in exchange_create for a rank that cannot join; the call then fails on every rank with this sentence."""
+    """Takes part in exchange_create for a rank that cannot join; the call fails on every rank with this text."""
     refusal = ffi.new("char[]", sentence.encode("utf-8", "replace"))
     config = _exchange_config()
     config.refusal = refusal

@@ -26,7 +26,7 @@ def build_info() -> str:
 
 
 def transports(of: str = "") -> tuple[str, ...]:
-    """Returns the names of this build's transports, best first: all, or those of a kind. "default": used unless others
+    """Returns the names of this build's transports, best first: all, or of one kind. "default": used unless others
     are named; "mapped": ranks of a host share memory; "socket": connects hosts without RDMA devices."""
     return names(getattr(lib, f"HPC_{of.upper()}_TRANSPORTS" if of else "HPC_TRANSPORTS"))
 

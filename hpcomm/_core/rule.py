@@ -31,7 +31,7 @@ def rule_found(name: str, args: tuple[float, ...], isa: int) -> Any:
 
 
 def with_prox(rule: Any, name: str, prox: int | str, columns: int, whole: bool, isa: int) -> Any:
-    """Adds a prox to the rule, given as the address of machine code or the name of a built-in prox; returns the rule."""
+    """Adds a prox to the rule, by address of machine code or by name of a built-in prox; returns the rule."""
     chars = ffi.new("char[]", name.encode())
     rule.name, rule.columns, rule.prox_whole = chars, columns, whole
     if isinstance(prox, str):

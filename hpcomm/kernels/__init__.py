@@ -74,7 +74,7 @@ def rule(
 
     The function gets a block of n elements: param, float32 (n,), which it changes; acc, float32 (n,), the folded
     update; count, an int, the number of updates in acc; state, float32 (slots, n), which begins as zeros; and args.
-    slots, args and name are those of hpcomm.Rule. fold is a Kernel made by `fold`; None means the weighted sum.
+    slots, args and name are as in hpcomm.Rule. fold is a Kernel made by `fold`; None means the weighted sum.
     """
     if not isinstance(slots, int) or not 0 <= slots <= MOST_SLOTS:
         raise InvalidArgument(f"rule: slots is {slots!r}: must be an int from 0 to {MOST_SLOTS}")
@@ -126,7 +126,7 @@ def prox(
 
     The function gets rows, float32 (n, columns), which are whole rows of the key's matrix and which it changes; and
     args: the step, t (the learning rate; 1 under Dual), the weight decay, then the numbers given as args=. A NaN in
-    rows ends the exchange. args, per and name are those of hpcomm.prox.OwnProx.
+    rows ends the exchange. args, per and name are as in hpcomm.prox.OwnProx.
     """
 
     def compiled(one: Callable[..., Any]) -> Prox:
