@@ -1,1 +1,1 @@
-"""Launching ranks, taking turns, judging and drawing: shared by all benchmarks."""
+"""Helpers of all benchmarks: they launch ranks, let contenders take turns, judge and draw."""

@@ -1,9 +1,8 @@
-/* bench.h - what every C benchmark shares: the clock, the predictable bytes, the count of wrong ones, options, ranks.
+/* bench.h - shared by all C benchmarks: the clock, the predictable bytes, the count of wrong bytes, options, ranks.
  *
- * Each benchmark is one file: its measured loops, and a main that runs them over forked ranks with no Python near. The
- * Python benchmarks load the same loops as one shared library (compiled with -DBENCH_LIBRARY, which leaves the mains
- * out).
- */
+ * Each benchmark is one file: its measured loops, and a main that runs them over forked ranks without Python. The
+ * Python benchmarks load the same loops as one shared library, compiled with -DBENCH_LIBRARY, which leaves out the
+ * mains. */
 #ifndef BENCH_H
 #define BENCH_H
 
@@ -19,7 +18,7 @@
 
 enum { BENCH_LINE = 64 };
 
-/* One word alone on its pair of cache lines: the next line is fetched along with the one that is asked for. */
+/* A word alone on a pair of cache lines: a processor fetches the neighbouring line too. */
 typedef struct bench_line {
     _Atomic uint64_t word;
     char unused[2 * BENCH_LINE - sizeof(uint64_t)];
@@ -31,7 +30,7 @@ static inline double bench_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A counter that is cheaper to read than the clock: what is short is measured by it, its rate by the clock. */
+/* Reads a counter that is cheaper than the clock. It measures short times; the clock gives its rate. */
 static inline uint64_t bench_ticks(void) {
 #if defined(__x86_64__)
     return __builtin_ia32_rdtsc();
@@ -44,14 +43,14 @@ static inline uint64_t bench_ticks(void) {
 #endif
 }
 
-/* The ticks of m round trips, which took so many seconds all together, become seconds of one way. */
+/* Converts the ticks of m round trips, which took `seconds` in all, into seconds of one way. */
 static inline void bench_trips(double *trips, int m, double seconds) {
     double sum = 0;
     for (int i = 0; i < m; i++) sum += trips[i];
     for (int i = 0; i < m; i++) trips[i] *= sum > 0 ? seconds / (2 * sum) : 0;
 }
 
-/* Word j of the predictable bytes: splitmix64. */
+/* Returns word j of the predictable bytes (splitmix64). */
 static inline uint64_t bench_word(uint64_t j) {
     uint64_t z = (j + 1) * 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -70,9 +69,9 @@ static inline uint64_t bench_wrong_words(const uint64_t *got, const uint64_t *ex
     return wrong;
 }
 
-/* Where in the predictable bytes the source of a sample starts, in units of the caller's choice: another place for each
- * of the pair's ranks and each of 256 samples in a row, so that what an earlier sample left behind is never the right
- * answer. */
+/* Returns where a sample's source starts in the predictable bytes, in units of the caller's choice. The place
+ * differs between the two ranks of a pair and between 256 successive samples, so an earlier sample's data are always
+ * wrong. */
 enum { BENCH_SHIFTS = 512, BENCH_LINE_WORDS = 8, BENCH_PAGE_WORDS = 512 };
 static inline size_t bench_shift(uint64_t sample, int rank) {
     return (size_t)((2 * sample + (uint64_t)(rank & 1)) % BENCH_SHIFTS);

@@ -1,4 +1,4 @@
-"""Benchmarks whose ranks are started again for each shape, on namespaces as hosts (tests/cluster/hosts.py)."""
+"""Runs benchmarks that start their ranks once for each shape (hosts x ranks), on namespaces as hosts."""
 
 import argparse
 import json
@@ -20,14 +20,14 @@ from hpcomm.bench.rows import Row
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster, Unavailable
 
-LIMIT = 3600.0  # seconds of the ranks of one shape
+LIMIT = 3600.0  # for the ranks of one shape, in seconds
 
 
 def measure(
     name: str, options: argparse.Namespace, given: Sequence[str], shape: Shape, folder: Path, rate: str = "", *more: str
 ) -> Row:
-    """The document that the ranks of one shape have written. rate: of the links; default: --rate. more: the rate of the
-    last host's link, if it has another one."""
+    """Runs the ranks of one shape, and returns the document that they write. rate: of the links; "" means --rate. more:
+    the rate of the last host's link, if it differs."""
     output = folder / f"{shape.key}.json"
     output.unlink(missing_ok=True)
     rates = {f"h{shape.all_hosts}": last for last in more}
@@ -51,9 +51,12 @@ def start(
     runs: Iterable[tuple[Shape, Sequence[str], str] | tuple[Shape, Sequence[str], str, str]] | None = None,
     draw: Callable[[Row, Path], object] | None = None,
 ) -> int:
-    """Starts the ranks of one shape after another, and prints the rows of all. facts: of the document; lines: its
-    table. runs: shapes, what their ranks are given, the rate of their links, and that of the last host's, if it is
-    another; None: options.shapes, which are given the same. draw: plots the document into the file of --plot."""
+    """Starts the ranks of one shape after another, and prints the rows of all.
+
+    facts: entries of the document. lines: makes its table. runs: tuples of a shape, the arguments of its ranks, the
+    rate of its links, and the rate of the last host's link if it differs; None means options.shapes, all with the same
+    arguments. draw: plots the document into the file of --plot.
+    """
     document: Row = {"benchmark": name, "hpcomm": hpcomm.__version__, "rate": options.rate, **facts, "rows": []}
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +64,7 @@ def start(
                 found = measure(name, options, its, shape, Path(folder), *rates)
                 document |= {"transport": found["transport"], "torch": found["torch"]}
                 document["rows"] += found["rows"]
-                write(options, json.dumps(document, indent=1))  # kept if this run is ended early
+                write(options, json.dumps(document, indent=1))  # kept if this run ends early
     except Unavailable as why:
         document["unable"] = f"no hosts here: {why}"
         write(options, json.dumps(document, indent=1))
@@ -76,7 +79,7 @@ def start(
 
 
 def run(begin: Callable[[], int], job: Callable[[], int]) -> int:
-    """begin makes the hosts; job is what each rank does."""
+    """Runs the program: `begin` makes the hosts, `job` is the work of each rank."""
     if not launched():
         os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # hosts' names lead to no address
         return begin()

@@ -28,11 +28,11 @@ enum {
 typedef struct bench_options {
     size_t minbytes, maxbytes;
     int stepfactor, iters, warmup_iters, agg_iters, run_cycles, ranks, json;
-    int power_of_two;                      /* the number of ranks must be one */
+    int power_of_two;                      /* the number of ranks must be a power of two */
     int degree, offsets[BENCH_DEGREE_MAX]; /* of the graph; see queue.c */
     double timeout;
     const char *transport; /* NULL: what reaches the peer best */
-    const char *heading;   /* of a table other than that of times */
+    const char *heading;   /* heading of a table that does not show times */
 } bench_options;
 
 typedef struct bench_series {
@@ -43,7 +43,7 @@ typedef struct bench_series {
     double samples[BENCH_SAMPLES], medians[BENCH_CYCLES_MAX];
 } bench_series;
 
-/* This process's own memory, and the kernel's for objects and sockets of all processes. */
+/* This process's own memory, and the kernel's memory for objects and sockets of all processes. */
 typedef struct bench_memory {
     uint64_t private_dirty, pss, kernel;
 } bench_memory;
@@ -58,13 +58,13 @@ typedef struct bench_rank {
     hpc_context *context;
     int rank, size;
     bench_memory before; /* the context was made */
-    bench_line *board;   /* a bench_line for each rank, shared by all */
+    bench_line *board;   /* one bench_line per rank, shared by all */
     bench_options options;
     double seconds[BENCH_SAMPLES];
     bench_series series[BENCH_CONTENDERS];
 } bench_rank;
 
-/* The number behind name in a line of a file of /proc, in KiB there; 0 where there is none. */
+/* Returns the number after name in a file of /proc, times 1024; 0 if there is no such line. */
 static inline uint64_t bench_kib(const char *path, const char *name) {
     char line[256];
     unsigned long long kib = 0;
@@ -90,7 +90,7 @@ static inline void bench_measure_memory(bench_memory *m) {
     m->pss = bench_kib("/proc/self/smaps_rollup", "Pss:");
 }
 
-/* Is no memory shared: does the bound go through sockets? */
+/* Returns whether the ranks share no memory, so that the bound uses sockets. */
 static inline int bench_over_wire(const bench_rank *r) {
     hpc_peer peer;
     return hpc_context_peer(r->context, r->rank == 0 ? 1 : 0, &peer) == HPC_OK && strcmp(peer.transport, "shm") != 0;
@@ -111,7 +111,7 @@ static double bench_percentile(double *samples, int n, double percent) {
     return samples[(int)(percent / 100 * (n - 1) + 0.5)];
 }
 
-/* Takes the n samples of one cycle of contender i; those of cycle -1 only for their wrong answers. */
+/* Adds the n samples of one cycle of contender i. Cycle -1 warms up: only its wrong answers count. */
 static inline void bench_add(bench_rank *r, int i, const char *name, size_t size, int cycle, int n, int64_t wrong,
                              double *seconds) {
     bench_series *s = &r->series[i];
@@ -125,8 +125,8 @@ static inline void bench_add(bench_rank *r, int i, const char *name, size_t size
     s->medians[s->cycles++] = bench_percentile(seconds, n, 50);
 }
 
-/* Rank 0 prints its own times, with everybody's wrong answers and, from the second contender on, the ratio of medians
- * to the first with the smallest and the largest ratio of one cycle; then all series start anew. */
+/* Prints rank 0's times and the wrong answers of all ranks. From the second contender on, it adds the ratio of
+ * medians to the first contender, and the smallest and largest ratio of a cycle. Then it empties all series. */
 static inline void bench_report(bench_rank *r, size_t size, int contenders) {
     int64_t wrong[BENCH_RANKS_MAX], total = 0;
     bench_series *bound = &r->series[0];
@@ -156,7 +156,7 @@ static inline void bench_report(bench_rank *r, size_t size, int contenders) {
     memset(r->series, 0, sizeof r->series);
 }
 
-/* Bytes of the last level of cache of this core; 32 MiB where the system does not say. */
+/* Returns the bytes of this core's last-level cache; 32 MiB if the system does not report them. */
 static inline size_t bench_last_cache(void) {
     size_t last = 0;
     for (int i = 0; i < 8; i++) {
@@ -252,7 +252,7 @@ static int bench_parse(int argc, char **argv, const char *name, bench_options *o
     return -1;
 }
 
-/* A rank's life: context, the benchmark, its exit status. */
+/* Runs one rank: makes its context, runs the benchmark, returns its exit status. */
 static int bench_live(int rank, const bench_options *options, bench_board *board, int (*run)(bench_rank *)) {
     bench_rank *r = calloc(1, sizeof *r);
     size_t nbytes = hpc_address_size();
@@ -267,9 +267,10 @@ static int bench_live(int rank, const bench_options *options, bench_board *board
     r->size = options->ranks;
     r->options = *options;
     r->board = board->lines;
-    bench_measure_memory(&r->before); /* once for what the asking itself takes */
+    bench_measure_memory(&r->before); /* first call: it costs memory itself */
     atomic_fetch_add(&board->started, 1);
-    while (atomic_load(&board->started) < r->size) sched_yield(); /* pages are shared with all that fork will make */
+    /* Wait for all forks, which share pages with this process. */
+    while (atomic_load(&board->started) < r->size) sched_yield();
     bench_measure_memory(&r->before);
     hpc_config_init(&config);
     config.transports = options->transport;
@@ -319,7 +320,7 @@ static int bench_main(int argc, char **argv, const char *name, bench_options opt
         for (int p = 0; p < options.ranks; p++)
             if (ranks[p] == ended) ranks[p] = -1;
         if (status == 0 || failed) continue;
-        failed = 1; /* the bounds have no deadline of their own */
+        failed = 1; /* the bounds have no deadline */
         for (int p = 0; p < options.ranks; p++)
             if (ranks[p] > 0) kill(ranks[p], SIGKILL);
     }

@@ -1,4 +1,4 @@
-"""The communicators that collectives of MPI are measured over: Open MPI's choice, and its choice without han."""
+"""Makes the communicators by which MPI's collectives are measured: with Open MPI's default choice, and without han."""
 
 import os
 
@@ -8,8 +8,8 @@ from bench.common.harness import Bench
 
 
 def communicators(bench: Bench) -> dict[str, MPI.Intracomm]:
-    """Communicators of all ranks, by suffixes of their contenders' names. Where hosts have several ranks Open MPI takes
-    its component han, which sums inside each host first and is not always the faster way."""
+    """Returns communicators of all ranks, by a suffix for the contender's name. If hosts have several ranks, Open MPI
+    uses its component han, which sums within each host first; that is not always faster."""
     found = {"": bench.comm}
     crowded = len(set(bench.hosts)) < bench.size
     without = "^han" in os.environ.get("OMPI_MCA_coll", "")  # noqa: SIM112 - as mpirun writes it

@@ -1,4 +1,4 @@
-"""The harness of hpcomm bench (hpcomm/bench/harness.py) over MPI, with loops in C beside the Python of each rank."""
+"""Runs the harness of hpcomm bench (hpcomm/bench/harness.py) over MPI, with loops in C beside each rank's Python."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ class Bench(harness.Bench):
     """A run of one benchmark on this rank.
 
     Attributes:
-        native: the loops in C, with a context of the C API.
+        native: the loops in C, and a context of the C API.
     """
 
     def __init__(self, options: argparse.Namespace, comm: MPI.Intracomm) -> None:
@@ -34,8 +34,8 @@ class Bench(harness.Bench):
         self.native = self.connected()
 
     def connected(self, transport: str | None = None, **settings: float) -> Native:
-        """A context of the C API with such settings, closed with this. transport: "" what reaches each peer best, None
-        that of --transport. Collective."""
+        """Makes a context of the C API with these settings, closed with this run. transport: "" means the best one for
+        each peer, None means --transport. Collective."""
         made = Native(self._path, self.rank, self.size)
         chosen = self.options.transport if transport is None else transport
         made.connect(self.comm.allgather(made.create(chosen, self.options.devices, **settings)))
@@ -43,15 +43,15 @@ class Bench(harness.Bench):
         return made
 
     def meet(self) -> None:
-        """A barrier whose waiting ranks leave the cores to working ranks: the longer they wait, the more seldom they
-        look, as a look on an emulated core is expensive."""
+        """Waits for all ranks, and leaves the cores to ranks that still work: the longer a rank waits, the more rarely
+        it polls, because a poll on an emulated core is expensive."""
         request, pause = self.comm.Ibarrier(), 1e-4
         while not request.Test():
             time.sleep(pause)
             pause = min(1.5 * pause, 5e-3)
 
     def own(self, size: int, huge: bool) -> NDArray[np.uint64] | None:
-        """A block of this rank alone, of the same kind of memory as a shared one."""
+        """Allocates private memory of the same kind as a shared block."""
         fd = os.memfd_create("bench")
         os.ftruncate(fd, size)
         at = self.native.bench_map(fd, size, huge)
@@ -59,7 +59,7 @@ class Bench(harness.Bench):
         return None if not at else view(at, size // 8, np.uint64)
 
     def share(self, size: int, owner: int, huge: bool) -> NDArray[np.uint64] | None:
-        """One block of shared memory mapped by all ranks, as words; None if memory is not to be had."""
+        """Maps one block of shared memory on all ranks, as words; None if memory is short."""
         place = None
         if self.rank == owner:
             fd = os.memfd_create("bench")
@@ -85,13 +85,13 @@ def command_of(benchmark: Benchmark) -> str:
 
 
 def run(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
-    """Runs a benchmark on this rank; 0 if no answer was wrong."""
+    """Runs a benchmark on this rank; returns 0 if all answers were right."""
     given = sys.argv[1:] if arguments is None else arguments
     return harness.run(benchmark, given, lambda options: Bench(options, MPI.COMM_WORLD), command_of(benchmark))
 
 
 def as_rank(job: Callable[[], int]) -> int:
-    """The result of a job; an exception on one rank ends all ranks."""
+    """Returns the result of a job; an exception on one rank ends all ranks."""
     try:
         return job()
     except Exception:
@@ -102,7 +102,7 @@ def as_rank(job: Callable[[], int]) -> int:
 
 
 def main(benchmark: Benchmark) -> None:
-    """The program of a benchmark, which starts its own mpirun unless it runs under one."""
+    """Runs a benchmark's program, which starts its own mpirun unless it is already a rank of one."""
     if not launched():
         given = sys.argv[1:]
         options = parser(benchmark, command_of(benchmark)).parse_args(given)

@@ -1,4 +1,4 @@
-"""How a promise is judged by the figures of a benchmark: against the fastest peer or bound, by ratios of medians."""
+"""Judges promises by a benchmark's figures: against the fastest peer or a bound, by ratios of medians."""
 
 import statistics
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ class Promise:
     """One line of the final table.
 
     Attributes:
-        value, low, high: a ratio and its spread over the cycles, or a share of a core.
-        asked: False: a figure beside the others, with nothing to reach.
-        missing: why it was not measured, or empty.
+        value, low, high: a ratio and its smallest and largest value in a cycle, or a share of a core.
+        asked: False if the figure has no target, and only stands beside the others.
+        missing: why it was not measured, or "".
     """
 
     what: str
@@ -55,7 +55,8 @@ def span(seconds: float) -> str:
 
 
 def compare(what: str, rows: list[Row], ours: str, other: str, target: float, at_most: bool = False) -> Promise:
-    """hpcomm's row against the fastest of the others: their time over hpcomm's, or, at_most, hpcomm's over theirs."""
+    """Compares hpcomm's row with the fastest of the others: their time over hpcomm's or, with at_most, hpcomm's over
+    theirs."""
     mine, theirs = named(rows, ours), named(rows, other)
     value, low, high = ratio(mine, theirs) if at_most else ratio(theirs, mine)
     times = [span(statistics.median(row["cycles"])) for row in (mine, theirs)]

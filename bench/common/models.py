@@ -1,4 +1,4 @@
-"""The layers of real models, key by key: bench/common/models/*.json, from the definition that each file names."""
+"""The layers of real models, key by key: bench/common/models/*.json; each file names the definition it comes from."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def load(name: str) -> Model:
 
 
 def alike(keys: int, nbytes: int) -> Model:
-    """So many keys of so many bytes each."""
+    """Returns a model of equal keys: how many, and the bytes of each."""
     return Model("keys of one size", "", tuple(Key(f"key {k}", max(1, nbytes // 4)) for k in range(keys)))
 
 

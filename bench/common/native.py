@@ -1,4 +1,4 @@
-"""The C side of the benchmarks: the loops of bench/*/*.c as one shared library beside the package's own libhpcomm.
+"""The C side of the benchmarks: the loops of bench/*/*.c as one shared library beside the package's libhpcomm.
 
 `python -m bench.common.native` compiles the same files as programs, into build/bench.
 """
@@ -37,7 +37,7 @@ FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-ffp-contract=off")
 _int, _size, _int64, _uint64 = ctypes.c_int, ctypes.c_size_t, ctypes.c_int64, ctypes.c_uint64
 _double, _pointer, _chars = ctypes.c_double, ctypes.c_void_p, ctypes.c_char_p
 
-# name: result, arguments; as in the C files
+# name: (result, arguments), as in the C files
 LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "bench_token": (_int64, [_pointer, _pointer, _int, _int, _int, _pointer, _pointer]),
     "bench_put_lat": (
@@ -157,7 +157,7 @@ class NativeError(RuntimeError):
 
 
 def package() -> Path:
-    """Where the installed package has its headers (include) and its library (lib)."""
+    """Returns the folders of the installed package's headers (include) and library (lib)."""
     return Path(hpcomm.__file__).resolve().parent
 
 
@@ -166,7 +166,7 @@ def library() -> Path:
 
 
 def sources_of() -> list[Path]:
-    """The files that a compiled benchmark is made of."""
+    """Returns the source files of a compiled benchmark."""
     return [*HERE.glob("*/*.c"), *HERE.glob("*/*.h"), library(), package() / "include" / "hpcomm" / "hpcomm.h"]
 
 
@@ -178,12 +178,12 @@ def has_verbs() -> bool:
 
 
 def stale(target: Path) -> bool:
-    """Whether a compiled file is missing, or older than its sources."""
+    """Returns whether a compiled file is missing, or older than its sources."""
     return not target.exists() or target.stat().st_mtime <= max(path.stat().st_mtime for path in sources_of())
 
 
 def build(folder: Path = BUILD, name: str = "libbench.so", sources: Sequence[str] = SOURCES, *libraries: str) -> Path:
-    """Compiles loops if they are older than their sources, and returns the shared library."""
+    """Compiles the loops if they are older than their sources, and returns the shared library."""
     target = folder / name
     if stale(target):
         flags = ("-fvisibility=hidden", "-fPIC", "-shared", "-DBENCH_LIBRARY")
@@ -192,15 +192,15 @@ def build(folder: Path = BUILD, name: str = "libbench.so", sources: Sequence[str
 
 
 def build_verbs(folder: Path = BUILD) -> Path:
-    """The same for the loops that need rdma-core's headers; FileNotFoundError if the headers are needed and missing."""
+    """Does the same for loops that need rdma-core's headers. Raises FileNotFoundError if the headers are missing."""
     if stale(folder / LIBRARY_OF_VERBS) and not has_verbs():
         raise FileNotFoundError("rdma-core's headers are missing: apt-get install -y libibverbs-dev")
     return build(folder, LIBRARY_OF_VERBS, VERBS_SOURCES, *VERBS)
 
 
 def with_objects(folder: Path, name: str, source: str, needs: str) -> ctypes.CDLL:
-    """The loops of one file together with the objects of the tree's build, to measure internal functions of the
-    library. needs: the C file that defines these."""
+    """Links the loops of one file with the objects of the tree's build, to measure internal functions of the library.
+    needs: the C file that defines these functions."""
     target, objects = folder / name, sorted(OBJECTS.rglob("*.o"))
     if not any(path.name == f"{needs}.o" for path in objects):
         raise SystemExit(f"{source}: there is no {needs} to measure in {OBJECTS}: make builds it")
@@ -220,7 +220,7 @@ def programs(folder: Path = BUILD) -> list[Path]:
 
 
 def compile_c(target: Path, sources: Sequence[str], *flags: str, libraries: Sequence[str] = ()) -> None:
-    """One call of the C compiler against the installed package; the target appears when it is whole."""
+    """Runs the C compiler once against the installed package; the target appears only when it is complete."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(f".{os.getpid()}")
     command = ["cc", *FLAGS, *flags, f"-I{package() / 'include'}", f"-I{HERE / 'common'}", "-o", str(unfinished)]
@@ -230,13 +230,13 @@ def compile_c(target: Path, sources: Sequence[str], *flags: str, libraries: Sequ
 
 
 def view(at: int, shape: int, dtype: Any) -> NDArray[Any]:
-    """An array over C memory, which must outlive it."""
+    """Returns an array over C memory, which must outlive it."""
     size = max(1, shape * np.dtype(dtype).itemsize)
     return np.frombuffer((ctypes.c_char * size).from_address(at), dtype, shape)
 
 
 class Native:
-    """The loops and the C API, with a separate hpcomm context, as a C program has it."""
+    """The loops and the C API, with a separate hpcomm context like a C program's."""
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -253,14 +253,15 @@ class Native:
         raise AttributeError(f"no C function {name}: add it to LOOPS or CALLS")
 
     def check(self, status: int) -> int:
-        """status, or NativeError with the library's sentence if it is negative."""
+        """Returns the status, or raises NativeError with the library's message if it is negative."""
         if status < 0:
             message = ctypes.c_char_p.from_address(self.hpc_last_error() + ctypes.sizeof(ctypes.c_void_p)).value or b""
             raise NativeError(f"rank {self.rank}: status {status}: {message.decode()}")
         return status
 
     def create(self, transport: str = "", devices: str = "", **settings: float) -> bytes:
-        """This rank's address; connect with the addresses of all ranks. settings: of hpc_config, by name."""
+        """Makes a context and returns its address; connect then takes the addresses of all ranks. settings: members of
+        hpc_config."""
         config = Config()
         self.hpc_config_init(ctypes.byref(config))
         config.transports = transport.encode() or None

@@ -1,4 +1,4 @@
-"""Options for benchmarks that make their parsers themselves. Needs no MPI."""
+"""Options for benchmarks that make their own parsers. Needs no MPI."""
 
 import argparse
 import sys
@@ -11,7 +11,8 @@ __all__ = ["add_links", "add_output", "add_pictures", "add_quick", "add_ranks", 
 
 
 def held(text: str, *kinds: str) -> str:
-    """The folder of --data, which must hold a data set of each kind (examples/paper_data.py). Rows may be one file."""
+    """Returns the folder of --data, which must hold a data set of each kind (examples/paper_data.py); rows may be one
+    file."""
     sys.path.insert(0, str(ROOT / "examples"))
     import paper_data  # noqa: PLC0415 - examples is on the path by now
 
@@ -32,7 +33,7 @@ def add_pictures(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ranks(parser: argparse.ArgumentParser, ranks: int) -> None:
-    """Who takes part, and how they reach each other."""
+    """Adds the options for the ranks and their transport."""
     parser.add_argument("--ranks", type=int, default=ranks, help="number of ranks when started without mpirun")
     parser.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"))
 
@@ -42,7 +43,7 @@ def add_quick(parser: argparse.ArgumentParser, what: str = "small sizes and few 
 
 
 def add_links(parser: argparse.ArgumentParser) -> None:
-    """The option for the rates of links between hosts and racks."""
+    """Adds the options for the rates of links between hosts and racks."""
     parser.add_argument(
         "--wire",
         type=lambda text: [1e6 * float(part) for part in text.split(",")],

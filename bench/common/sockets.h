@@ -1,4 +1,4 @@
-/* sockets.h - bare TCP connections between two processes of a benchmark, and what it takes to move whole blocks. */
+/* sockets.h - plain TCP connections between two processes of a benchmark, and calls that move whole blocks. */
 #ifndef BENCH_SOCKETS_H
 #define BENCH_SOCKETS_H
 
@@ -11,7 +11,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-/* Small messages go at once, and nothing waits for more than timeout seconds. */
+/* Prepares a socket: small messages go at once, and no call blocks for more than timeout seconds. */
 static inline int bench_prepare_socket(int fd, double timeout) {
     struct timeval most = {(time_t)timeout, 0};
     int on = 1;
@@ -20,7 +20,7 @@ static inline int bench_prepare_socket(int fd, double timeout) {
     return setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
 }
 
-/* All nbytes, blocking in the kernel, or by asking over and over; 0, or -1 with errno. */
+/* Sends all nbytes; blocks in the kernel, or with spin tries again and again. Returns 0, or -1 with errno. */
 static inline int bench_send_all(int fd, const void *from, size_t nbytes, int spin) {
     const char *at = from;
     while (nbytes > 0) {
@@ -47,7 +47,7 @@ static inline int bench_recv_all(int fd, void *to, size_t nbytes, int spin) {
 }
 
 #ifndef BENCH_LIBRARY
-/* A connection of two ranks over loopback; port is a word that both see, 0 at first. -1: it cannot be had. */
+/* Connects two ranks over loopback. port is a word that both see, 0 at first. Returns -1 on failure. */
 static inline int bench_connect_pair(int listens, _Atomic uint64_t *port, double timeout) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;

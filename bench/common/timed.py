@@ -1,7 +1,7 @@
-"""Training steps of lists of layers that compute by timer, on one rank, over an exchange that is real.
+"""Training steps, on one rank, of networks that compute by timer, over a real exchange.
 
-A layer's share of the time is asleep, to a moment that is fixed when the layer before ends: a rank that wakes up late
-makes up for it, as a GPU would not have waited for a core.
+A layer computes by sleeping until a time that is fixed when the layer before it ends. So a rank that wakes up late
+catches up, because a GPU would not have waited for a core.
 """
 
 import time
@@ -15,8 +15,8 @@ from hpcomm.bench.rows import Row
 from hpcomm.bench.training import processor
 from hpcomm.codec import Factors
 
-RATE = 2.0**-10  # of learning; sums of whole numbers times this are exact
-WARMUP = 1  # steps; parameters are first waited for in the next one
+RATE = 2.0**-10  # learning rate; sums of whole numbers times it are exact
+WARMUP = 1  # steps; a step's parameters are first waited for in the next step
 
 
 class Trainer:
@@ -24,12 +24,12 @@ class Trainer:
 
     Attributes:
         exchange: hpcomm.Exchange, or an object with the methods called here.
-        after: layers are pushed when the backward pass has ended.
-        whole: all layers are waited for before the next forward pass; so they are with after.
-        copying: seconds of a layer for each of its parameters, before it is pushed and again when it has arrived.
-        at: the moment at which the layers that were asked for so far have been computed.
-        stalled: seconds in which a layer was waited for.
-        marks: when each step began.
+        after: push layers only after the backward pass; implies whole.
+        whole: wait for all layers before the next forward pass.
+        copying: seconds per parameter of a layer, before its push and again after its arrival.
+        at: the time at which all layers asked for so far have been computed.
+        stalled: seconds spent waiting for layers.
+        marks: the start of each step.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Trainer:
             self.arrived(layer)
 
     def fill(self, value: float, pairs: int = 1) -> None:
-        """All updates are pairs * value, on this rank."""
+        """Sets all of this rank's updates to pairs * value."""
         for layer in self.layers:
             if isinstance(self.exchange.codecs[layer.name], Factors):
                 one = self.exchange.factors(layer.name)
@@ -99,15 +99,16 @@ class Trainer:
                 self.exchange.gradient(layer.name).fill(pairs * value)
 
     def wrong(self, mean: float, plant: bool) -> int:
-        """The number of parameters that differ from the result of the steps with this mean update."""
-        expected, found = np.float32(-RATE * mean * self.steps), 0  # no copy of an array: some have 400 MB
+        """Returns how many parameters differ from the result of all steps with this mean update."""
+        expected, found = np.float32(-RATE * mean * self.steps), 0  # without copying an array: some have 400 MB
         for layer in self.layers:
             array = self.exchange.params[layer.name]
             found += int(np.count_nonzero(array != expected - plant))
         return found
 
     def turn(self, steps: int, meet: Callable[[], None]) -> Row:
-        """Times so many steps; a few more do not count. meet: a barrier of all ranks, also ranks that only serve."""
+        """Times this many steps, and takes a few untimed ones. meet: a barrier of all ranks, including those that only
+        serve."""
         meet()
         self.at = time.perf_counter()
         for _ in range(WARMUP + steps + 1):
@@ -120,7 +121,8 @@ class Trainer:
 
 
 def joined(gathered: Sequence[Sequence[Row]]) -> Row:
-    """The turns of all ranks: the slowest rank's step, the mean stall, all ranks' processor time and bytes."""
+    """Combines the turns of all ranks: the slowest rank's step, the mean stall, and the sums of processor time and
+    bytes."""
     turns = list(zip(*gathered, strict=True))
     found: Row = {"cycles": [max(rank["step"] for rank in turn) for turn in turns]}
     found["stalled"] = [float(np.mean([rank["stalled"] for rank in turn])) for turn in turns]

@@ -1,11 +1,13 @@
-"""Context.bandwidth against the truth: the error of its middle against the free rate of a link, the cost of a yes or
-no, and the slowdown of an exchange's steps meanwhile.
+"""Compares Context.bandwidth with a link's true free rate.
+
+It measures the error of the estimate's middle, the cost of a yes or no answer, and how much an exchange's steps slow
+down meanwhile.
 
     python -m bench.machine.bandwidth_probe           # links of 50, 100 and 200 Mb/s, with iperf3 and without
     python -m bench.machine.bandwidth_probe --rates 100 --tries 10 --json
 
 Hosts are namespaces (tests/cluster/hosts.py). The links' token buckets hold 16 KiB. iperf3 sends UDP to the receiver of
-the probe, from the sender's host or from a third one; the truth is the link's rate less what iperf3 sends, headers
+the probe, from the sender's host or from a third one. The true free rate is the link's rate less iperf3's, headers
 included. Needs Debian's packages iproute2 and iperf3.
 """
 
@@ -30,11 +32,11 @@ from cluster.hosts import HEAD, Cluster, Unavailable
 
 BURST = "16k"
 DATAGRAM = 1400  # bytes of iperf3's payload
-HEADERS = 42  # of Ethernet, IP and UDP: what tbf counts beside the payload
+HEADERS = 42  # Ethernet, IP and UDP headers, which tbf counts besides the payload
 NEAR = 0.2  # of the truth
-FOLLOWS = 5.0  # seconds between two probes of a threshold that follows
+FOLLOWS = 5.0  # seconds between two probes of a threshold that follows the network
 
-# Rank 0 probes rank 1 so many times; a range or a verdict each.
+# Rank 0 probes rank 1 several times; each probe prints a range or a verdict.
 PROBES = """
 import json, sys, hpcomm
 tries, at_least = int(sys.argv[1]), float(sys.argv[2]) or None
@@ -46,7 +48,7 @@ with hpcomm.init(timeout=300) as ctx:
     ctx.barrier()
 """
 
-# Steps of an exchange of 1 MiB with a pause for computing, while rank 0 asks now and then, and while it does not.
+# Steps of a 1 MiB exchange with a pause for computing, some while rank 0 probes now and then, some without probes.
 STEPS = """
 import json, sys, threading, time, numpy as np, hpcomm
 every, seconds, at_least = float(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
@@ -83,7 +85,8 @@ with hpcomm.init(timeout=120) as ctx:
 
 @dataclass(frozen=True)
 class Row:
-    """Tries on one link. rate, load: Mb/s. near: tries whose middle is near the truth. share: of the link's bytes."""
+    """The tries on one link. rate, load: Mb/s. near: tries whose middle is near the truth. share: part of the link's
+    bytes."""
 
     rate: int
     load: int
@@ -91,7 +94,7 @@ class Row:
     truth: float  # bytes a second
     middles: list[float]
     near: int
-    right: int  # verdicts at half and at twice the truth
+    right: int  # right verdicts, asked at half and at twice the truth
     verdicts: int
     seconds: float
     verdict_seconds: float
@@ -101,7 +104,7 @@ class Row:
 
 @contextmanager
 def competing(cluster: Cluster, load: int, source: str) -> Iterator[None]:
-    """iperf3 sends UDP of load Mb/s on the wire to h2."""
+    """Lets iperf3 send UDP to h2, load Mb/s on the wire."""
     if load == 0:
         yield
         return
@@ -151,7 +154,8 @@ def measure(cluster: Cluster, rate: int, load: int, source: str, tries: int) -> 
 
 
 def slow_down(cluster: Cluster, rate: int, seconds: float) -> tuple[float, float]:
-    """How much longer a step takes while probes follow each other, and what of the link's bytes they take."""
+    """Returns how much longer a step takes while probes run back to back, and the share of the link's bytes that they
+    use."""
     told = found(cluster, STEPS, FOLLOWS, seconds, rate * 1e6 / 16)
     free = [step for probing, step, _, _ in told if not probing]
     probed = [step for probing, step, _, _ in told if probing]

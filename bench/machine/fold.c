@@ -1,4 +1,4 @@
-/* fold.c - the fold of several arrays into one, beside the add bandwidth of the machine: c = a + b. */
+/* fold.c - the fold of several arrays into one, beside the machine's add bandwidth: c = a + b. */
 #define _GNU_SOURCE
 #include "c_ranks.h"
 
@@ -10,7 +10,7 @@
 
 enum { INPUTS_MAX = 16 };
 
-/* Seconds of one of m folds of n_in arrays, each with weight 1/n_in; negative: a status. */
+/* Returns the seconds per fold of m folds of n_in arrays, each with weight 1/n_in; a negative status on failure. */
 BENCH_API double bench_fold_of(float *out, const void *const *in, int n_in, size_t count, int m) {
     double weights[INPUTS_MAX], start;
     for (int k = 0; k < n_in; k++) weights[k] = 1.0 / n_in;
@@ -37,7 +37,7 @@ __attribute__((target("avx"))) static size_t add_avx(float *c, const float *a, c
 }
 #endif
 
-/* Seconds of one of m times c = a + b, by streaming stores, which leave the cache alone, or by plain ones. */
+/* Returns the seconds per pass of m passes of c = a + b; with stream, stores bypass the cache. */
 BENCH_API double bench_two(float *c, const float *a, const float *b, size_t count, int stream, int m) {
     double start = bench_now();
     for (int i = 0; i < m; i++) {
@@ -72,7 +72,7 @@ static int run_size(bench_rank *r, size_t size) {
             uint64_t wrong = 0;
             for (int b = 0; status >= 0 && b < n; b++) {
                 status = bench_meet(r);
-                /* per array that is read or written, so that folds of any number of arrays compare */
+                /* per array read or written, so that folds of different numbers of arrays compare */
                 double seconds = i == 0 ? bench_two(arrays[0], arrays[1], arrays[2], count, 1, 1)
                                         : bench_fold_of(arrays[0], (const void *const *)(arrays + 1), n_in, count, 1);
                 if (seconds < 0) status = (int)seconds;

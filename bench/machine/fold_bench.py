@@ -1,7 +1,7 @@
-"""fold: the sum of several arrays, weighted, into one, beside the add bandwidth of the machine.
+"""fold: the weighted sum of several arrays into one, beside the machine's add bandwidth.
 
-All ranks work at once, each on private arrays that no cache holds. A fold of n arrays reads n and writes one; the bound
-is the time of as many bytes at the rate of c = a + b, which reads two and writes one.
+All ranks work at once, each on private arrays that no cache holds. A fold of n arrays reads n and writes one. The bound
+is the time for the same number of bytes at the rate of c = a + b, which reads two arrays and writes one.
 """
 
 import argparse
@@ -17,7 +17,7 @@ SIZE = max(64 * MIB, 2 * last_cache() // MIB * MIB)  # no cache holds one array
 
 
 class Folds:
-    """The arrays of one size: inputs of whole numbers, so that any order of their sums is exact."""
+    """The arrays of one size. Inputs are whole numbers, so that sums are exact in any order."""
 
     def __init__(self, bench: Bench, size: int) -> None:
         self.bench, self.count, self.m = bench, size // 4, bench.options.agg_iters

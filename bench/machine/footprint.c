@@ -1,18 +1,19 @@
-/* footprint.c - how much memory a rank takes for its peers, beyond its windows: what /proc/self/smaps_rollup gains from
- * before the context is made until it is up, until a window is there, and until something was put to every peer. */
+/* footprint.c - a rank's memory for its peers, besides its windows: the growth of /proc/self/smaps_rollup from
+ * before the context until the context is connected, until a window exists, and until something was put to every
+ * peer. */
 #define _GNU_SOURCE
 #include "c_ranks.h"
 
 #ifndef BENCH_LIBRARY
 enum { WINDOW_BYTES = 1 << 20, SLOT_BYTES = 64 };
 
-/* windows: what those take, NULL: there are none. */
+/* Reports the growth. windows: memory of the windows, which is subtracted; NULL: there are no windows. */
 static int report(bench_rank *r, const char *name, const bench_memory *windows) {
     struct {
         int64_t private_dirty, pss, kernel;
     } own, all[BENCH_RANKS_MAX], most = {0, 0, 0};
     bench_memory now, none = {0, 0, 0};
-    int status = hpc_barrier(r->context, r->options.timeout); /* nobody is on the way to more */
+    int status = hpc_barrier(r->context, r->options.timeout); /* all ranks have reached this stage */
     if (status != HPC_OK) return status;
     bench_measure_memory(&now);
     if (windows == NULL) windows = &none;
@@ -33,8 +34,8 @@ static int report(bench_rank *r, const char *name, const bench_memory *windows) 
     return fflush(stdout);
 }
 
-/* What the windows take: this rank's, and where the peers' are mapped a part of each. They are the mappings that are as
- * long as the one that holds data. */
+/* Measures the memory of windows: this rank's and, if mapped, a part of each peer's. They are the mappings with the
+ * same length as the one that holds data. */
 static void measure_windows(const void *data, bench_memory *m) {
     unsigned long long first, last, length = 0, kib;
     char line[256];
@@ -55,7 +56,7 @@ static void measure_windows(const void *data, bench_memory *m) {
     if (m->private_dirty > WINDOW_BYTES) m->private_dirty = WINDOW_BYTES;
 }
 
-/* A word and a signal to every peer; all have come and all sources may be reused. */
+/* Puts a word and a signal to every peer; returns when all have arrived and all sources may be reused. */
 static int put_to_all(bench_rank *r, hpc_window *window) {
     double timeout = r->options.timeout;
     uint64_t value = bench_word((uint64_t)r->rank), wrong = 0;

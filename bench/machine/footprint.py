@@ -1,7 +1,7 @@
-"""footprint: the memory that one rank takes for its peers, beyond its windows, over TCP and over shared memory.
+"""footprint: the memory of one rank for its peers, besides its windows, over TCP and over shared memory.
 
-The ranks run the C program footprint.c: an interpreter and its modules would take many times as much. The rank with
-the most memory counts.
+The ranks run the C program footprint.c, because an interpreter with its modules would use many times as much. The
+figure is that of the rank with the most memory.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-/* instructions.c - a few operations, each made many times in `counted`, for callgrind to count (instructions.py).
+/* instructions.c - a few operations, each repeated in `counted`, for callgrind to count (instructions.py).
  *
- *     instructions OPERATION COUNT
+ * instructions OPERATION COUNT
  *
- * Both ranks are in this process, and after they are connected one thread works for both, inline: nothing spins, so a
- * run has the same instructions as the next one. The operations: push_pull of 8 bytes and of 64 KiB with momentum, the
- * same in two calls (fold, apply), an exchange of 4000 bytes on a graph (NOTIFY-ACK), and an 8-byte put_signal. */
+ * Both ranks are in this process. After they are connected, one thread works for both, inline, so nothing spins and
+ * every run has the same instructions. The operations: push_pull of 8 bytes and of 64 KiB with momentum, the same in
+ * two calls (fold, apply), an exchange of 4000 bytes on a graph (NOTIFY-ACK), and an 8-byte put_signal. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -62,7 +62,7 @@ static void *open_window(void *rank) {
     return NULL;
 }
 
-/* Calls that are collective: each rank has a thread until they have returned. */
+/* Makes a collective call: each rank has its own thread until the call has returned. */
 static void together(void *(*call)(void *)) {
     static int ranks[RANKS] = {0, 1};
     pthread_t threads[RANKS];

@@ -1,7 +1,7 @@
-"""instructions: how many instructions an operation takes, counted by callgrind, beside another build of hpcomm.
+"""instructions: the number of instructions of an operation, counted by callgrind, beside another build of hpcomm.
 
-Times on a shared machine differ by more than a change of the code does; instructions do not differ at all between two
-runs. One thread works for both ranks of an operation (instructions.c), so the counts contain no waits.
+On a shared machine times vary more than a change of the code changes them; instruction counts do not vary at all
+between runs. One thread works for both ranks of an operation (instructions.c), so the counts contain no waits.
 """
 
 import argparse
@@ -19,11 +19,14 @@ from bench.common.options import add_output, write
 from hpcomm.bench.rows import Row
 
 LIMIT = 300.0  # seconds for one count
-FEW, MANY = 100, 1100  # operations; the first ones are not like the others, so it is the difference that counts
+FEW, MANY = (
+    100,
+    1100,
+)  # operations of two runs: the difference counts, because the first operations differ from later ones
 
 
 def compiled(of: Path, name: str) -> Path:
-    """The program, made with the headers and the library of a package."""
+    """Compiles the program with a package's headers and library."""
     target, library = BUILD / name, of / "lib" / "libhpcomm.so.0"
     if not library.exists():
         raise SystemExit(f"instructions: {of} has no lib/libhpcomm.so.0: give the folder of a built package")
@@ -39,7 +42,7 @@ def operations(program: Path) -> list[str]:
 
 
 def count(program: Path, operation: str) -> float:
-    """Instructions of one operation, of both ranks together."""
+    """Returns the instructions of one operation, of both ranks together."""
     few, many = (_run(program, operation, n) for n in (FEW, MANY))
     return (many - few) / (MANY - FEW)
 

@@ -1,5 +1,5 @@
-"""limits: the benchmark of `hpcomm bench limits` (hpcomm/bench/limits.py) with loops in C over huge pages, and
-hpcomm's C API in place of its Python.
+"""limits: the benchmark `hpcomm bench limits` (hpcomm/bench/limits.py) with loops in C over huge pages, and with
+hpcomm's C API instead of its Python.
 
 The wire is measured between rank 0 and the first rank of another host. An mpirun over two hosts with two ranks each has
 all rows.
@@ -59,7 +59,7 @@ def memory(blocks: Blocks) -> list[Contender]:
 # ---- between ranks -------------------------------------------------------------------------------------------------
 
 
-_windows: dict[str, tuple[Any, Any]] = {}  # a context and its window by transport, for all sizes
+_windows: dict[str, tuple[Any, Any]] = {}  # by transport: a context and its window, used for all sizes
 
 
 def put(blocks: Blocks, stream: Stream, name: str, transport: str, waits: bool) -> Contender:

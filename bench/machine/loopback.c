@@ -1,5 +1,6 @@
-/* loopback.c - NICs copy between two regions of this process's memory (PHub, section 4.7): their way to memory alone,
- * with no wire and no second process. A thread works for each NIC; its queue pairs lead back to the same port. */
+/* loopback.c - NICs copy between two regions of this process's memory (PHub, section 4.7), which tests only their
+ * path to memory, without wire or second process. One thread works for each NIC; its queue pairs lead back to the
+ * same port. */
 #define _GNU_SOURCE
 #include "bench.h"
 #include "nic.h"
@@ -18,7 +19,7 @@ typedef struct loop_nic {
 typedef struct bench_loop {
     loop_nic nics[LOOP_NICS];
     int n, qps;
-    uint64_t *source; /* predictable words: the ring, and room for its start to move */
+    uint64_t *source; /* predictable words: the ring, and room to move its start */
     char *target;     /* the ring */
     size_t ring;
     uint64_t samples;
@@ -27,7 +28,7 @@ typedef struct bench_loop {
     char why[BENCH_WHY];
 } bench_loop;
 
-/* What one NIC's thread does in one sample. */
+/* The work of one NIC's thread in one sample. */
 typedef struct loop_work {
     bench_loop *loop;
     loop_nic *nic;
@@ -52,7 +53,8 @@ BENCH_API void bench_loop_close(bench_loop *loop) {
     free(loop);
 }
 
-/* Ports of these devices (NULL: all), up to qps queue pairs on each, a ring of so many bytes. NULL with a sentence. */
+/* Opens the ports of these devices (NULL: all), each with up to qps queue pairs and a ring of `ring` bytes. Returns
+ * NULL with a sentence in why on failure. */
 BENCH_API bench_loop *bench_loop_open(const char *devices, size_t ring, int qps, double timeout, char *why) {
     size_t moves = BENCH_SHIFTS * BENCH_PAGE_WORDS * sizeof(uint64_t), length = (ring + 4095) & ~(size_t)4095;
     bench_port ports[LOOP_NICS];
@@ -101,7 +103,7 @@ BENCH_API const char *bench_loop_why(const bench_loop *loop) {
     return loop->why;
 }
 
-/* Messages go round the queue pairs; each of these has up to depth under way, all with a completion. */
+/* Copies the messages over the queue pairs in turn. Each has up to depth pending messages, all with a completion. */
 static int loop_copy(loop_work *w) {
     bench_end *e = &w->nic->from;
     int under_way[BENCH_QPS] = {0}, total = 0, next = 0, looks = 0;
@@ -132,8 +134,8 @@ static int loop_copy(loop_work *w) {
     return 0;
 }
 
-/* The i-th of the process's cores. A device of software works on the core of who posts: two threads must not share one.
- */
+/* Pins this thread to the i-th core of the process. A software device works on the core of the posting thread, so
+ * two threads must not share one. */
 static void loop_pin(int i) {
     cpu_set_t all, one;
     CPU_ZERO(&one);
@@ -153,8 +155,8 @@ static void *loop_thread(void *arg) {
     return NULL;
 }
 
-/* One sample: m messages of nbytes by the first `nics` NICs, which share them, over the first `qps` queue pairs of
- * each. *seconds for one message. How many words are wrong, or -1 with a sentence. */
+/* Runs one sample: the first `nics` NICs share m messages of nbytes, over the first `qps` queue pairs of each.
+ * *seconds is per message. Returns the number of wrong words, or -1 with a sentence. */
 BENCH_API int64_t bench_loop_copy(bench_loop *loop, int nics, int qps, size_t nbytes, int m, int depth,
                                   double *seconds) {
     loop_work work[LOOP_NICS];

@@ -1,8 +1,8 @@
-"""loopback: what NICs make of memory alone, beside the wire and a copy: the limits that RDMA works under.
+"""loopback: the rate at which NICs copy within memory, beside the wire and a plain copy: the limits of RDMA.
 
-The paper's microbenchmark (PHub, section 4.7): NICs copy between two regions of one process, so that nothing but their
-way to memory counts; on PBox it had the rate of all wires together, which told that this way was the limit. Here by
-1, 2, 4 and 8 queue pairs and by one NIC and all, for messages of 4 KiB to 4 MiB.
+This is the paper's microbenchmark (PHub, section 4.7). NICs copy between two regions of one process, so only their path
+to memory counts. On PBox it had the rate of all wires together, which showed that this path was the limit. Here it runs
+with 1, 2, 4 and 8 queue pairs, with one NIC and with all, for messages of 4 KiB to 4 MiB.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from hpcomm.bench.put_bw import Stream
 from hpcomm.bench.rows import Row
 
 QUEUE_PAIRS = (1, 2, 4, 8)
-UNABLE = 77  # the exit status where the machine cannot run it
+UNABLE = 77  # exit status if the machine cannot run it
 
 # Made once for all sizes.
 _loops: WeakKeyDictionary[Bench, Loop] = WeakKeyDictionary()
@@ -46,7 +46,7 @@ def several(number: int, of: str) -> str:
 
 
 def ours(bench: Bench, size: int, room: int) -> Contender:
-    """hpcomm from one window to another; context and windows are made once."""
+    """Makes contenders by which hpcomm copies from one window to another; context and windows are made once."""
     if bench not in _ours:
         native = bench.connected("verbs")
         _ours[bench] = native, native.window(room, 1), own_words(native, room)
@@ -55,7 +55,7 @@ def ours(bench: Bench, size: int, room: int) -> Contender:
 
 
 def beside(bench: Bench, size: int, m: int, largest: int) -> list[Contender]:
-    """The memory and, where another rank is there, the wire and hpcomm over it."""
+    """Makes the contenders beside it: a plain copy and, if there is another rank, the wire and hpcomm over it."""
     if bench not in _blocks:
         _blocks[bench] = Blocks(bench, largest)
     blocks = copy.copy(_blocks[bench])
@@ -86,7 +86,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def draw(document: Row, path: Path) -> bool:
     def lines(axis: Any) -> None:
         plots.over_size(axis, document["rows"], "limits of RDMA", "GB/s", plots.gigabytes)
-        axis.set_yscale("log")  # the memory is far above all else
+        axis.set_yscale("log")  # memory is far faster than the others
 
     return plots.figure(path, [lines], plots.title(document))
 

@@ -1,5 +1,5 @@
 /* nic.h - a port of an RDMA device, memory registered with it, and reliable queue pairs to another process, by plain
- * libibverbs. What hpcomm is measured against shares no code with it. */
+ * libibverbs. hpcomm is measured against it, so it shares no code with hpcomm. */
 #ifndef BENCH_NIC_H
 #define BENCH_NIC_H
 
@@ -13,7 +13,7 @@
 
 enum { BENCH_QPS = 16, BENCH_DEPTH = 128, BENCH_INLINE = 64, BENCH_RECEIVES = 256, BENCH_WHY = 256 };
 
-/* Leaves a sentence in why (BENCH_WHY bytes); -1. */
+/* Writes a sentence into why (BENCH_WHY bytes); returns -1. */
 __attribute__((format(printf, 2, 3))) static inline int bench_fail(char *why, const char *format, ...) {
     va_list values;
     va_start(values, format);
@@ -33,7 +33,7 @@ typedef struct bench_port {
     char name[64];
 } bench_port;
 
-/* What the other side has to know of one end. */
+/* The facts about one end that the other end needs. */
 typedef struct bench_address {
     union ibv_gid gid;
     uint64_t memory;
@@ -52,7 +52,8 @@ typedef struct bench_end {
     bench_address there;
 } bench_end;
 
-/* The index of a RoCE v2 GID: an IPv4 one before all others, as what the kernel says of each tells, not its place. */
+/* Returns the index of a RoCE v2 GID, preferably an IPv4 one; the kernel's type of each entry decides, not its
+ * position. */
 static inline int bench_find_gid(const char *device, int port, struct ibv_context *context, int n, union ibv_gid *gid) {
     static const unsigned char ipv4[12] = {[10] = 0xff, [11] = 0xff};
     int found = -1;
@@ -80,7 +81,7 @@ static inline void bench_port_close(bench_port *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* Opens the first active port of a device that has an address. */
+/* Opens a device's first active port that has an address. */
 static inline int bench_port_open(struct ibv_device *device, bench_port *p, char *why) {
     struct ibv_device_attr attributes;
     memset(p, 0, sizeof *p);
@@ -106,7 +107,8 @@ none:
     return -1;
 }
 
-/* The ports of the devices named in a comma list, all usable ones for NULL or "": how many, or -1 with *why. */
+/* Opens the ports of the devices in a comma list, or all usable ones for NULL or ""; returns how many, or -1 with
+ * *why. */
 static inline int bench_ports_open(const char *names, bench_port *ports, int most, char *why) {
     int devices = 0, n = 0, all = names == NULL || *names == '\0';
     struct ibv_device **list = ibv_get_device_list(&devices);
@@ -188,7 +190,7 @@ err:
     return -1;
 }
 
-/* Queue pair i of this end to queue pair i of the other. */
+/* Connects queue pair i of this end to queue pair i of the other end, for each i. */
 static inline int bench_end_connect(bench_end *e, const bench_address *there, char *why) {
     e->there = *there;
     for (int i = 0; i < e->qps; i++) {
@@ -215,7 +217,7 @@ static inline int bench_end_connect(bench_end *e, const bench_address *there, ch
     return 0;
 }
 
-/* Takes up to most completions: how many, or -1 with *why if one is in error. */
+/* Takes up to most completions; returns how many, or -1 with *why if one has failed. */
 static inline int bench_completed(const bench_end *e, struct ibv_cq *cq, struct ibv_wc *done, int most, char *why) {
     int n = ibv_poll_cq(cq, most, done);
     for (int i = 0; i < n; i++)
@@ -225,7 +227,7 @@ static inline int bench_completed(const bench_end *e, struct ibv_cq *cq, struct 
     return n < 0 ? bench_fail(why, "%s: a completion queue cannot be read", e->port->name) : n;
 }
 
-/* One RDMA write of the end's registered memory to byte `at` of the other's; short ones inline. */
+/* Prepares one RDMA write from the end's registered memory to byte `at` of the other end's; short ones are inline. */
 static inline void bench_write(const bench_end *e, struct ibv_send_wr *wr, struct ibv_sge *sge, const void *from,
                                size_t nbytes, size_t at) {
     *sge = (struct ibv_sge){(uint64_t)(uintptr_t)from, (uint32_t)nbytes, e->mr->lkey};

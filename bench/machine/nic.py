@@ -1,6 +1,6 @@
-"""Plain libibverbs beside hpcomm: the loops of verbs_raw.c and loopback.c, where rdma-core's headers and a NIC are.
+"""Plain libibverbs beside hpcomm: the loops of verbs_raw.c and loopback.c, if there are rdma-core's headers and a NIC.
 
-Each class is collective and raises Missing, with one sentence, on all ranks or on none.
+Making an object of these classes is collective. It raises Missing, with one sentence, on all ranks or on none.
 """
 
 import ctypes
@@ -48,12 +48,12 @@ CALLS: dict[str, tuple[Any, list[Any]]] = {
 
 
 class Missing(RuntimeError):
-    """What plain verbs need and is not here."""
+    """Something that plain verbs need is missing here."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """A port as perftest wants it named. gid_index: -1 on InfiniBand; ip: of a RoCE port, or empty."""
+    """A port as perftest names it. gid_index: -1 on InfiniBand. ip: of a RoCE port, otherwise ""."""
 
     device: str
     number: int
@@ -71,7 +71,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _all_or_none(bench: Bench, make: Callable[[], Any]) -> list[Any]:
-    """What make gave on each rank; Missing on all if it raised that on one."""
+    """Returns the results of make on all ranks; raises Missing on all ranks if make raised it on one."""
     try:
         mine: Any = make()
     except Missing as why:
@@ -95,7 +95,8 @@ def _ready(bench: Bench) -> None:
 
 
 class Raw:
-    """A queue pair between this rank and its neighbour (0 and 1, 2 and 3, ...), and room bytes that each may write."""
+    """A queue pair between this rank and its neighbour (0 and 1, 2 and 3, ...); each may write `room` bytes of the
+    other."""
 
     def __init__(self, bench: Bench, room: int) -> None:
         self.bench, self.peer, self.first = bench, bench.rank ^ 1, bench.rank % 2 == 0
@@ -131,7 +132,8 @@ class Raw:
     def trips(
         self, way: int, sleeps: bool, words: NDArray[np.uint64], count: int, m: int, n: int
     ) -> tuple[list[float], float, int]:
-        """n samples of m round trips of count words, the median of single ones, wrong answers; see bench_raw_lat."""
+        """Times n samples of m round trips of count words; returns also the median of single trips and the wrong
+        answers (bench_raw_lat)."""
         seconds, trips = np.zeros(n), np.zeros(n * m)
         wrong = self._check(
             _library().bench_raw_lat(
@@ -151,13 +153,14 @@ class Raw:
         return (seconds.tolist() if self.first else []), float(np.median(trips)), wrong
 
     def stream(self, nbytes: int, slots: int, m: int, depth: int = DEPTH) -> float:
-        """Seconds of one of m writes of sources, with depth pending writes, the last one acknowledged."""
+        """Returns the seconds per write of m writes of sources, at most depth of them pending, until the last is
+        acknowledged."""
         seconds = np.zeros(1)
         self._check(_library().bench_raw_stream(self._at, nbytes, slots, m, depth, address(seconds)))
         return float(seconds[0])
 
     def exchange(self, nbytes: int, slots: int, pieces: int) -> float:
-        """Seconds of so many writes to the other side and as many that it answers; both sides at once."""
+        """Returns the seconds of so many writes to the other side, each answered by a write; both sides work at once."""
         seconds = np.zeros(1)
         self._check(_library().bench_raw_exchange(self._at, nbytes, slots, pieces, address(seconds)))
         return float(seconds[0])
@@ -168,7 +171,7 @@ class Raw:
 
 
 class Loop:
-    """NICs of rank 0's host that copy within rank 0's memory; nothing on other ranks, but for the number of NICs."""
+    """The NICs of rank 0's host, which copy within rank 0's memory. On other ranks only the number of NICs is known."""
 
     def __init__(self, bench: Bench, ring: int, qps: int) -> None:
         self.bench, self._at = bench, None
@@ -187,7 +190,7 @@ class Loop:
         self.nics: int = _all_or_none(bench, make)[0]
 
     def copy(self, nics: int, qps: int, nbytes: int, m: int, depth: int = DEPTH) -> tuple[float, int]:
-        """Seconds of one of m messages, which nics share, and the wrong words."""
+        """Returns the seconds per message of m messages shared by some NICs, and the number of wrong words."""
         seconds = np.zeros(1)
         wrong = _library().bench_loop_copy(self._at, nics, qps, nbytes, m, depth, address(seconds))
         if wrong < 0:

@@ -1,4 +1,4 @@
-"""What stands beside hpcomm where it goes over RDMA, in the turns of each benchmark: plain verbs (nic.py), perftest."""
+"""The contenders beside hpcomm if it uses RDMA: plain verbs (nic.py) and perftest, in the turns of each benchmark."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from hpcomm.bench.put_bw import Stream
     from hpcomm.bench.put_lat import PingPong
 
-PAGE_WORDS, SHIFTS = 512, 512  # as in bench.h
-RING = 4 << 20  # bytes that the streams of a bound go through
-PIECES = 128  # pushes of a sample of push and pull
+PAGE_WORDS, SHIFTS = 512, 512  # bytes of the memory through which a bound streams
+RING = 4 << 20  # pushes in a sample of push and pull
+PIECES = 128  # Returns whether hpcomm uses verbs for any peer.
 Words = NDArray[np.uint64]
 
 
 def goes(bench: Bench) -> bool:
-    """Does hpcomm take verbs to any peer?"""
+    """Returns one Raw for all sizes, closed with the benchmark; None, with a note, without plain verbs."""
     return "verbs" in bench.transports
 
 
@@ -62,7 +62,8 @@ def has(bench: Bench, program: str) -> bool:
 
 
 def trips(pair: "PingPong", room: int) -> list[Contender]:
-    """Bare signals behind the same bytes, and ib_write_lat. Where ranks outnumber cores only what sleeps."""
+    """Makes contenders: plain signals behind the same bytes, and ib_write_lat. If ranks outnumber cores, only those
+    that sleep."""
     bench, plain = pair.bench, raw(pair.bench, room)
     if plain is None:
         return []
@@ -88,12 +89,12 @@ def trips(pair: "PingPong", room: int) -> list[Contender]:
 
 
 def _median(pair: "PingPong", name: str, median: list[float]) -> Contender:
-    """A second figure of the contender before it, that this one's turn has left there: the median of single trips."""
+    """Returns the second figure that the previous contender's turn left: its median of single trips."""
     return Contender(f"{name}, median trip (bound)", "bound", lambda n: (median[:] if pair.first else [], 0))
 
 
 def _write_lat(pair: "PingPong", plain: Raw) -> list[Contender]:
-    """Two figures of one run: its mean, and its median of single trips."""
+    """Runs ib_write_lat once for two figures: its mean, and its median of single trips."""
     median = [0.0]
 
     def mean(n: int) -> tuple[list[float], int]:
@@ -107,7 +108,8 @@ def _write_lat(pair: "PingPong", plain: Raw) -> list[Contender]:
 
 
 def streams(stream: "Stream", source: Words, depth: int) -> list[Contender]:
-    """Bare writes from registered memory to the same ring, and ib_write_bw, with as many pending writes."""
+    """Makes contenders: plain writes from registered memory to the same ring, and ib_write_bw with as many pending
+    writes."""
     bench, plain = stream.bench, raw(stream.bench, max(bench_ring(stream.bench), stream.size))
     if plain is None:
         return []
@@ -134,8 +136,8 @@ def bench_ring(bench: Bench) -> int:
 
 
 def _numbered(bench: Bench, plain: Raw, size: int, m: int, play: Callable[[], float]) -> Callable[[bool, bool], Any]:
-    """One sample: play writes m times size, its i-th from slot i of the sources to slot i of the other side's memory,
-    on the ranks that send; of words that move with each sample."""
+    """Plays one sample on the sending ranks: writes m times size bytes, the i-th from slot i of the sources to slot i
+    of the other side. The words differ between samples."""
     words = bench.native.words(plain.room // 8 + SHIFTS * PAGE_WORDS)
     turn = count()
 
@@ -154,7 +156,7 @@ def _numbered(bench: Bench, plain: Raw, size: int, m: int, play: Callable[[], fl
 
 
 def wire(bench: Bench, plain: Raw, name: str, size: int, both: bool, m: int) -> Contender:
-    """m bare writes of size on one queue pair, from even ranks to odd ones, or both ways at once."""
+    """Makes a contender of m plain writes on one queue pair, from even to odd ranks, or both ways at once."""
     sample = _numbered(bench, plain, size, m, lambda: plain.stream(size, plain.room // size, m))
     sends = both or plain.first
 
@@ -166,7 +168,7 @@ def wire(bench: Bench, plain: Raw, name: str, size: int, both: bool, m: int) -> 
 
 
 def push_and_pull(bench: Bench, plain: Raw, name: str, size: int, pieces: int) -> Contender:
-    """So many bare writes of size from each rank to its neighbour, each of which it answers by one."""
+    """Makes a contender in which each rank writes m times to its neighbour, which answers each write by a write."""
     sample = _numbered(
         bench, plain, size, 2 * pieces, lambda: plain.exchange(size, plain.room // size, pieces) / (2 * pieces)
     )
@@ -179,7 +181,7 @@ def push_and_pull(bench: Bench, plain: Raw, name: str, size: int, pieces: int) -
 
 
 def copies(loop: Loop, name: str, nics: int, qps: int, size: int, m: int) -> Contender:
-    """NICs of rank 0's host copy within its memory."""
+    """Makes a contender: the NICs of rank 0's host copy within its memory."""
 
     def measure(n: int) -> tuple[list[float], int]:
         if loop.bench.rank != 0:
@@ -191,25 +193,25 @@ def copies(loop: Loop, name: str, nics: int, qps: int, size: int, m: int) -> Con
 
 
 def _spinning(bench: Bench, name: str) -> Raw | None:
-    """None where ranks outnumber cores, as bare verbs spin."""
+    """Returns the Raw; None if ranks outnumber cores, because plain verbs spin."""
     return None if bench.crowded or not bench.wanted(name) else raw(bench, RING)
 
 
 def _writes(nbytes: float, piece: int) -> tuple[int, int]:
-    """Of what size, and how many, the writes are that carry nbytes; 1024 of them stand for more."""
+    """Returns the size and the number of the writes that carry nbytes; for more than 1024, it takes 1024 and scales."""
     size = max(8, min(piece, round(nbytes)) // 8 * 8)
     return size, max(1, min(1024, round(nbytes / size)))
 
 
 def both_ways(bench: Bench, nbytes: float, piece: int) -> list[Contender]:
-    """The time that bare writes take for nbytes from every rank to its neighbour at once."""
+    """Times plain writes of nbytes from every rank to its neighbour at once."""
     name, (size, m) = "wire, both ways (bound)", _writes(nbytes, piece)
     plain = _spinning(bench, name)
     return [] if plain is None else [_scaled(wire(bench, plain, name, size, True, m), nbytes / size)]
 
 
 def _answered(bench: Bench, nbytes: float, piece: int) -> list[Contender]:
-    """The same bytes in push_pull's order: half of them pushed, the other half each behind a push that has come."""
+    """Times the same bytes in push_pull's order: half are pushed, and each push is answered by as many bytes."""
     name, (size, m) = "wire, push and pull (bound)", _writes(nbytes, piece)
     plain = _spinning(bench, name)
     if plain is None:
@@ -218,8 +220,8 @@ def _answered(bench: Bench, nbytes: float, piece: int) -> list[Contender]:
 
 
 def exchange_limits(bench: Bench, nbytes: int, chunk: int) -> Sequence[Contender]:
-    """The least time of a sum over n ranks, each of which sends and receives 2(n-1)/n of all bytes: by bare writes of a
-    chunk, and by the NICs' own copies, which both directions share (PHub, figure 17)."""
+    """Returns bounds of a sum over n ranks, each of which sends and receives 2(n-1)/n of all bytes: by plain writes of
+    a chunk, and by the NICs' own copies, which both directions share (PHub, figure 17)."""
     each = 2 * (bench.size - 1) / bench.size * nbytes
     found = [*_answered(bench, each, chunk), *both_ways(bench, each, chunk)]
     if bench.wanted("NIC copies (bound)"):

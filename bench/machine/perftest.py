@@ -1,4 +1,4 @@
-"""perftest's ib_write_bw and ib_write_lat between two ranks of a benchmark, in its turns: RDMA's own measure."""
+"""Runs perftest's ib_write_bw and ib_write_lat, RDMA's usual benchmarks, between two ranks in a benchmark's turns."""
 
 import itertools
 import math
@@ -23,8 +23,8 @@ def available(program: str) -> bool:
 
 
 def measure(bench: Bench, port: Port, program: str, to: int, *options: str) -> dict[str, float]:
-    """Runs a program of perftest from rank 0 to another; its columns by name on rank 0, {} on all others. Again where
-    they are no numbers, as perftest does not always find out on a busy machine how fast its processor counts."""
+    """Runs a program of perftest from rank 0 to another rank; returns its columns by name on rank 0, {} on others. Runs
+    it again if the columns are not numbers: on a busy machine perftest sometimes fails to find the CPU's frequency."""
     for _ in range(ATTEMPTS):
         found = _once(bench, port, program, to, *options)
         bench.meet()
@@ -34,7 +34,8 @@ def measure(bench: Bench, port: Port, program: str, to: int, *options: str) -> d
 
 
 def _once(bench: Bench, port: Port, program: str, to: int, *options: str) -> dict[str, float]:
-    """port: this rank's, whose GID index perftest is told, as it would take one by its place."""
+    """Runs it once. port: this rank's port, whose GID index is given to perftest, which would otherwise choose one by
+    position."""
     given = [program, "-d", port.device, "-i", str(port.number), "-F", *options]
     given += ["-x", str(port.gid_index)] if port.gid_index >= 0 else []
     if bench.rank == to:
@@ -48,7 +49,7 @@ def _once(bench: Bench, port: Port, program: str, to: int, *options: str) -> dic
 
 
 def columns(printed: str) -> dict[str, float]:
-    """The line of figures under perftest's heading, by the heading's names; {} without a heading."""
+    """Returns the figures under perftest's heading, by column name; {} without a heading."""
     lines = printed.splitlines()
     for heading, figures in itertools.pairwise(lines):
         if not heading.strip().startswith("#bytes"):
@@ -86,7 +87,7 @@ def _serve(bench: Bench, port: Port, given: list[str]) -> None:
 
 
 def _listens(port: int) -> bool:
-    """Does a process of this host listen at a TCP port? What perftest says of it stays in its buffer."""
+    """Returns whether a process of this host listens at a TCP port; perftest's message about it stays in a buffer."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
             local, _, state = line.split()[1:4]
@@ -99,18 +100,20 @@ def _listens(port: int) -> bool:
 
 
 def stream_seconds(bench: Bench, port: Port, size: int, count: int, depth: int, to: int = 1) -> float:
-    """Seconds of one RDMA write of a stream with depth pending writes, by ib_write_bw; 0.0 on ranks other than 0."""
+    """Returns the seconds per RDMA write of a stream with depth pending writes, by ib_write_bw; 0.0 on ranks other than
+    0."""
     found = measure(bench, port, "ib_write_bw", to, "-s", str(size), "-n", str(max(5, count)), "-t", str(depth))
     return size / rate(found) if found else 0.0
 
 
 def rate(found: dict[str, float]) -> float:
-    """Bytes a second; what perftest calls MB is 2^20 bytes, and tells two more digits than its Gb."""
+    """Returns bytes a second. perftest's MB is 2^20 bytes, and has two more digits than its Gb."""
     name = next(name for name in found if name.startswith("BW average"))
     return found[name] * (1e9 / 8 if "Gb" in name else 1 << 20)
 
 
 def trip_seconds(bench: Bench, port: Port, size: int, count: int, to: int = 1) -> tuple[float, float]:
-    """One way of an RDMA write whose last byte is polled, by ib_write_lat: the mean and the median; zeros elsewhere."""
+    """Returns the mean and median one-way time of a write whose last byte is polled, by ib_write_lat; zeros on other
+    ranks."""
     found = measure(bench, port, "ib_write_lat", to, "-s", str(size), "-n", str(max(5, count)))
     return (1e-6 * found["t_avg[usec]"], 1e-6 * found["t_typical[usec]"]) if found else (0.0, 0.0)

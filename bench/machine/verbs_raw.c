@@ -1,9 +1,9 @@
-/* verbs_raw.c - what plain libibverbs takes: how a signal gets behind its data, and a stream of writes.
+/* verbs_raw.c - plain libibverbs: ways to send a signal behind its data, and a stream of writes.
  *
- * The ways of a signal, each half a ping-pong:
+ * The ways to signal, each timed as half a ping-pong:
  *   write                 one RDMA write; its last word is polled in memory (as ib_write_lat does)
  *   write + write         the data, and behind it an inline write of a word, on one queue pair by one call
- *   write with immediate  one write; the receiver polls its completion queue and fills its shared receive queue again
+ *   write with immediate  one write; the receiver polls its completion queue and refills its shared receive queue
  *   write + send          the data, and behind it an inline send of the value by the same call; the receiver as before
  */
 #define _GNU_SOURCE
@@ -14,16 +14,17 @@
 
 enum { RAW_WRITE, RAW_WORD, RAW_IMMEDIATE, RAW_SEND, RAW_WAYS };
 enum { RAW_PUSHED = 1, RAW_LAST };
-enum { RAW_SIGNALLED = 32, RAW_LOOKS = 1 << 16 }; /* work requests for each completion; looks for each of the clock */
+enum { RAW_SIGNALLED = 32, RAW_LOOKS = 1 << 16 }; /* work requests per completion; polls per look at the clock */
 
-/* One side of a ping-pong or a stream. Its memory, which the other side writes but for the sources:
+/* One side of a ping-pong or a stream. The other side writes its memory, except the sources:
  *   room bytes of data | the word of write + write, and one more | a line for each receive | room bytes of sources */
 typedef struct bench_raw {
     bench_port port;
     bench_end end;
     char *memory, *sources;
     size_t room;
-    uint64_t posted, signalled, done; /* work requests: all, those up to the last with a completion, those over */
+    /* Numbers of work requests: posted; up to the last with a completion; completed. */
+    uint64_t posted, signalled, done;
     uint64_t value, samples;
     double timeout;
     char why[BENCH_WHY];
@@ -51,8 +52,8 @@ BENCH_API size_t bench_address_size(void) {
     return sizeof(bench_address);
 }
 
-/* A port of a device (NULL: the first usable one) and room bytes that the other side writes, a multiple of a line.
- * here: for the other side's bench_raw_connect. NULL with a sentence in why. */
+/* Opens a port of a device (NULL: the first usable one), and room bytes that the other side writes, a multiple of a
+ * line. *here is for the other side's bench_raw_connect. Returns NULL with a sentence in why on failure. */
 BENCH_API bench_raw *bench_raw_open(const char *device, size_t room, double timeout, bench_address *here, char *why) {
     size_t shared = (room + (BENCH_RECEIVES + 1) * (size_t)BENCH_LINE + 4095) & ~(size_t)4095;
     size_t nbytes = shared + ((room + 4095) & ~(size_t)4095);
@@ -87,7 +88,7 @@ BENCH_API const char *bench_raw_why(const bench_raw *w) {
     return w->why;
 }
 
-/* What the other side writes; what this side sends. */
+/* Return the memory that the other side writes, and the sources that this side sends. */
 BENCH_API void *bench_raw_memory(bench_raw *w) {
     return w->memory;
 }
@@ -96,7 +97,7 @@ BENCH_API void *bench_raw_sources(bench_raw *w) {
     return w->sources;
 }
 
-/* The port's device, and its number, GID index and, for RoCE, GID. */
+/* Returns the name of the port's device; fills in its number, GID index and, for RoCE, GID. */
 BENCH_API const char *bench_raw_port(const bench_raw *w, int *number, int *gid_index, unsigned char gid[16]) {
     *number = w->port.number;
     *gid_index = w->port.global ? w->port.gid_index : -1;
@@ -104,7 +105,7 @@ BENCH_API const char *bench_raw_port(const bench_raw *w, int *number, int *gid_i
     return w->port.name;
 }
 
-/* Takes what is known to be sent; how many completions that were. */
+/* Takes completions of sends; returns how many there were. */
 static int raw_sent(bench_raw *w) {
     struct ibv_wc done[16];
     int n = bench_completed(&w->end, w->end.sent, done, 16, w->why);
@@ -112,7 +113,7 @@ static int raw_sent(bench_raw *w) {
     return n;
 }
 
-/* Until no more than most work requests are under way. */
+/* Waits until at most `most` work requests are pending. */
 static int raw_drain(bench_raw *w, uint64_t most) {
     double deadline = bench_now() + w->timeout;
     for (int looks = 1; w->posted - w->done > most; looks++) {
@@ -124,7 +125,7 @@ static int raw_drain(bench_raw *w, uint64_t most) {
     return 0;
 }
 
-/* A chain of n work requests, the last of them last. complete: with a completion in any case. */
+/* Posts a chain of n work requests that ends at *last. complete: the last must have a completion. */
 static int raw_post(bench_raw *w, struct ibv_send_wr *first, struct ibv_send_wr *last, uint64_t n, int complete) {
     struct ibv_send_wr *bad;
     if (raw_drain(w, BENCH_DEPTH - n) != 0) return -1;
@@ -137,7 +138,7 @@ static int raw_post(bench_raw *w, struct ibv_send_wr *first, struct ibv_send_wr 
     return ibv_post_send(w->end.qp[0], first, &bad) == 0 ? 0 : bench_fail(w->why, "%s takes no write", w->port.name);
 }
 
-/* Data at byte `from` of the sources to byte `at` of the other's memory, and the signal behind it. */
+/* Writes data at byte `from` of the sources to byte `at` of the other's memory, and sends the signal behind it. */
 static int raw_put(bench_raw *w, int way, size_t from, size_t nbytes, size_t at) {
     struct ibv_send_wr wr[2];
     struct ibv_sge sge[2];
@@ -153,7 +154,7 @@ static int raw_put(bench_raw *w, int way, size_t from, size_t nbytes, size_t at)
     return raw_post(w, &wr[0], &wr[1], 2, 0);
 }
 
-/* Until byte `at` of the memory is the value. */
+/* Polls until byte `at` of the memory has the value. */
 static int raw_poll(bench_raw *w, size_t at) {
     const _Atomic uint64_t *word = (const void *)(w->memory + at);
     double deadline = bench_now() + w->timeout;
@@ -163,7 +164,7 @@ static int raw_poll(bench_raw *w, size_t at) {
     return 0;
 }
 
-/* Sleeps in the completion channel, unless something has come since it was armed. */
+/* Sleeps on the completion channel, unless something has come since it was armed. */
 static int raw_sleep(bench_raw *w, struct ibv_wc *wc) {
     struct pollfd ready = {.fd = w->end.channel->fd, .events = POLLIN};
     struct ibv_cq *cq;
@@ -177,7 +178,7 @@ static int raw_sleep(bench_raw *w, struct ibv_wc *wc) {
     return 0;
 }
 
-/* Until a completion brings the value; *wrong if it brings another one. */
+/* Waits until a completion brings the value; counts in *wrong if it brings another one. */
 static int raw_complete(bench_raw *w, int way, int sleeps, int64_t *wrong) {
     double deadline = bench_now() + w->timeout;
     struct ibv_wc wc;
@@ -198,8 +199,9 @@ static int raw_complete(bench_raw *w, int way, int sleeps, int64_t *wrong) {
     return raw_receive(w, (int)wc.wr_id);
 }
 
-/* As bench_put_lat, m * count words of room. Where data is polled its last word is the value. sleeps: in the completion
- * channel, for the ways with a completion. trips: n * m single ones, or NULL. Wrong answers, or -1 with a sentence. */
+/* Like bench_put_lat, with m * count words of room. If data is polled, its last word is the value. sleeps: waits on
+ * the completion channel, for the ways with a completion. trips: gets n * m single trips, or NULL. Returns the wrong
+ * answers, or -1 with a sentence. */
 BENCH_API int64_t bench_raw_lat(bench_raw *w, int way, int sleeps, int rank, int first, const uint64_t *words,
                                 size_t count, int m, int n, double *seconds, double *trips) {
     size_t nbytes = count * sizeof *words, compared = count - (way == RAW_WRITE);
@@ -213,13 +215,14 @@ BENCH_API int64_t bench_raw_lat(bench_raw *w, int way, int sleeps, int rank, int
         memcpy(sources, words + bench_shift(w->samples, rank) * BENCH_LINE_WORDS, (size_t)m * nbytes);
         for (int i = 0; i < m && way == RAW_WRITE; i++)
             sources[(size_t)(i + 1) * count - 1] = w->value + 2 + (uint64_t)i;
-        for (int i = -1; i < m; i++) { /* round -1 is not timed, a word beside the data: both have compared */
+        /* Round -1 sends one word untimed: afterwards both sides have finished comparing. */
+        for (int i = -1; i < m; i++) {
             size_t from = i < 0 ? 0 : (size_t)i * nbytes, at = i < 0 ? w->room + sizeof *words : from;
             size_t size = i < 0 ? sizeof *words : nbytes, last = at + size - sizeof *words;
             uint64_t kept = sources[0];
             int status = 0;
             w->value++;
-            if (i < 0) sources[0] = w->value; /* inline: it is sent when the call returns */
+            if (i < 0) sources[0] = w->value; /* inline: already sent when the call returns */
             if (i == 0) {
                 start = bench_now();
                 before = bench_ticks();
@@ -246,7 +249,7 @@ BENCH_API int64_t bench_raw_lat(bench_raw *w, int way, int sleeps, int rank, int
     return wrong;
 }
 
-/* As bench_put_bw: m writes of the sources, up to depth of them under way, until the last is acknowledged. */
+/* Like bench_put_bw: m writes of the sources, up to depth of them pending, until the last is acknowledged. */
 BENCH_API int bench_raw_stream(bench_raw *w, size_t nbytes, int slots, int m, int depth, double *seconds) {
     double start = bench_now();
     for (int i = 0; i < m; i++) {
@@ -275,9 +278,9 @@ static int raw_piece(bench_raw *w, size_t nbytes, int slot, uint32_t imm, int co
     return raw_post(w, &wr, &wr, 1, complete);
 }
 
-/* The messages of push_pull, with nothing folded: both sides push so many pieces at once, each with an immediate, and
- * write one back for each that has come, the last with an immediate too. Over when the other's last answer is here and
- * this side's own are acknowledged. A side has a receive for every piece. */
+/* Sends the messages of push_pull without folding. Both sides push `pieces` pieces at once, each with an immediate,
+ * and write one back for each that has come, the last with an immediate too. It ends when the other side's last
+ * answer is here and this side's are acknowledged. Each side has a receive for every piece. */
 BENCH_API int bench_raw_exchange(bench_raw *w, size_t nbytes, int slots, int pieces, double *seconds) {
     double start = bench_now(), deadline = start + w->timeout;
     int pushed = 0, came = 0, answered = 0, ended = 0;

@@ -1,4 +1,4 @@
-/* wait_cpu.c - how much of a core a rank takes that waits for a signal. */
+/* wait_cpu.c - the share of a core that a rank uses while it waits for a signal. */
 #define _GNU_SOURCE
 #include "c_ranks.h"
 
@@ -11,7 +11,7 @@ BENCH_API double bench_cpu_seconds(void) {
            1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
-/* Waits for value; cpu: the seconds of processor time this whole process took meanwhile. Returns the wrong words. */
+/* Waits for value. *cpu gets the processor seconds of the whole process meanwhile. Returns the wrong words. */
 BENCH_API int64_t bench_wait(hpc_window *window, int peer, uint64_t value, double timeout, double *seconds,
                              double *cpu) {
     uint64_t got = 0;

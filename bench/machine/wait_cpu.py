@@ -1,7 +1,7 @@
 """wait_cpu: processor time of a waiting rank, as a share of a core: for a signal, an update, or mpi4py's Recv.
 
-Rank 0 sleeps, then lets rank 1 go. The processor time is that of rank 1's whole process (getrusage), hpcomm's threads
-included. Each contender waits once a cycle: -t seconds, mpi4py only a tenth.
+Rank 0 sleeps, then releases rank 1. The processor time is that of rank 1's whole process (getrusage), including
+hpcomm's threads. Each contender waits once a cycle, for -t seconds; mpi4py waits for a tenth of them.
 """
 
 import argparse
@@ -18,7 +18,8 @@ from hpcomm.bench.arrays import address
 def contender(
     bench: Bench, name: str, role: str, seconds: float, wait: Callable[[int], int], release: Callable[[int], object]
 ) -> Contender:
-    """wait(turn) on rank 1 gives the wrong answers; release(turn) on rank 0 ends it. Samples are shares of a core."""
+    """Makes a contender. wait(turn) waits on rank 1 and returns the wrong answers; release(turn) on rank 0 ends the
+    wait. Samples are shares of a core."""
     turn = 0
 
     def measure(n: int) -> tuple[list[float], int]:
