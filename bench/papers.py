@@ -34,7 +34,7 @@ STATES = {
     "to do": "not measured yet",
     "impossible": "cannot be done here",
 }
-WIDTH = 200  # columns, where another program reads the list
+WIDTH = 200  # columns if another program reads the list
 INDEX = Path(__file__).with_name("papers.json")
 
 
@@ -43,8 +43,9 @@ class Item:
     """A figure, table or section of a paper.
 
     Attributes:
-        command: the arguments of python -m for all of it; quick: for a look at it in 60 s. None: no command.
-        seconds: that the command takes on two cores, about.
+        command: the arguments of python -m that measure all of it; None if nothing does.
+        quick: arguments for a look in 60 s.
+        seconds: roughly, of the command on two cores.
         needs: requirements of the machine besides hpcomm.
         where: the page that has the numbers, or shows the mechanism.
     """
@@ -65,7 +66,7 @@ def items() -> list[Item]:
 
 
 def chosen(all_items: Iterable[Item], paper: str, item: str) -> list[Item]:
-    """Of a paper and an item; "" for all of them. "figure 12" is "figure 12 MF" too."""
+    """Returns the items of a paper with this name; "" selects all. "figure 12" also selects "figure 12 MF"."""
     of_paper = [each for each in all_items if paper in ("", each.paper)]
     wanted = item.lower()
     return [each for each in of_paper if f"{each.item.lower()} ".startswith(f"{wanted} ".lstrip())]
@@ -94,7 +95,7 @@ def show(listed: Sequence[Item]) -> None:
 
 
 def run(item: Item, quick: bool, more: Sequence[str]) -> int:
-    """The exit status of its command, or 2 if it has none."""
+    """Runs an item's command; returns its exit status, or 2 if it has none."""
     words = shlex.split((item.quick if quick else item.command) or "")
     name = f"{TITLES[item.paper]}, {item.item}"
     if not words:

@@ -1,7 +1,7 @@
-"""What hpcomm promises, judged by the figures of the benchmarks: one row each, met or missed.
+"""Judges hpcomm's promises by the figures of the benchmarks: one row each, met or missed.
 
-Documents are the benchmarks' JSON by name. A benchmark that ran under another Python too, with another MPI or torch, is
-"name @ 1", "name @ 2" ...: each ratio is taken within one group of processes, and the worst ratio counts.
+Documents are the benchmarks' JSON by name. A benchmark that also ran under another Python, with another MPI or torch,
+is "name @ 1", "name @ 2" and so on. Each ratio is taken within one group of processes, and the worst ratio counts.
 """
 
 import statistics
@@ -39,7 +39,7 @@ def bandwidth(document: Row) -> Iterator[Promise]:
 
 def averaging(document: Row, what: str, target: float, chosen: Callable[[int], bool]) -> Iterator[Promise]:
     for size in filter(chosen, sizes(document)):
-        # NumPy as one writes it, and cut by hand into blocks that the cache holds.
+        # NumPy as most people write it, and divided by hand into blocks that fit into the cache.
         for peer in ("mpi4py + NumPy", "mpi4py + NumPy in blocks"):
             rows = [row for row in of_size(document, size) if row["role"] != "peer" or row["name"] == peer]
             for who in ("C", "Python"):
@@ -73,12 +73,12 @@ def waiting(document: Row) -> Iterator[Promise]:
 
 
 def groups(documents: Documents, name: str) -> list[Row]:
-    """The figures of a benchmark under each Python that it ran under."""
+    """Returns the figures of a benchmark under each Python that ran it."""
     return [document for key, document in documents.items() if key.split(AGAIN)[0] == name]
 
 
 def composite(what: str, found: Sequence[Row], size: int, target: float, ours: str = "hpcomm Python") -> Promise:
-    """hpcomm against the best composite of all groups."""
+    """Judges hpcomm against the best composite of all groups."""
     each = []
     for document in found:
         rows = [row for row in of_size(document, size) if row["role"] != "peer" or "update" in row["name"]]

@@ -1,8 +1,8 @@
-"""All benchmarks, one after another, and the table of what hpcomm promises: python -m bench.summary.
+"""Runs all benchmarks, one after another, and tabulates hpcomm's promises: python -m bench.summary.
 
-Starts every mpirun itself, prints each benchmark's own table, then one row for each promise: met or missed. Writes all
-figures as JSON and a plot beside them. A group of processes has one MPI: --python names other Pythons, with another MPI
-or with torch, under which the benchmarks with such peers run once more.
+It starts every mpirun itself, prints each benchmark's own table, then one row for each promise: met or missed. It
+writes all figures as JSON, and a plot beside them. A group of processes has one MPI, so --python names other Pythons,
+with another MPI or with torch; the benchmarks with such peers run once more under each.
 """
 
 import argparse
@@ -30,10 +30,10 @@ from hpcomm.bench.rows import Row
 
 @dataclass(frozen=True)
 class Run:
-    """One benchmark: module and arguments, and the fewer of --quick.
+    """One benchmark: its module, its arguments, and fewer arguments for --quick.
 
     Attributes:
-        ranks: 0: it starts its own.
+        ranks: 0 if it starts its ranks itself.
         again: whether it runs under the Pythons of --python too: "peers": all of them; "MPI": one for each other MPI;
             "itself": it gets them all as arguments; "": none.
         memory: GiB that all ranks together need; with less free memory the benchmark is left out.
@@ -49,7 +49,7 @@ class Run:
 
 
 CROWD = ("-b", "4M", "-e", "4M", "-g", "1,2")
-BEST = ("--only", "hpcomm Python,blocks")  # the composites whose update is in blocks
+BEST = ("--only", "hpcomm Python,blocks")  # the composites with the update in blocks
 TCP = ("--transport", "tcp")
 FEW, FEWEST = ("-N", "3", "-n", "1"), ("-N", "1", "-n", "1", "-m", "2")
 RUNS = (
@@ -114,7 +114,7 @@ RUNS = (
 
 
 def others(run: Run, pythons: Sequence[str]) -> list[str]:
-    """The Pythons under which it runs again."""
+    """Returns the other Pythons under which it runs."""
     if run.again != "MPI":
         return list(pythons) if run.again == "peers" else []
     seen, found = {library(sys.executable)}, []
@@ -128,7 +128,7 @@ def others(run: Run, pythons: Sequence[str]) -> list[str]:
 def start(
     run: Run, quick: bool, silent: bool, folder: Path, python: str = sys.executable, others: Sequence[str] = ()
 ) -> Row:
-    """Runs one benchmark to its end and returns its JSON. others: the Pythons that it gets."""
+    """Runs one benchmark to its end and returns its JSON. others: the Pythons that it gets as arguments."""
     output = folder / "figures.json"
     output.unlink(missing_ok=True)
     arguments = run.quick if quick else run.arguments
@@ -152,7 +152,7 @@ def start(
 
 
 def plot(documents: dict[str, Row], path: Path) -> bool:
-    """One panel for each benchmark that has something to show; False without matplotlib."""
+    """Draws one panel for each benchmark with figures to show; returns False without matplotlib."""
     draws: list[plots.Draw] = []
     for key, title, unit, value in (
         ("latency", "put_signal to wait_signal, one way", "time (us)", plots.microseconds),

@@ -160,7 +160,7 @@ class Raw:
         return float(seconds[0])
 
     def exchange(self, nbytes: int, slots: int, pieces: int) -> float:
-        """Returns the seconds of so many writes to the other side, each answered by a write; both sides work at once."""
+        """Returns the seconds of so many writes to the other side, each answered by one; both sides at once."""
         seconds = np.zeros(1)
         self._check(_library().bench_raw_exchange(self._at, nbytes, slots, pieces, address(seconds)))
         return float(seconds[0])

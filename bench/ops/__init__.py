@@ -1,1 +1,1 @@
-"""One operation of hpcomm beside its peers, on one host and between hosts."""
+"""Benchmarks of single operations of hpcomm beside other libraries, on one host and between hosts."""

@@ -1,4 +1,4 @@
-"""broadcast: one array of rank 0 to all other ranks, by trees, MPI and Gloo, and the least time of trees."""
+"""broadcast: one array from rank 0 to all other ranks, by trees, MPI and Gloo, beside the least time of each tree."""
 
 import argparse
 import time
@@ -18,14 +18,14 @@ from hpcomm.bench.wire import afar, has_rates, rate
 
 MIB = 1 << 20
 PAGE_WORDS, SHIFTS = 512, 512  # as in bench.h
-FINITE = np.uint64(0xBFFFFFFF_BFFFFFFF)  # two float32 of a word, neither Inf nor NaN
+FINITE = np.uint64(0xBFFFFFFF_BFFFFFFF)  # a mask: neither float32 of a word is Inf or NaN
 
 
 Words = NDArray[np.uint64]
 
 
 class Payload:
-    """The data that rank 0 sends: each time from another page of the source, so that earlier data are wrong."""
+    """The data that rank 0 sends: another page of the source each time, so that data of an earlier send are wrong."""
 
     def __init__(self, bench: Bench, size: int) -> None:
         self.bench = bench
@@ -43,7 +43,8 @@ class Payload:
         data: Words | None = None,
         received: Words | None = None,
     ) -> Contender:
-        """data: the array that the root fills; received: the others' result. By default both are self.data."""
+        """Makes a contender. data: the array that the root fills. received: the array that the others get. Both
+        default to self.data."""
         own, theirs = self.data if data is None else data, self.data if received is None else received
         spoil, clock = self.bench.options.plant, time.perf_counter
 
@@ -76,7 +77,7 @@ class Payload:
 
 
 def trees(ranks: int) -> dict[str, tuple[int, int]]:
-    """The largest out-degree and the depth of each tree."""
+    """Returns the largest out-degree and the depth of each tree."""
     return {
         "chain": (1, ranks - 1),
         "binary tree": (min(2, ranks - 1), ranks.bit_length() - 1),
@@ -85,7 +86,8 @@ def trees(ranks: int) -> dict[str, tuple[int, int]]:
 
 
 def bound(bench: Bench, name: str, size: int, degree: int, depth: int) -> Contender:
-    """A rank sends the array to each of its children, and the last one waits for a block from each rank above it."""
+    """Makes the bound of a tree: a rank sends the array to each of its children, and the last rank waits for one
+    block from each rank above it."""
 
     def measure(n: int) -> tuple[list[float], int]:
         rates = [rate(bench, afar(bench, 0)) for _ in range(n)]

@@ -1,13 +1,13 @@
-"""cluster_bench: hpcomm between hosts, beside what their links and other libraries make of them.
+"""cluster_bench: hpcomm between hosts, beside its links' rates and other libraries.
 
-Four hosts on this machine, each with its own network and a link of 1 Gb/s (tests/cluster/hosts.py makes and ends them):
+It makes four hosts on this machine, each with its own network and a link of 1 Gb/s (tests/cluster/hosts.py):
 
     put          two hosts: streams of put, beside iperf3 and a bare socket stream
     push_pull    four hosts (CS): beside the wire's bound at iperf3's rate, and beside bare sums by MPI and Gloo
     limits       two hosts of two ranks each: memory, loopback and wire in one table
 
-push_pull runs once under each Python that --python names, whose MPI and torch are peers. The links let a bucket of
-256 KiB pass at once, so only streams and exchanges of 4 MiB and more say something.
+push_pull also runs under each Python of --python, whose MPI and torch then are peers. A link lets a burst of 256 KiB
+pass at once, so only streams and exchanges of 4 MiB and more are meaningful.
 """
 
 import argparse
@@ -30,14 +30,14 @@ sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster, Unavailable
 
 HOSTS = 4
-UNABLE = 77  # the exit status where the machine cannot run it
+UNABLE = 77  # exit status if the machine cannot run it
 LIMIT = 600.0  # seconds for one group
 OVER_ETHERNET = ("-genv", "MPIR_CVAR_CH4_NETMOD", "ofi", "-genv", "FI_PROVIDER", "tcp", "-genv", "FI_TCP_IFACE", "eth0")
 
 
 @dataclass(frozen=True)
 class Group:
-    """One benchmark over some of the hosts. again: under the Pythons of --python too."""
+    """One benchmark over some of the hosts. again: it also runs under the Pythons of --python."""
 
     key: str
     module: str
@@ -80,7 +80,7 @@ def start(
     folder: Path,
     settings: Sequence[str] = (),
 ) -> Row:
-    """Runs one group to its end and returns its JSON. settings: more arguments of mpirun."""
+    """Runs one group to its end and returns its JSON. settings: further arguments of mpirun."""
     output = folder / "figures.json"
     output.unlink(missing_ok=True)
     arguments = group.quick if options.quick else group.arguments

@@ -1,9 +1,9 @@
 """codec_hosts: updates that are sent in part, both ways, beside a dense parameter server.
 
 The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py), one rank on each. All contenders
-run in one job and take turns by cycles. The dense hub sends float32 gradients and parameters. The others filter the
-updates of workers by a threshold, and the folded update that owners send to all workers (Parameter Flow's UCC with its
-DVF). The bound of a density is the time of their bytes at the rate that iperf3 reaches, and of encoding and decoding.
+run in one job and take turns by cycles. The dense hub sends float32 gradients and parameters. The others filter by a
+threshold both the updates of workers and the folded update that owners send to all workers (Parameter Flow's UCC with
+its DVF). The bound of a density is the time for its bytes at iperf3's rate, plus encoding and decoding.
 """
 
 import argparse
@@ -38,12 +38,12 @@ from cluster.hosts import Cluster, Unavailable
 
 HOSTS = 4
 DENSE, BOUND, OVER = "hpcomm dense hub", "bytes / wire + encode + decode, ", 1.3
-TARGETS = {1: 10.0, 20: 3.0, 40: 2.0}  # percents kept, and how often as fast as the dense hub, at least
+TARGETS = {1: 10.0, 20: 3.0, 40: 2.0}  # percentage kept: least speed relative to the dense hub
 DELTA, RATE = 256, 2.0**-12
 PERIOD = 1 << 16  # elements of a tile; an update is one tile, repeated
 TILES = 8  # updates that take turns
-STEPS = 4  # of a sample, one after the other as a training makes them
-CYCLES = "480"  # seconds for the job's cycles: cluster_bench ends it after 600
+STEPS = 4  # of a sample, one after the other as in training
+CYCLES = "480"  # seconds for the job's cycles; cluster_bench ends the job after 600
 
 Floats = NDArray[np.float32]
 
@@ -52,9 +52,12 @@ Floats = NDArray[np.float32]
 
 
 class Updates:
-    """What workers push. An element is -1, 0 or 1, which stays behind, or in the percentage of elements that are kept a
-    whole number beyond DELTA. Workers have these in the same places, each step in others. So the folded update has the
-    percentage too, and all sums are exact: what must come is known by the tile."""
+    """The updates that workers push.
+
+    In the given percentage of elements, the value is a whole number beyond DELTA; these are kept. All other elements
+    are -1, 0 or 1, and stay behind. All workers have the kept elements at the same places, which change from step to
+    step. So the folded update has the same percentage, all sums are exact, and the right result follows from the tile.
+    """
 
     def __init__(self, bench: Bench, count: int, percent: float) -> None:
         self.bench, self.count = bench, count
@@ -71,7 +74,7 @@ def _tile(turn: int, percent: float, rank: int) -> Floats:
 
 
 class Model:
-    """The right parameters of an exchange, by the tile: each worker's update is filtered, and their sum."""
+    """Computes the right parameters of an exchange for a tile: filters each worker's update, and then their sum."""
 
     def __init__(self, updates: Updates, delta: float) -> None:
         self.updates, self.delta, self.steps = updates, delta, 0
@@ -100,14 +103,14 @@ class Model:
 
 @dataclass
 class Costs:
-    """Of a step of the last measurement, on this rank: bytes that it sent, seconds that it encoded and decoded."""
+    """Costs of a step in the last measurement: bytes that this rank sent, and its seconds of encoding and decoding."""
 
     nbytes: float = 0
     seconds: float = 0
 
 
 def contender(updates: Updates, name: str, percent: float | None, costs: Costs) -> Contender:
-    """percent: None for the dense hub."""
+    """Makes a contender. percent: kept elements; None for the dense hub."""
     bench, clock, spoil = updates.bench, time.perf_counter, updates.bench.options.plant
     model = Model(updates, -1.0 if percent is None else DELTA)
     zeros = {"w": np.zeros(updates.count, np.float32)}
@@ -150,7 +153,7 @@ def contender(updates: Updates, name: str, percent: float | None, costs: Costs) 
 
 
 def bound(bench: Bench, name: str, costs: Costs) -> Contender:
-    """By the rank that needs the most."""
+    """Makes the bound, by the rank that needs the most time."""
 
     def measure(n: int) -> tuple[list[float], int]:
         rates = [rate(bench, afar(bench, 0)) for _ in range(n)]
@@ -224,7 +227,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, document: Row) -> None:
-    """Runs the job on hosts that it makes."""
+    """Makes the hosts and runs the job on them."""
     words = ["-N", str(options.run_cycles), "-w", "0" if options.quick else "1", "-L", CYCLES, "--only", options.only]
     words += ["-b", f"{options.size}M", "-e", f"{options.size}M", *(["--plant"] if options.plant else [])]
     words += [

@@ -1,7 +1,8 @@
 """graph_exchange: one averaging over a node communication graph, beside MPI's neighbourhood collective and NumPy.
 
-The graph is that of queue_bench, circulant: rank r receives from r - k and sends to r + k for each k of --graph; by
-default a ring and a stride. So are the updates, and the model that says what every element must be, bit for bit.
+The graph is queue_bench's, a circulant one: rank r receives from r - k and sends to r + k for each k of --graph; the
+default is a ring and a stride. The updates, and the model that gives every element's right value bit for bit, are
+queue_bench's too.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from hpcomm.bench.queue import BLOCK, Circulant, options, timed
 
 
 class Rising(Circulant):
-    """The models of a fold by rising ranks, this rank among them, as an exchange makes it."""
+    """Computes models folded in rising order of ranks, this rank among them, as an exchange does it."""
 
     def advance(self, model: Floats, step: int, sum_first: bool) -> Floats:
         if sum_first:
@@ -34,7 +35,8 @@ class Rising(Circulant):
 
 
 def hpcomm_python(graph: Circulant, in_place: bool) -> Contender:
-    """The model trained where it lies, or a mean that stays where it is and is copied to where the push reads it."""
+    """Makes contenders: the model trained in place, or a mean that is copied to the memory from which the push
+    reads."""
     size = graph.bench.size
     edges = [(rank, int(rank + k) % size) for rank in range(size) for k in graph.offsets]
     exchange = hpcomm.stochastic_reduce(
@@ -44,7 +46,7 @@ def hpcomm_python(graph: Circulant, in_place: bool) -> Contender:
         in_place=in_place,
     )
     w = exchange.params["w"]
-    graph.fill(w)  # each rank's own start, in place of rank 0's
+    graph.fill(w)  # each rank starts from its own values, not from rank 0's
 
     def step_in_place(step: int) -> None:
         nonlocal w
@@ -63,7 +65,7 @@ def hpcomm_python(graph: Circulant, in_place: bool) -> Contender:
 
 
 def neighbor_allgather(graph: Circulant, blocks: bool) -> Contender:
-    """The average over whole arrays as one writes it, or in blocks, which the cache likes."""
+    """Makes contenders that average whole arrays, as most people write it, or blocks that fit into the cache."""
     comm = graph.bench.comm.Create_dist_graph_adjacent(graph.in_peers, graph.out_peers)
     x = np.empty(graph.count, np.float32)
     received = np.zeros((len(graph.in_peers), graph.count), np.float32)

@@ -1,8 +1,8 @@
 """graph_hosts: stochastic_reduce where hosts have several ranks: over a graph of ranks, and hosts first.
 
 The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py). All contenders run in one job
-and take turns by cycles. A flat graph is root_expander of all ranks. Its nodes are numbered host by host, or round
-robin over the hosts, which changes the edges that cross the links. hosts_first has root_expander of the hosts.
+and take turns by cycles. A flat graph is the root_expander of all ranks. Its nodes are numbered host by host, or round
+robin over the hosts, which changes the edges that cross the links. hosts_first uses the root_expander of the hosts.
 """
 
 import argparse
@@ -37,12 +37,12 @@ from cluster.hosts import Cluster, Unavailable
 
 HOSTS, RANKS = 4, 2
 BY_HOST, ROUND_ROBIN, HOSTS_FIRST = "flat, by host", "flat, round robin", "hosts_first"
-TARGETS = {BY_HOST: 1.4, ROUND_ROBIN: 1.8}  # of the flat graph's time over that of hosts_first, at least
+TARGETS = {BY_HOST: 1.4, ROUND_ROBIN: 1.8}  # least ratio of the flat graph's time to hosts_first's
 IN_PLACE = ", in place"
-PAGE, SHIFTS = 1021, 512  # elements, a prime number, so that data which lies a power of two off is wrong
+PAGE, SHIFTS = 1021, 512  # elements; a prime, so that data misplaced by a power of two are wrong
 VALUES = 64  # different values of an element
-BLOCK = 32768  # elements that are checked at once; a cache holds them
-CYCLES = "480"  # seconds for the job's cycles: cluster_bench ends it after 600
+BLOCK = 32768  # elements checked at once, to fit into a cache
+CYCLES = "480"  # seconds for the job's cycles; cluster_bench ends the job after 600
 
 Floats = NDArray[np.float32]
 
@@ -55,9 +55,9 @@ class Way:
     """One way to average the models of all ranks.
 
     Attributes:
-        graph: its nodes are ranks, with hosts_first hosts.
-        averages: the weights by which each rank takes the models of all ranks in a step.
-        links: by sending and receiving host, the models that a step sends from the one to the other.
+        graph: its nodes are ranks; for hosts_first, hosts.
+        averages: the weight with which each rank averages each rank's model in a step.
+        links: by (sending host, receiving host), how many models a step sends between them.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Way:
 
     @property
     def crossing(self) -> int:
-        """Models that leave their host in a step."""
+        """Counts the models that leave their host in a step."""
         return self.links.total()
 
     @property
     def busiest(self) -> int:
-        """Models that the link of one host carries in one direction in a step, at the most."""
+        """Returns the most models that one host's link carries in one direction in a step."""
         ends = [Counter[int](), Counter[int]()]
         for link, models in self.links.items():
             for end, host in zip(ends, link, strict=True):
@@ -85,7 +85,7 @@ class Way:
 
 
 def ways(hosts: Sequence[int]) -> list[Way]:
-    """All of them. hosts: the number of each rank's host, from 0; every host has equally many ranks."""
+    """Returns all ways. hosts: the number of each rank's host, from 0; all hosts must have equally many ranks."""
     n = max(hosts) + 1
     each = len(hosts) // n
     places = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
@@ -95,7 +95,7 @@ def ways(hosts: Sequence[int]) -> list[Way]:
 
 
 def flat(name: str, nodes: Sequence[int], hosts: Sequence[int]) -> Way:
-    """nodes: of each rank, the number of its node."""
+    """Makes a way over a flat graph. nodes: the node number of each rank."""
     graph, ranks = root_expander(len(nodes)), np.argsort(nodes)
     edges = [(int(ranks[j]), int(ranks[i])) for i in range(graph.size) for j in graph.in_peers(i)]
     placed = from_edges(graph.size, edges, name=f"{graph.name}, {name.partition(', ')[2]}")
@@ -114,10 +114,10 @@ def hosts_first(hosts: Sequence[int], each: int) -> Way:
 
 
 class Models:
-    """The models that all ranks push. Each rank knows them all, and so each average.
+    """The models that all ranks push. Each rank knows them all, and so every right average.
 
-    An element is 6 times the ranks of a host times 1 to 64. Weights are 1/1, 1/2 or 1/3, with hosts_first over a power
-    of two: so each product rounds to a whole number, and sums of them are exact in any order.
+    An element is 1 to 64 times 6 times the number of ranks on a host. Weights are 1/1, 1/2 or 1/3, for hosts_first
+    divided by a power of two. So each product is a whole number after rounding, and sums are exact in any order.
     """
 
     def __init__(self, bench: Bench, count: int) -> None:
@@ -131,12 +131,12 @@ class Models:
         self.source: Floats = (words * np.uint64(6 * self.each)).astype(np.float32)
 
     def of(self, rank: int) -> Floats:
-        """Of the step at hand: each rank has another page in each step."""
+        """Returns a rank's model in the current step; it is another page of the source in each step."""
         at = (self.steps * self.bench.size + rank) % SHIFTS * PAGE
         return self.source[at : at + self.count]
 
     def wrong(self, way: Way, got: Floats) -> int:
-        """The number of wrong elements of this rank's average."""
+        """Counts the wrong elements of this rank's average."""
         sources = [self.of(source) for source, weight in way.averages.in_edges(self.bench.rank) if weight]
         found = 0
         for at in range(0, self.count, BLOCK):
@@ -148,7 +148,8 @@ class Models:
         return found
 
     def astray(self, way: Way, exchange: hpcomm.Exchange, steps: int) -> int:
-        """Links between hosts that carried other bytes in so many steps than they had to, by rank 0. Collective."""
+        """Counts, on rank 0, the links between hosts that carried more or fewer bytes than these steps need.
+        Collective."""
         sent = Counter[tuple[int, int]]()
         for rank, peer in enumerate(exchange.stats().peers):
             link = self.hosts[self.bench.rank], self.hosts[rank]
@@ -182,7 +183,7 @@ def contender(models: Models, way: Way, in_place: bool) -> Contender:
             seconds.append(clock() - before)
             wrong += models.wrong(way, got) if bench.options.check else 0
         steps += n
-        bench.context.barrier()  # all that this rank owes others has been sent then, and counted
+        bench.context.barrier()  # by then this rank has sent all that it owes, and counted it
         return seconds, wrong + (models.astray(way, exchange, steps) if bench.options.check else 0)
 
     return Contender(f"hpcomm {way.name}{IN_PLACE * in_place}", "hpcomm", measure, exchange.close)
@@ -236,7 +237,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def graph_row(way: Way, size: int, rate: float) -> Row:
-    """The facts about a way before it runs. rate: bytes a second that a host's link carries."""
+    """Returns the facts about a way before it runs. rate: bytes a second of a host's link."""
     return {
         "name": way.name,
         "graph": way.graph.name,
@@ -249,7 +250,7 @@ def graph_row(way: Way, size: int, rate: float) -> Row:
 
 
 def measure(options: argparse.Namespace, document: Row) -> None:
-    """Runs the job on hosts that it makes."""
+    """Makes the hosts and runs the job on them."""
     words = ["-N", str(options.run_cycles), "-w", "0" if options.quick else "1", "-L", CYCLES, "--only", options.only]
     words += ["-b", f"{options.size}M", "-e", f"{options.size}M", *(["--plant"] if options.plant else [])]
     given = tuple(words)
@@ -263,7 +264,7 @@ def measure(options: argparse.Namespace, document: Row) -> None:
 
 
 def graph_of(document: Row, row: Row) -> Row:
-    """The facts about the way of a contender."""
+    """Returns the facts about a contender's way."""
     name = row["name"].removeprefix("hpcomm ").removesuffix(IN_PLACE)
     return next(graph for graph in document["graphs"] if graph["name"] == name)
 
@@ -293,7 +294,7 @@ def lines(document: Row) -> Iterator[str]:
 
 
 def promises(document: Row) -> list[Promise]:
-    """hosts_first beside each flat graph, the faster of its two rows."""
+    """Judges hosts_first against each flat graph, by the faster of its two rows."""
     rows = document["rows"]
     shape = (document["hosts"], document["ranks_per_host"], document["size"])
     names = [row["name"] for row in rows]

@@ -1,9 +1,9 @@
 """hosts_bench: push_pull where hosts have several ranks each, and where hosts stand in racks.
 
-The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py). A shape says how many there are:
-4x2 are four hosts of two ranks, 2x2x1 two racks of two hosts of one rank. The shapes take turns, --rounds times, each
-under every Python that --python names, whose MPI and torch are peers, and Open MPI by its default algorithms and by
-rings. Each runs bench.ops.push_pull; --broadcast adds bench.ops.broadcast on eight hosts. hosts_table.py prints the
+The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py). A shape gives their numbers: 4x2
+is four hosts of two ranks, 2x2x1 is two racks of two hosts of one rank. The shapes take turns, --rounds times. Each
+shape runs under every Python of --python, whose MPI and torch are peers, and with Open MPI's default algorithms and its
+rings. A run is bench.ops.push_pull; --broadcast adds bench.ops.broadcast on eight hosts. hosts_table.py prints the
 figures.
 """
 
@@ -30,16 +30,16 @@ sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import Cluster, Unavailable
 
 SHAPES = "4x1,4x2,2x2,2x4,4x4,2x2x1"
-ONLY = "hpcomm,wire,blocks,alone"  # of the composites only the faster ones, with the update in blocks
+ONLY = "hpcomm,wire,blocks,alone"  # of the composites, only the ones with the update in blocks, which are faster
 QUICK = "hpcomm,wire,Allreduce"
 MIB = 1 << 20
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 PAYLOAD, FRAME = 1448, 1514  # bytes of a full TCP segment with timestamps, and of its frame as tbf counts it
-SMALL = 4 * MIB  # a step that sends less is flattered by a bucket of 256 KiB
+SMALL = 4 * MIB  # smaller steps look too fast, because of a burst of 256 KiB
 RECEIVERS = 7  # of a broadcast
-CYCLES = "480"  # seconds for the cycles of one run: cluster_bench ends it after 600
+CYCLES = "480"  # seconds for the cycles of one run; cluster_bench ends it after 600
 DEFAULTS, RINGS = "defaults", "rings"
-# The fastest algorithms of Open MPI's component tuned for large arrays on these links, and no han above it.
+# The fastest algorithms of Open MPI's component `tuned` for large arrays on these links, without han above it.
 FASTEST = {
     "coll": "^han",
     "coll_tuned_use_dynamic_rules": "1",
@@ -57,7 +57,7 @@ SETTINGS = {DEFAULTS: (), RINGS: tuple(word for name in FASTEST for word in ("--
 
 @dataclass(frozen=True)
 class Shape:
-    """hosts and ranks: of each rack and of each host."""
+    """A shape: racks, the hosts of each rack, and the ranks of each host."""
 
     racks: int
     hosts: int
@@ -74,12 +74,12 @@ class Shape:
         return self.racks * self.hosts
 
     def racks_of_ranks(self) -> list[list[int]]:
-        """The ranks of each rack; they are placed host by host."""
+        """Returns the ranks of each rack; ranks are placed host by host."""
         each = self.hosts * self.ranks
         return [list(range(rack * each, (rack + 1) * each)) for rack in range(self.racks)]
 
     def least(self, nbytes: int) -> float:
-        """Bytes that the link with the least to carry sends in a step."""
+        """Returns the least bytes that a step needs, on the link that sends the fewest."""
         if self.module != "push_pull" or self.all_hosts == 1:
             return nbytes
         parts = min(n for n in (self.all_hosts, self.racks) if n > 1)
@@ -98,7 +98,7 @@ def shape_of(text: str) -> Shape:
 
 
 def carried(rate: str) -> float:
-    """Bytes of TCP payload that a link of such a rate carries in a second."""
+    """Returns the bytes of TCP payload that a link of this rate carries in a second."""
     found = re.fullmatch(r"([\d.]+)([kmg]bit)", rate)
     if found is None:
         raise argparse.ArgumentTypeError(f"{rate!r} is no rate: 1gbit, 250mbit")
@@ -163,7 +163,7 @@ def words(options: argparse.Namespace, shape: Shape) -> Iterator[str]:
 
 
 def add(runs: list[Row], shape: Shape, burst: str, settings: str, found: Row) -> None:
-    """Adds another round of a shape under an MPI: appends its cycles to the earlier ones."""
+    """Appends the cycles of another round of a shape under an MPI to the earlier ones."""
     key = {"shape": shape.key, "benchmark": shape.module, "mpi": found["mpi"], "settings": settings}
     run = next((run for run in runs if key.items() <= run.items()), None)
     if run is None:
@@ -200,7 +200,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it looks for the address of each host's name
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch looks up the address of each host's name, and warns
     document: dict[str, Any] = {"benchmark": "hosts_bench", "hpcomm": hpcomm.__version__, "size": options.size * MIB}
     document |= {"rate": options.rate, "uplink": options.uplink}
     document["wire"] = "as given" if options.wire else "iperf3" if has_iperf3() else "rate of the shaped links"

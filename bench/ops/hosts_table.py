@@ -1,4 +1,4 @@
-"""What hosts_bench tells of its runs: their columns, and what issue 17 asks. Needs neither MPI nor hpcomm."""
+"""Tabulates the runs of hosts_bench, and judges them by the targets of issue 17. Needs neither MPI nor hpcomm."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,10 +10,10 @@ from hpcomm.bench.plots import named_size
 from hpcomm.bench.rows import Row, ratio
 
 BOUNDS = {"2x2": 1.12, "2x4": 1.15, "4x4": 1.25, "2x2x1": 1.15}  # of the bound, at most
-COMPOSITE = {"4x2": 2.0}  # of the best composite of Open MPI's defaults, at least; elsewhere 1
-SAME = {"4x2": ("4x1", 1.10)}  # of the same with one rank on a host, at most
+COMPOSITE = {"4x2": 2.0}  # least ratio to the best composite with Open MPI's defaults; elsewhere 1
+SAME = {"4x2": ("4x1", 1.10)}  # most, relative to the same with one rank on a host
 TREE = 1.15  # of the tree's bound, at most
-ALONE = 1.02  # of the flat way at most, where hosts have nothing to fold
+ALONE = 1.02  # most, relative to the flat way, where hosts have nothing to fold
 FLAT = {"hpcomm auto": "hpcomm Python", "hpcomm C auto": "hpcomm C"}
 HEAD = ("shape", "who", "median", "p10", "p90", "/ bound")
 FIRST, WHO, WIDTH = 7, 52, 9
@@ -33,7 +33,7 @@ def ways(run: Row) -> list[Row]:
 
 
 def judged(run: Row, name: str) -> bool:
-    """Whether the promise is asked of this contender."""
+    """Returns whether the target applies to this contender."""
     return name.endswith(" racks" if run["racks"] > 1 else " auto")
 
 
@@ -67,7 +67,7 @@ def promises(document: Row) -> list[Promise]:
 
 
 def of_trees(run: Row) -> Iterator[Promise]:
-    """Each tree beside its own bound; a star is there to compare with."""
+    """Judges each tree by that tree's bound; a star stands there only for comparison."""
     bounds = {row["name"].removesuffix(" (bound)"): row for row in run["rows"] if row["role"] == "bound"}
     for row in ways(run):
         tree = row["name"].removeprefix("hpcomm ")
@@ -108,7 +108,7 @@ def at_most_of(what: str, row: Row, other: Row, target: float, asked: bool) -> P
 
 
 def between(row: Row, other: Row) -> tuple[Row, Row]:
-    """Rows of two runs, whose numbers of cycles may differ, with as many cycles each."""
+    """Returns the rows of two runs, cut to the same number of cycles."""
     n = min(len(row["cycles"]), len(other["cycles"]))
     return {**row, "cycles": row["cycles"][:n]}, {**other, "cycles": other["cycles"][:n]}
 

@@ -1,17 +1,18 @@
 """keys_hosts: one step of all keys of a model between hosts, without a trainer, beside Gloo's sum of one flat array.
 
 The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py), one or several ranks on each. A
-step takes this rank's gradients of all keys, whatever they are, to the parameters after a step of Nesterov momentum:
+step starts with this rank's gradients of all keys, and ends with the parameters after a step of Nesterov momentum:
 
     push_pull              all keys started together, in the order of a backward pass, then all waited for
     fold, apply            in two calls a key, all together, as hpcomm.torch does by default: no wait between folds and
                            applies
     fold, wait, apply      the same, with all folds waited for in between, as clipping by a norm does
-    Gloo + torch SGD       an allreduce of one flat array, and torch's fused rule on every rank; where torch is there
+    Gloo + torch SGD       an allreduce of one flat array, and torch's fused rule on every rank; if torch is there
 
-All run in one group of processes and take turns. One exchange is alive at a time: a turn makes it, warms it up, times
-its steps and closes it. Beside each time stands the processor time of a rank: all its threads, system calls included.
-Gradients are random whole numbers, and every parameter is checked after each turn (training.py).
+All contenders run in one group of processes and take turns. Only one exchange is alive at a time: a turn makes it,
+warms it up, times its steps and closes it. Beside each time stands the processor time of a rank, of all its threads,
+including system calls. Gradients are random whole numbers, and every parameter is checked after each turn
+(training.py).
 """
 
 import argparse
@@ -51,9 +52,9 @@ PUSH_PULL, APART, WAITING, GLOO = "push_pull", "fold, apply", "fold, wait, apply
 WAYS = (PUSH_PULL, APART, WAITING)
 MODES = ("auto", "inline", "thread")
 WIRE = "wire (bound)"
-SMALL = 8 << 20  # bytes of a model whose steps are short: a turn has more of them
+SMALL = 8 << 20  # bytes below which a model's steps are short, so a turn has more of them
 TIMES_MORE = 5
-POWERS = 16  # sums of sums that float32 holds beside the first, for 8 ranks and more
+POWERS = 16  # how often sums are summed again; float32 holds that for 8 ranks and more
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -106,15 +107,15 @@ def set_of(word: str) -> models.Model:
 
 @dataclass
 class Turn:
-    """One way, set up.
+    """One way that is set up for a turn.
 
     Attributes:
         step: exchanges all keys once.
         params: the parameters of the keys.
-        shifts: of the keys, which classes their elements begin with (training.Task).
-        refill: called before a step, outside of the clock, with the number of steps so far.
-        factor: of the gradients in a step, by its number.
-        load: its cost for this rank so far, as far as it tells: calls, wake-ups, events, and seconds by thread.
+        shifts: for each key, the class with which its elements begin (training.Task).
+        refill: called before a step, untimed, with the number of steps so far.
+        factor: of the gradients in a step, by the step's number.
+        load: returns this rank's costs so far, if the way counts them: calls, wake-ups, events, and seconds by thread.
     """
 
     step: Callable[[], object]
@@ -128,7 +129,7 @@ class Turn:
 
 @dataclass
 class Found:
-    """A rank's figures of a turn, by step, and the number of wrong parameters after the last. load: of a step."""
+    """A rank's figures of each step of a turn, and its wrong parameters after the last step. load: costs per step."""
 
     seconds: list[float]
     used: list[float]
@@ -183,8 +184,9 @@ def told(load: hpcomm.stats.LoadStats) -> dict[str, float]:
 
 
 def by_gloo(job: Task) -> Turn:
-    """The sums stay where they are, and the next step sums them again: a copy of the gradients would count. All ranks
-    have the same then, so that they grow by the number of ranks, a power of two."""
+    """Makes the way by Gloo. Sums stay in place, and the next step sums them again, because the time for a copy of
+    the gradients would count. All ranks then have the same values, which grow by the number of ranks, a power of
+    two."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -208,8 +210,7 @@ def by_gloo(job: Task) -> Turn:
 
 
 class Ranks:
-    """The ranks of one shape, in one process group of torch's and one context of hpcomm's. A Task takes it for a
-    bench."""
+    """The ranks of one shape, in one process group of torch and one context of hpcomm. A Task uses it as its bench."""
 
     def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
         self.options, self.ctx, self.comm = options, ctx, MPI.COMM_WORLD
@@ -248,7 +249,7 @@ class Ranks:
         return Found(seconds[warmup:], used[warmup:], load, wrong)
 
     def rows(self, shape: Shape) -> list[Row]:
-        """Of all sets; [] on all ranks but 0."""
+        """Returns the rows of all sets of keys; [] on ranks other than 0."""
         options, found = self.options, dict[tuple[str, str], Row]()
         turns = options.run_cycles * len(options.sets)
         for i in range(turns):
@@ -257,7 +258,7 @@ class Ranks:
             model: models.Model = options.sets[key]
             job = Task(cast(Bench, self), model.keys, 1)
             steps = options.steps * (TIMES_MORE if model.nbytes < SMALL else 1)
-            first = cycle % len(self.ways)  # no way always follows the same one
+            first = cycle % len(self.ways)  # the order of ways changes from cycle to cycle
             for way, mode in self.ways[first:] + self.ways[:first]:
                 job.touch()
                 gathered = self.comm.gather(self.turn(job, way, mode, steps))
@@ -287,7 +288,7 @@ class Ranks:
         return {**facts, "name": named(way, mode), "role": role, "mode": mode, "processor": [], "each": [], "wrong": 0}
 
     def with_bound(self, key: str, shape: Shape, rows: Sequence[Row]) -> Iterator[Row]:
-        """The rows of a set, and the time that the link with the most to carry needs."""
+        """Returns the rows of a set, and the time that the busiest link needs."""
         own = [row for row in rows if row["set"] == key]
         yield from own
         seconds = shape.least(own[0]["size"]) / carried(self.options.rate)
@@ -301,13 +302,13 @@ def named(way: str, mode: str) -> str:
 
 
 def differing(found: Floats, shift: int, expected: Floats) -> int:
-    """Counts the elements of a key whose values differ from the expected ones."""
+    """Counts the elements of a key that differ from the expected ones."""
     return int(np.count_nonzero(found.reshape(-1) != np.resize(np.roll(expected, -shift), found.size)))
 
 
 @contextmanager
 def process_group(comm: MPI.Intracomm, address: str) -> Iterator[str]:
-    """Gloo's, and which torch it is of; "missing" without torch."""
+    """Makes Gloo's process group, and returns torch's version; "missing" without torch."""
     if not has_torch():
         yield "missing"
         return
@@ -321,7 +322,7 @@ def process_group(comm: MPI.Intracomm, address: str) -> Iterator[str]:
 
 
 def job(options: argparse.Namespace) -> int:
-    """The program of a rank; 0 if no parameter was wrong."""
+    """Runs a rank; returns 0 if no parameter was wrong."""
     comm = MPI.COMM_WORLD
     with hpcomm.init(comm) as ctx, process_group(comm, comm.bcast(options.address)) as torch:
         rows = Ranks(options, ctx).rows(shape_of(options.part))

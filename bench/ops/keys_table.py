@@ -1,4 +1,5 @@
-"""What keys_hosts tells of its rows: columns and what issue 29 asks. Needs neither torch nor MPI nor hpcomm."""
+"""Tabulates the rows of keys_hosts, and judges them by the targets of issue 29. Needs neither torch nor MPI nor
+hpcomm."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,8 +9,8 @@ from hpcomm.bench.plots import named_size
 from hpcomm.bench.rows import Row, ratio
 
 LARGE = 8 << 20
-WIRE, WIRE_SMALL, GLOO, PROCESSOR = 1.03, 1.08, 1.03, 1.2  # of the wire's bound, and of Gloo's two times, at most
-KEY, KEYS, KEY_BYTES = 15e-6, 100, 1024  # seconds of one more key, beyond the time of its bytes
+WIRE, WIRE_SMALL, GLOO, PROCESSOR = 1.03, 1.08, 1.03, 1.2  # most: over the wire, Gloo and its processor time
+KEY, KEYS, KEY_BYTES = 15e-6, 100, 1024  # seconds for one more key, besides the time of its bytes
 HEAD = (
     "shape",
     "set",
@@ -44,7 +45,7 @@ def lines(document: Row) -> list[str]:
 
 
 def asked(document: Row) -> list[Promise]:
-    """The promises that issue 29 asks for; the other ratios stand in the columns."""
+    """Returns the promises with a target in issue 29; the other ratios are in the columns."""
     return [promise for promise in (*promises(document), *of_keys(document)) if promise.asked]
 
 
@@ -81,7 +82,7 @@ def promises(document: Row) -> Iterator[Promise]:
         peer, bound = of_role(rows, "peer"), of_role(rows, "bound")
         for row in (row for row in rows if row["role"] == "hpcomm"):
             what, own = f"{row['shape']}, {row['set']}, {row['name']}", span(median(row))
-            asked = row["mode"] == "auto" and not row["set"].endswith("x1K")  # those are there for a key more
+            asked = row["mode"] == "auto" and not row["set"].endswith("x1K")  # there for of_keys only
             if bound:
                 most = WIRE if row["size"] >= LARGE else WIRE_SMALL
                 beside = f"{span(median(bound))} wire"
@@ -95,10 +96,10 @@ def promises(document: Row) -> Iterator[Promise]:
 
 
 def of_keys(document: Row) -> Iterator[Promise]:
-    """The time of one more key of 1 KB in a step of 100 keys, and its limit: by the difference to each larger set."""
+    """Judges the time of one more key of 1 KB in a step of 100 keys, by the difference to each larger set."""
     small = [row for row in document["rows"] if row["set"].endswith("x1K") and row["role"] == "hpcomm"]
     bounds = {(row["shape"], row["set"]): row for row in document["rows"] if row["role"] == "bound"}
-    most = max((row["keys"] for row in small), default=0)  # the more keys the less chance in their difference
+    most = max((row["keys"] for row in small), default=0)  # with more keys, chance has less weight in the difference
     for base in (row for row in small if row["keys"] == KEYS):
         for row in small:
             same = (row["shape"], row["name"]) == (base["shape"], base["name"])

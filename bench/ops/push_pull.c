@@ -1,10 +1,9 @@
-/* push_pull.c - push_pull of one key or many by the C API, beside the memory traffic that its bytes would take at the
- * rate of a fused momentum loop.
+/* push_pull.c - push_pull of one key or many by the C API, beside the time of its memory traffic at the rate of a
+ * fused momentum loop.
  *
- * The traffic of an element: its owner reads each worker's gradient and writes each worker's parameter, and reads and
- * writes its momentum and its own parameter: eight streams of four bytes for two workers. Under BSP an owner that is
- * a worker keeps its parameters in its own worker's memory, which spares it one of them; the bound counts all eight.
- */
+ * Traffic per element: its owner reads each worker's gradient, writes each worker's parameter, and reads and writes
+ * its own momentum and parameter. For two workers these are eight streams of four bytes. Under BSP an owner that is
+ * also a worker keeps its parameters in its worker's memory, which saves one stream; the bound counts all eight. */
 #define _GNU_SOURCE
 #include "c_ranks.h"
 
@@ -18,11 +17,12 @@
 enum { NAME_MAX_BYTES = 24, MOST_RANKS = 64, PERIOD = 4093, LOOP_STREAMS = 5 };
 static const double RATE = 1.0 / 64, MOMENTUM = 0.5; /* powers of two: see training.py */
 
-/* All ranks are workers and servers (CS). groups as in hpc_hosts; without levels the plan is flat. */
+/* Makes a plan in which all ranks are workers and servers (CS). groups are as in hpc_hosts; without levels the plan
+ * is flat. */
 static int plan_of(hpc_context *context, const hpc_key *keys, int n_keys, const int *ranks, const int *groups,
                    int n_levels, size_t chunk, hpc_plan **plan) {
     int size = hpc_context_size(context);
-    int interfaces = hpc_interfaces(context, ranks, size); /* and cores: as Python's Exchange takes them */
+    int interfaces = hpc_interfaces(context, ranks, size); /* this, and cores: the choices of Python's Exchange */
     int cores = hpc_spare_cores(context, ranks, size, ranks, size) / interfaces * interfaces;
     if (cores < interfaces) cores = interfaces;
     if (n_levels > 0) {
@@ -50,7 +50,8 @@ static int plan_of(hpc_context *context, const hpc_key *keys, int n_keys, const 
     return hpc_plan_make("hub", &hub, plan);
 }
 
-/* An exchange of n_keys over all ranks, with Nesterov momentum: groups as in plan_of, values as in the config */
+/* Makes an exchange of n_keys over all ranks, with Nesterov momentum. groups: as in plan_of. values: as in the
+ * config. */
 BENCH_API int bench_exchange(hpc_context *context, const uint64_t *counts, const float *const *values, int n_keys,
                              const int *groups, int n_levels, size_t chunk, double rate, double momentum,
                              hpc_exchange **exchange) {
@@ -86,7 +87,7 @@ out:
     return status;
 }
 
-/* What a trainer does between two steps: it reads the parameters and writes the gradients. */
+/* Does a trainer's memory accesses between two steps: reads the parameters and writes the gradients. */
 static int train(hpc_exchange *exchange, const float *const *gradients, const uint64_t *counts, int n_keys,
                  double timeout) {
     volatile float read = 0;
@@ -102,8 +103,9 @@ static int train(hpc_exchange *exchange, const float *const *gradients, const ui
     return HPC_OK;
 }
 
-/* m rounds over all keys, one after another, the first with the gradients that are in place; *seconds of one round. A
- * trainer asks for each gradient's place, which the clock sees; it has been asked for and written before. */
+/* Times m rounds over all keys, one key after another; the first round uses the gradients that are in place.
+ * *seconds is per round. A trainer asks for the place of each gradient in time that counts; it was asked for and
+ * written before. */
 BENCH_API int bench_push_pull(hpc_exchange *exchange, const float *const *gradients, const uint64_t *counts, int n_keys,
                               int m, double timeout, double *seconds) {
     double sum = 0;
@@ -137,7 +139,7 @@ __attribute__((target("avx"))) static size_t momentum_avx(float *p, const float 
 }
 #endif
 
-/* Nesterov momentum in one pass over arrays of its own: three streams read, two written. Seconds of one of m passes. */
+/* Does Nesterov momentum in one pass over private arrays: three streams read, two written. Returns seconds per pass. */
 BENCH_API double bench_momentum(float *p, const float *g, float *v, size_t count, int m) {
     double start = bench_now();
     for (int i = 0; i < m; i++) {
@@ -153,8 +155,8 @@ BENCH_API double bench_momentum(float *p, const float *g, float *v, size_t count
     return (bench_now() - start) / m;
 }
 
-/* What an owner does with count elements: the sum of n gradients and a step of momentum, block by block, as the engine
- * does it; nothing is sent. Seconds of one of m passes, negative if a kernel refuses. */
+/* Does an owner's work on count elements: the sum of n gradients and a step of momentum, block by block like the
+ * engine; nothing is sent. Returns seconds per pass of m passes, or a negative number if a kernel fails. */
 BENCH_API double bench_update(const float *const *gradients, int n, const double *weights, float *params, float *state,
                               size_t count, int m) {
     enum { BLOCK = 4096 };
@@ -179,7 +181,7 @@ BENCH_API double bench_update(const float *const *gradients, int n, const double
 }
 
 #ifndef BENCH_LIBRARY
-/* Whole numbers that differ by rank, class and step: their sums are exact, and so is every product with RATE. */
+/* Returns a whole number that differs by rank, class and step; sums of them, and products with RATE, are exact. */
 static float gradient_of(int rank, size_t j, uint64_t step) {
     return (float)(bench_word((uint64_t)rank * PERIOD + j % PERIOD) % 4096 + step % 64);
 }
@@ -262,7 +264,7 @@ int main(int argc, char **argv) {
                               .agg_iters = 1,
                               .run_cycles = 7,
                               .ranks = 2,
-                              .power_of_two = 1, /* a mean of any other number of ranks rounds */
+                              .power_of_two = 1, /* for other numbers of ranks the mean rounds */
                               .timeout = 30};
     return bench_main(argc, argv, "push_pull", defaults, run);
 }

@@ -1,5 +1,7 @@
-"""push_pull: the benchmark of `hpcomm bench push_pull` (hpcomm/bench/push_pull.py) with hpcomm's C API beside its
-Python, the bounds of its memory traffic, topologies that know hosts and racks, and the keys of models (-M) one by one.
+"""push_pull: the benchmark `hpcomm bench push_pull` (hpcomm/bench/push_pull.py), with additions.
+
+It adds hpcomm's C API beside its Python, bounds by memory traffic, topologies that know hosts and racks, and the keys
+of models (-M) one by one.
 """
 
 import argparse
@@ -27,7 +29,7 @@ SIZES = [8, 64 << 10, 4 * MIB, 32 * MIB, 256 * MIB]
 
 
 def hosts_first(bench: Bench) -> dict[str, dict[str, object]]:
-    """Who folds, and topologies that know hosts and racks: arguments of parameter_hub by the names of contenders."""
+    """Returns, by contender, arguments of parameter_hub: servers, or topologies that know hosts and racks."""
     racks = bench.options.racks
     ways: dict[str, dict[str, object]] = {f"hpcomm {mode}": {"progress": mode} for mode in bench.options.modes}
     ways |= {"hpcomm auto": {"topology": "auto"}} if bench.options.hosts_first else {}
@@ -35,7 +37,7 @@ def hosts_first(bench: Bench) -> dict[str, dict[str, object]]:
 
 
 def levels_of(bench: Bench) -> dict[str, list[list[int]]]:
-    """The same topologies for C, by the names of contenders: of each level, hosts and racks, the group of each rank."""
+    """Returns the same topologies for C, by contender: for each level (hosts, racks) the group of each rank."""
     order = list(dict.fromkeys(bench.hosts))
     hosts, racks = [order.index(host) for host in bench.hosts], bench.options.racks
     ways = {"hpcomm C auto": [hosts]} if bench.options.hosts_first else {}
@@ -44,7 +46,7 @@ def levels_of(bench: Bench) -> dict[str, list[list[int]]]:
 
 
 def exchange_c(job: Task, chunk: int, name: str = "hpcomm C", levels: Sequence[Sequence[int]] = ()) -> Contender:
-    """hpcomm by its C API, in a loop in C. levels: of groups, the group of each rank."""
+    """Makes a contender: hpcomm's C API in a C loop. levels: for each level, the group of each rank."""
     native, bench = job.bench.native, job.bench
     counts = np.array([key.count for key in job.keys], np.uint64)
     start = job.params()
@@ -88,14 +90,14 @@ def exchange_c(job: Task, chunk: int, name: str = "hpcomm C", levels: Sequence[S
 
 
 def traffic(job: Task) -> Contender:
-    """The time of push_pull's memory traffic at the rate of a fused momentum loop in every rank at once."""
+    """Makes a bound: push_pull's memory traffic at the rate of a fused momentum loop that runs on all ranks at once."""
     count = max(job.count // job.bench.size, 4 * last_cache() // (12 * job.bench.size))
     params, gradient, velocity = (aligned(count) for _ in range(3))
     for k, array in enumerate((params, gradient, velocity)):
         np.random.default_rng(k).random(out=array, dtype=np.float32)
     streams = (
         2 * job.bench.size + 4
-    )  # each worker's gradient read and parameter written, the owner's both read, written
+    )  # each worker's gradient is read and parameter written; the owner's momentum and parameter are read and written
     times = streams * job.count / (LOOP_STREAMS * count * job.bench.size)
 
     def measure(n: int) -> tuple[list[float], int]:
@@ -110,7 +112,7 @@ def traffic(job: Task) -> Contender:
 
 
 def update(job: Task) -> Contender:
-    """What every owner does with its part of the elements, and nothing sent: a sum of all gradients, and the rule."""
+    """Makes a bound: every owner sums all gradients of its elements and applies the rule; nothing is sent."""
     ranks = job.bench.size
     count = -(-job.count // ranks)
     gradients, (params, state) = [aligned(count) for _ in range(ranks)], (zeros(count), zeros(count))
@@ -193,7 +195,7 @@ def racks_of(text: str) -> list[list[int]]:
 
 
 def add_buffers(parser: argparse.ArgumentParser, chunk: int) -> None:
-    """The keys that are pushed. chunk: the default of --chunk."""
+    """Adds the options for the keys that are pushed. chunk: the default of --chunk."""
     parser.add_argument(
         "-s", "--sizes", type=lambda text: [nbytes(part) for part in text.split(",")], default=SIZES,
         help="sizes of the flat buffer, e.g. 8,64K,4M",

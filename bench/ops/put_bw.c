@@ -1,4 +1,4 @@
-/* put_bw.c - bandwidth of put, beside memcpy between shared mappings by one thread, or a stream of bare sockets. */
+/* put_bw.c - bandwidth of put, beside memcpy between shared mappings by one thread, or a stream over bare sockets. */
 #define _GNU_SOURCE
 #include "c_ranks.h"
 #include "sockets.h"
@@ -9,8 +9,7 @@
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
 
-/* Maps a whole file for all to see, present on return: by huge pages if asked for and the system has them. NULL: it
- * cannot. */
+/* Maps a whole file as shared memory, with all pages present: huge ones if asked for and available. NULL on failure. */
 BENCH_API void *bench_map(int fd, size_t nbytes, int huge) {
     const size_t page = 2u << 20;
     char *room = mmap(NULL, nbytes + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -21,7 +20,7 @@ BENCH_API void *bench_map(int fd, size_t nbytes, int huge) {
     if (mmap(start, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) return NULL;
     madvise(start, nbytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     for (size_t at = 0; at < nbytes; at += 4096) *(volatile char *)(start + at);
-    if (huge) madvise(start, nbytes, MADV_COLLAPSE); /* also where shared memory gets no huge pages by itself */
+    if (huge) madvise(start, nbytes, MADV_COLLAPSE); /* needed where shared memory gets no huge pages by default */
     return start;
 }
 
@@ -37,14 +36,14 @@ BENCH_API uint64_t bench_wrong(const uint64_t *got, const uint64_t *expected, si
     return bench_wrong_words(got, expected, count);
 }
 
-/* One sample of each: m copies of nbytes, the i-th at slot i % slots of both sides; seconds for one of them. */
+/* Takes one sample: m copies of nbytes, the i-th at slot i % slots on both sides. Returns seconds per copy. */
 BENCH_API double bench_memcpy(void *to, const void *from, size_t nbytes, int slots, int m) {
     double start = bench_now();
     for (int i = 0; i < m; i++) {
         size_t at = (size_t)(i % slots) * nbytes;
         memcpy((char *)to + at, (const char *)from + at, nbytes);
     }
-    atomic_thread_fence(memory_order_seq_cst); /* non-temporal stores of memcpy are in place too */
+    atomic_thread_fence(memory_order_seq_cst); /* also completes memcpy's non-temporal stores */
     return (bench_now() - start) / m;
 }
 
@@ -61,8 +60,8 @@ BENCH_API int bench_put_bw(hpc_window *window, int peer, const void *from, size_
     return status;
 }
 
-/* The same on a connected socket: m sends, then the receiver's word that all of it has been read, as flush has it.
- * Negative: -errno. */
+/* The same on a connected socket: m sends, then the receiver's word that it has read everything, like a flush.
+ * Returns a negative errno on failure. */
 BENCH_API int bench_stream_send(int fd, const void *from, size_t nbytes, int slots, int m, double *seconds) {
     double start = bench_now();
     char done;
@@ -87,12 +86,12 @@ enum { RING_BYTES = 64 << 20 };
 typedef struct stream {
     bench_rank *r;
     hpc_window *window;
-    char *copy;    /* where rank 0 copies to, in rank 1's memory; by sockets where rank 1 reads to */
-    int fd;        /* where no memory is shared: a connection to the other; else -1 */
-    uint64_t done; /* there: the value that lets rank 1 go on, which waits meanwhile */
+    char *copy;    /* target in rank 1's memory; over sockets the place into which rank 1 reads */
+    int fd;        /* the connection if no memory is shared, otherwise -1 */
+    uint64_t done; /* the value for which rank 1 waits in that case */
 } stream;
 
-/* One sample on ranks 0 and 1. */
+/* Takes one sample of the bound on ranks 0 and 1. */
 static int bound(stream *s, const void *source, size_t size, int slots, int m, double *seconds) {
     int status = 0;
     if (s->fd < 0 && s->r->rank == 0) *seconds = bench_memcpy(s->copy, source, size, slots, m);
@@ -123,7 +122,7 @@ static int run(bench_rank *r) {
     bench_fill_words(words, length / sizeof *words);
     status = hpc_window_create(r->context, 2 * ring, 1, "put_bw", -1, &s.window);
     if (status < 0) goto out;
-    /* The bound moves between the same kind of mappings: into the second half of the peer's window. */
+    /* The bound uses mappings of the same kind: the second half of the peer's window. */
     s.copy = !wire && r->rank == 0 ? hpc_window_peer_view(s.window, 1) : hpc_window_data(s.window);
     s.copy += ring;
     if (wire && r->rank < 2) s.fd = bench_connect_pair(r->rank == 1, &r->board[0].word, options->timeout);

@@ -1,5 +1,7 @@
-"""put_bw: the benchmark of `hpcomm bench put_bw` (hpcomm/bench/put_bw.py) with loops in C, beside memcpy between shared
-mappings by one thread, or beside the wire itself: bare sockets over TCP, bare verbs and ib_write_bw over RDMA.
+"""put_bw: the benchmark `hpcomm bench put_bw` (hpcomm/bench/put_bw.py) with loops in C.
+
+Beside it runs memcpy between shared mappings by one thread, or the wire itself: bare sockets over TCP, or plain verbs
+and ib_write_bw over RDMA.
 """
 
 import os
@@ -27,7 +29,7 @@ HUGE_PAGE = 2 << 20
 def hpcomm_c(
     stream: Stream, name: str, source: NDArray[np.uint64], window: Any, waits: bool, native: Native
 ) -> Contender:
-    """waits: the receiver is in wait_signal meanwhile."""
+    """Makes hpcomm's contender. waits: the receiver is in wait_signal meanwhile."""
     bench, to = stream.bench, stream.to
     seconds = np.zeros(1)
     turn = _turns.setdefault(window.value, count(1))
@@ -51,12 +53,12 @@ def hpcomm_c(
     return stream.contender(name, "hpcomm", source, arrived, copy, *ways)
 
 
-_turns: dict[Any, Iterator[int]] = {}  # the next value of each window's signal, which several sizes share
+_turns: dict[Any, Iterator[int]] = {}  # next value of each window's signal; several sizes share a window
 
 
 def own_words(native: Native, nbytes: int) -> NDArray[np.uint64]:
-    """The predictable words in this rank's part of a window, which a NIC reads where they are: enough of them for
-    nbytes from any page that a sample starts on. Collective."""
+    """Writes the predictable words into this rank's part of a window, from which a NIC can read them: enough for
+    nbytes from any page at which a sample starts. Collective."""
     room = nbytes + SHIFTS * PAGE_WORDS * 8
     words = view(int(native.hpc_window_data(native.window(room, 1))), room // 8, np.uint64)
     native.bench_fill(address(words), words.size)
@@ -73,7 +75,7 @@ def memcpy(stream: Stream, name: str, source: NDArray[np.uint64], target: NDArra
 
 
 def sockets(stream: Stream, name: str, source: NDArray[np.uint64], target: NDArray[np.uint64]) -> Contender:
-    """A bare connection: send on rank 0, recv into the ring on rank 1, both blocking."""
+    """Makes a bound by a bare connection: rank 0 sends, rank 1 receives into the ring, both blocking."""
     bench, native, seconds = stream.bench, stream.bench.native, np.zeros(1)
     peer = stream.to if stream.sender else stream.first if stream.receiver else None
     made = socket_to(bench, peer, stream.receiver)
@@ -96,7 +98,7 @@ def sockets(stream: Stream, name: str, source: NDArray[np.uint64], target: NDArr
 
 
 class Memory:
-    """The blocks of all sizes, made once: windows, mappings, sources."""
+    """The memory for all sizes, made once: windows, mappings, sources."""
 
     def __init__(self, bench: Bench) -> None:
         options = bench.options
@@ -105,7 +107,7 @@ class Memory:
         self.sources: list[NDArray[np.uint64]] = []
         self.targets: list[NDArray[np.uint64]] = []
         for huge in (True, False):
-            # Each rank has its own source: the receiver's, which it compares with, moves nothing of the sender's.
+            # Each rank has its own source: the receiver reads its own to compare, so the sender's cache lines stay.
             if bench.apart:
                 blocks = [bench.own(room, huge) for room in (self.room, source_room)]
             else:
@@ -118,7 +120,7 @@ class Memory:
             bench.native.bench_fill(address(self.sources[-1]), self.sources[-1].size)
         self.c_window = bench.native.window(self.room, 1)
         self.window = bench.context.window((self.room // 8,), np.uint64, signals=1)
-        self.registered: list[NDArray[np.uint64]] = []  # in windows of the C API's context and of the other
+        self.registered: list[NDArray[np.uint64]] = []  # in windows of both contexts, the C API's and the other
         if over_verbs.goes(bench):
             self.own_window = bench.context.window((source_room // 8,), np.uint64)
             own = self.own_window.array
@@ -164,7 +166,7 @@ def contenders(bench: Bench, size: int) -> Sequence[Contender]:
 
 
 def verbs_contenders(memory: Memory, stream: Stream) -> Sequence[Contender]:
-    """No rank waits at the other end: a NIC needs none."""
+    """Makes the contenders over verbs. No rank waits at the other end, because the NIC works alone."""
     bench, native = stream.bench, stream.bench.native
     own, own_python = memory.registered
     found = [

@@ -1,18 +1,18 @@
-/* put_lat.c - one-way latency of put_signal -> wait_signal, beside a bare token that two processes spin on, and beside
- * a bare pair of sockets. */
+/* put_lat.c - one-way latency of put_signal -> wait_signal, beside a bare token on which two processes spin, and a
+ * bare pair of sockets. */
 #define _GNU_SOURCE
 #include "c_ranks.h"
 #include "sockets.h"
 
-/* Passes one word there and back: rank `first` starts. Each direction has a line of its own with one writer. seconds[b]
- * is half a round trip, averaged over the m of sample b. Returns the number of words that were not the expected one. */
+/* Passes one word there and back; rank `first` starts. Each direction has its own line with one writer. seconds[b]
+ * is half a round trip, averaged over the m trips of sample b. Returns how many words were wrong. */
 BENCH_API int64_t bench_token(bench_line *mine, bench_line *theirs, int first, int m, int n, uint64_t *value,
                               double *seconds) {
     uint64_t v = *value, got;
     int64_t wrong = 0;
     for (int b = 0; b < n; b++) {
         double start = 0;
-        for (int i = -1; i < m; i++) { /* round -1 is not timed: both are here when it is over */
+        for (int i = -1; i < m; i++) { /* round -1 is untimed; when it ends, both ranks are here */
             v++;
             if (i == 0) start = bench_now();
             if (first) atomic_store_explicit(&theirs->word, v, memory_order_release);
@@ -27,10 +27,10 @@ BENCH_API int64_t bench_token(bench_line *mine, bench_line *theirs, int first, i
     return wrong;
 }
 
-/* The same with put_signal and wait_signal. Operation i of a sample writes count words at word i * count of the peer's
- * window; all are compared when the clock has stopped, so that reading them moves no cache line while it runs. Every
- * signal's value is compared in the loop. words: the predictable ones, m * count + BENCH_SHIFTS lines of them. state:
- * the last value, the samples. trips: n * m single ones, or NULL. */
+/* Does the same with put_signal and wait_signal. Operation i of a sample writes count words at word i * count of the
+ * peer's window. All words are compared after the clock has stopped, so that the comparison moves no cache lines;
+ * each signal's value is compared in the loop. words: the predictable ones, m * count + BENCH_SHIFTS lines. state:
+ * the last value, the samples so far. trips: gets n * m single trips, or NULL. */
 BENCH_API int64_t bench_put_lat(hpc_window *window, int rank, int peer, int first, const uint64_t *words, size_t count,
                                 int m, int n, double timeout, uint64_t state[2], double *seconds, double *trips) {
     const uint64_t *arrived = hpc_window_data(window);
@@ -70,8 +70,8 @@ BENCH_API int64_t bench_put_lat(hpc_window *window, int rank, int peer, int firs
     return wrong;
 }
 
-/* The same by send and recv on a connected socket: spinning, or blocking in both. state: the samples. Negative: -errno.
- */
+/* Does the same by send and recv on a connected socket, spinning or blocking. state: the samples so far. Returns a
+ * negative errno on failure. */
 BENCH_API int64_t bench_socket_pair(int fd, int spin, uint64_t *arrived, int rank, int peer, int first,
                                     const uint64_t *words, size_t count, int m, int n, uint64_t *state,
                                     double *seconds) {
@@ -81,7 +81,7 @@ BENCH_API int64_t bench_socket_pair(int fd, int spin, uint64_t *arrived, int ran
         const uint64_t *source = words + bench_shift(*state, rank) * BENCH_LINE_WORDS;
         const uint64_t *expected = words + bench_shift(*state, peer) * BENCH_LINE_WORDS;
         double start = 0;
-        for (int i = -1; i < m; i++) { /* round -1 is not timed; its bytes are overwritten */
+        for (int i = -1; i < m; i++) { /* round -1 is untimed, and its bytes are overwritten */
             size_t at = i < 0 ? 0 : (size_t)i * count;
             if (i == 0) start = bench_now();
             if (first && bench_send_all(fd, source + at, nbytes, spin) != 0) return -errno;
@@ -97,14 +97,14 @@ BENCH_API int64_t bench_socket_pair(int fd, int spin, uint64_t *arrived, int ran
 #ifndef BENCH_LIBRARY
 enum { SAMPLE_BYTES = 256 << 10 };
 
-/* Operations in one sample: few enough that their bytes stay in the cache. */
+/* Returns the operations of one sample: few enough that their bytes stay in the cache. */
 static int operations(const bench_options *options, size_t size) {
     int m = (int)(SAMPLE_BYTES / size);
     return m < 8 ? 8 : m > options->agg_iters ? options->agg_iters : m;
 }
 
-/* n samples of contender i, wrong answers or a negative status. Over shared memory the bound is the token, else a
- * pair of sockets, each with a contender that spins and one that sleeps. */
+/* Takes n samples of contender i; returns wrong answers or a negative status. The bound is the token over shared
+ * memory, otherwise a pair of sockets; each has a contender that spins and one that sleeps. */
 typedef struct pair {
     bench_rank *r;
     hpc_window *window;

@@ -1,5 +1,6 @@
-"""put_lat: the benchmark of `hpcomm bench put_lat` (hpcomm/bench/put_lat.py) with loops in C, a bare spinning token,
-and sockets that spin; over RDMA beside bare verbs and ib_write_lat.
+"""put_lat: the benchmark `hpcomm bench put_lat` (hpcomm/bench/put_lat.py) with loops in C.
+
+Beside it run a bare token on which two processes spin, and sockets that spin; over RDMA plain verbs and ib_write_lat.
 """
 
 import os
@@ -14,14 +15,14 @@ from hpcomm.bench.arrays import address
 from hpcomm.bench.put_lat import SAMPLE_BYTES, PingPong, hpcomm_python, prepared, put_flag, put_message, send_recv
 from hpcomm.bench.wire import socket_to
 
-LINE = 128  # bytes between the words of a token: bench_line of bench.h
+LINE = 128  # bytes between the words of a token (bench_line in bench.h)
 
 
 # ---- hpcomm --------------------------------------------------------------------------------------------------------
 
 
 def hpcomm_c(pair: PingPong, name: str, native: Native, median: list[float] | None = None) -> Contender:
-    """median: gets that of a turn's single trips."""
+    """Makes hpcomm's contender. median: gets the median of a turn's single trips."""
     bench = pair.bench
     window = native.window(pair.m * pair.size, 1)
     state = np.zeros(2, np.uint64)
@@ -45,7 +46,7 @@ def hpcomm_c(pair: PingPong, name: str, native: Native, median: list[float] | No
 
 
 def token(pair: PingPong) -> list[Contender]:
-    """Two processes that spin on a word each. None where they would spin on cores that others need."""
+    """Makes the token's contender: two processes spin on a word each. None if they would use cores that others need."""
     bench = pair.bench
     room = (bench.size * LINE + 4095) // 4096 * 4096
     shared = None if bench.crowded else bench.share(room, 0, huge=False)
@@ -63,7 +64,7 @@ def token(pair: PingPong) -> list[Contender]:
 
 
 def socket_pair(pair: PingPong, spin: bool) -> list[Contender]:
-    """The same bytes by send and recv on a bare connection, which spin, or block in the kernel."""
+    """Makes a contender that sends the same bytes by a bare connection, whose sides spin or block in the kernel."""
     bench = pair.bench
     if spin and bench.crowded:
         return []
@@ -87,11 +88,11 @@ def socket_pair(pair: PingPong, spin: bool) -> list[Contender]:
 # ---- all -----------------------------------------------------------------------------------------------------------
 
 
-_asleep: list[Native] = []  # a context whose waits neither spin nor yield, made once
+_asleep: list[Native] = []  # one context whose waits neither spin nor yield
 
 
 def over_tcp(pair: PingPong) -> list[Contender]:
-    """Each of the two ways to wait beside the sockets that wait like it."""
+    """Makes contenders over TCP: for each of two ways to wait, hpcomm and sockets that wait in the same way."""
     bench = pair.bench
     if not _asleep:
         _asleep.append(bench.connected(spin=0.0, yield_=0.0))
@@ -102,12 +103,12 @@ def over_tcp(pair: PingPong) -> list[Contender]:
         *socket_pair(pair, spin=False),
         hpcomm_c(pair, "hpcomm C, sleeping", _asleep[0]),
         send_recv(pair, "mpi4py Send/Recv", prepared),
-        put_message(pair),  # no flag: an MPI over sockets need not go on while its user polls memory
+        put_message(pair),  # no flag: over sockets an MPI may make no progress while its user polls memory
     ]
 
 
 def via_verbs(pair: PingPong) -> list[Contender]:
-    """The same beside bare verbs and ib_write_lat."""
+    """Makes contenders over RDMA: hpcomm beside plain verbs and ib_write_lat."""
     bench = pair.bench
     if not _asleep:
         _asleep.append(bench.connected(spin=0.0, yield_=0.0))
@@ -119,7 +120,7 @@ def via_verbs(pair: PingPong) -> list[Contender]:
         hpcomm_python(pair, "hpcomm Python", same=True),
         hpcomm_c(pair, "hpcomm C, sleeping", _asleep[0]),
     ]
-    if bench.apart:  # on one host MPI would take shared memory
+    if bench.apart:  # on one host MPI would use shared memory
         found += [send_recv(pair, "mpi4py Send/Recv", prepared), put_message(pair)]
     return found
 

@@ -1,17 +1,16 @@
 /* queue.c - NOTIFY-ACK exchange and average over a circulant graph, beside the fold alone.
  *
- * A step of a rank: touch a few of its values, as training would; send them to its out-neighbours; average them with
- * those of its in-neighbours. The in-neighbours of rank r are r - offset for each offset, the out-neighbours r +
- * offset, modulo size.
+ * In a step a rank changes a few of its values, as training would, sends them to its out-neighbours, and averages
+ * them with its in-neighbours' values. For each offset, rank r has the in-neighbour r - offset and the out-neighbour
+ * r + offset, modulo size.
  *
- * All values are known exactly. Those of rank r start as whole numbers that repeat every PERIOD elements, and every
- * step touches one element of each period, so a simulation of PERIOD elements of all ranks, with the same operations in
- * the same order, says what each element of each rank must be, bit for bit.
- */
+ * All values are known exactly. Each rank starts with whole numbers that repeat every PERIOD elements, and every
+ * step changes one element of each period. So a simulation of PERIOD elements of all ranks, with the same operations
+ * in the same order, gives every element bit for bit. */
 #define _GNU_SOURCE
 #include "c_ranks.h"
 
-enum { PERIOD = 4093, DEGREE_MAX = 16 }; /* PERIOD is a prime: data that lands a power of two off is wrong */
+enum { PERIOD = 4093, DEGREE_MAX = 16 }; /* PERIOD is a prime, so that data misplaced by a power of two are wrong */
 
 BENCH_API int bench_period(void) {
     return PERIOD;
@@ -39,8 +38,9 @@ BENCH_API void bench_touch(float *x, size_t count, int rank, uint64_t step) {
     for (size_t j = touched(step); j < count; j += PERIOD) x[j] += by;
 }
 
-/* One step of all ranks: model holds PERIOD values of each rank. sum_first: (own + theirs + ...) * weight, as NumPy
- * code would; else own * weight + theirs * weight + ..., as hpc_queue_reduce does. scratch is as large as model. */
+/* Simulates one step of all ranks; model has PERIOD values of each rank. With sum_first it computes (own + theirs +
+ * ...) * weight, like typical NumPy code, otherwise own * weight + theirs * weight + ..., like hpc_queue_reduce.
+ * scratch must be as large as model. */
 BENCH_API void bench_model(float *model, float *scratch, int size, const int *offsets, int degree, uint64_t step,
                            int sum_first) {
     const float weight = (float)(1.0 / (degree + 1));
@@ -68,7 +68,7 @@ BENCH_API uint64_t bench_wrong_model(const float *x, size_t count, const float *
     return wrong;
 }
 
-/* n samples of m steps. state: the steps taken, the registered buffer (0 or 1) that holds this rank's values. */
+/* Takes n samples of m steps. state: the steps so far, and which registered buffer (0 or 1) has this rank's values. */
 BENCH_API int bench_queue(hpc_queue *queue, int rank, const int *out_peers, int degree, size_t count, int m, int n,
                           double timeout, uint64_t state[2], double *seconds) {
     double weights[DEGREE_MAX], weight = 1.0 / (degree + 1);
@@ -94,7 +94,7 @@ BENCH_API int bench_queue(hpc_queue *queue, int rank, const int *out_peers, int 
     return HPC_OK;
 }
 
-/* The bound: the same fold with nobody to wait for. other stands for what the neighbours would have sent. */
+/* Times the bound: the same fold without waits. other takes the place of the neighbours' values. */
 BENCH_API int bench_fold(float *out, const float *own, const float *other, int degree, size_t count, int m, int n,
                          double *seconds) {
     const void *in[DEGREE_MAX + 1] = {own};

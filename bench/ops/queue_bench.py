@@ -1,5 +1,6 @@
-"""queue_bench: the benchmark of `hpcomm bench queue` (hpcomm/bench/queue.py) with hpcomm's steps in C (queue.c), and
-bare writes over RDMA.
+"""queue_bench: the benchmark `hpcomm bench queue` (hpcomm/bench/queue.py) with hpcomm's steps in C (queue.c).
+
+Over RDMA plain writes stand beside it.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What hpcomm promises over RDMA, judged by one run's figures: beside perftest, bare verbs and the NICs' limits."""
+"""Judges hpcomm's promises over RDMA by the figures of one run: beside perftest, plain verbs and the NICs' limits."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -15,7 +15,7 @@ LATENCY, SHARE = 1.25, 0.97
 def beside(
     what: str, rows: Sequence[Row], ours: str, others: Iterable[str], target: float, **how: bool
 ) -> list[Promise]:
-    """hpcomm's row of just this name beside each of the others that was measured; the first of these has a target."""
+    """Compares hpcomm's row of exactly this name with each measured row of the others; only the first has a target."""
     found = [row["name"] for row in rows]
     names = [name for name in others if any(name in each for each in found)]
     if ours not in found or not names:
@@ -25,7 +25,8 @@ def beside(
 
 
 def latency(document: Row) -> Iterator[Promise]:
-    """Like with like: means of many trips beside perftest's mean, and medians of single trips beside its median."""
+    """Compares like with like: means of many trips with perftest's mean, medians of single trips with perftest's
+    median."""
     rows, what = of_size(document, 8), "8 B put_signal over RDMA"
     means = ("ib_write_lat (bound)", "bare verbs, write (bound)", "with immediate (bound)")
     medians = ("ib_write_lat, median trip", "with immediate, median trip")
@@ -58,10 +59,10 @@ UPDATED = f"{SENT}, then update"
 
 
 def updated(rows: Sequence[Row]) -> Iterator[Row]:
-    """Cycle by cycle the time of the wire and of the owners' work, one after the other: the limit where the cores that
-    work are also what plays the NIC."""
+    """Adds, cycle by cycle, the time of the wire and of the owners' work: the limit if the same cores work and
+    emulate the NIC."""
     parts = [[row for row in rows if row["name"] == f"{name} (bound)"] for name in (SENT, "update alone")]
-    for sent, worked in zip(*parts, strict=False):  # one alone where bare verbs cannot run
+    for sent, worked in zip(*parts, strict=False):  # just one part if plain verbs cannot run
         cycles = [a + b for a, b in zip(sent["cycles"], worked["cycles"], strict=True)]
         yield {**sent, "name": f"{UPDATED} (bound)", "cycles": cycles}
 
@@ -76,14 +77,15 @@ def push_pull(document: Row) -> Iterator[Promise]:
 
 
 def loopback(document: Row) -> Iterator[Promise]:
-    """At the largest size the fastest of the NICs' copies, the wire and hpcomm's put."""
+    """Compares, at the largest size, the fastest of the NICs' copies, the wire and hpcomm's put."""
     rows = of_size(document, max(sizes(document)))
     for name in ("wire, one way", "copy by", "memory copy"):
         yield from map(unasked, beside("put over RDMA beside its limits", rows, "hpcomm C", (name,), 1.0))
 
 
 def affinity(document: Row) -> Iterator[Promise]:
-    """Worker by interface's time over key by interface/core's (PHub, section 4.5: 1.43), chunk by chunk."""
+    """Compares, by chunk, the time of worker-by-interface with that of key-by-interface/core (PHub, section 4.5:
+    1.43)."""
     options, by_name = document["options"], {(row["size"], row["name"]): row for row in document["rows"]}
     for size, cores, chunk in product(sizes(document), options["cores"], options["chunks"]):
         names = [chunk_name(chunk, cores, way) for way in ("key", "worker")]
@@ -108,5 +110,5 @@ JUDGES = {
 
 
 def judge(runs: Mapping[str, Row]) -> list[Promise]:
-    """The promises of all runs, each by its benchmark's rule."""
+    """Returns the promises of all runs, each by its benchmark's own rule."""
     return [promise for document in runs.values() for promise in JUDGES[document["benchmark"]](document)]

@@ -1,4 +1,4 @@
-"""Promises of hpcomm without shared memory: over TCP on one machine, between hosts, and about memory use."""
+"""Judges hpcomm's promises without shared memory: over TCP on one machine, between hosts, and about memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,12 +7,12 @@ from bench.common.judge import Promise, compare, library, of_size, sizes
 from hpcomm.bench.plots import MIB, named_size
 from hpcomm.bench.rows import Row
 
-FOOTPRINT = 4.0  # MiB of a rank for 64 peers
-WIRE_BYTES = 4 * MIB  # a shaped link's bucket flatters smaller sizes
+FOOTPRINT = 4.0  # MiB of one rank for 64 peers
+WIRE_BYTES = 4 * MIB  # below this, a shaped link's burst makes steps look too fast
 
 
 def exactly(rows: Sequence[Row], *names: str) -> list[Row]:
-    """The rows of these names, and all that are not hpcomm's."""
+    """Returns the rows with these names, and all rows of other libraries."""
     return [row for row in rows if row["role"] != "hpcomm" or row["name"] in names]
 
 
@@ -73,7 +73,7 @@ def push_pull(found: Sequence[Row]) -> Iterator[Promise]:
 
 
 def _worst(each: Sequence[Promise], found: Sequence[Row]) -> Promise:
-    """That of the fastest peer, with its library."""
+    """Returns the promise against the fastest peer, with the peer's library."""
     told = [replace(p, other=f"{p.other}, {library(d)}") for p, d in zip(each, found, strict=True)]
     return min(told, key=lambda promise: promise.value)
 

@@ -1,8 +1,8 @@
 """softroce: the benchmarks over RDMA on a machine without a NIC: softRoCE in a guest, and one table of all figures.
 
-Boots one guest with one RDMA device and one with two (tests/softroce has their hardware), runs in each the benchmarks
-that its devices are for, and brings their tables and JSON out. Everything is emulated and a NIC's work done by the
-guest's cores: figures are small, and only their ratios, all within one run, say something.
+It boots one guest with one RDMA device and one with two (tests/softroce has their hardware), runs in each the
+benchmarks for its devices, and copies their tables and JSON out. Everything is emulated, and the guest's cores do a
+NIC's work. So figures are small, and only ratios within one run are meaningful.
 """
 
 import argparse
@@ -30,26 +30,27 @@ import tree
 from softroce.plan import Guest
 from softroce.run import TORCH, check_machine, pack, site_packages
 
-UNABLE = 77  # the exit status where the machine cannot run it
-ENDED = ("124", "137")  # exit statuses that `timeout` gives a benchmark
-STARTING = 70  # seconds before and after a benchmark's cycles
+UNABLE = 77  # exit status if the machine cannot run it
+ENDED = ("124", "137")  # exit statuses of a benchmark that `timeout` has ended
+STARTING = 70  # seconds of a benchmark before and after its cycles
 BOOTING = 90  # seconds
-# Without the last two the guest's clock is an emulated HPET, a device that the cores take turns at.
+# Without the last two arguments the guest's clock is an emulated HPET, which only one core can read at a time.
 HARDWARE = ["--memory", "4G", "--cpus", "2", "--append", "tsc=reliable", "--append", "clocksource=tsc"]
 VERBS = ("--transport", "verbs")
 FEW = ("-N", "3", "-n", "1")
-# Two workers and a server: worker by interface gives each pair of ranks one of the two NICs. Turns warm themselves up.
+# Two workers and a server: worker-by-interface then uses one of two NICs for each pair of ranks. Turns warm up
+# themselves.
 BOTH_WAYS = ("--affinity", "key,worker", "-m", "1", "--servers", "1", "-w", "0")
-# MPI only starts the ranks: its own RDMA support stays off.
+# MPI only starts the ranks; its own RDMA support is off.
 OPEN_MPI = "OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm OMPI_MCA_osc=^ucx"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One benchmark in the guest with so many devices.
+    """One benchmark in a guest with this many devices.
 
     Attributes:
-        quick: instead of arguments, to see that all runs.
+        quick: arguments of a short run, which only shows that everything works.
         limit: seconds for its cycles.
         ranks: of mpirun.
     """
@@ -132,7 +133,7 @@ RUNS = (
 
 
 def command(run: Run, quick: bool, folder: Path) -> str:
-    """A line of the guest's script: a benchmark's output, JSON and status go to files in the folder."""
+    """Returns a line of the guest's script; a benchmark's output, JSON and status go to files in the folder."""
     arguments = [*(run.quick if quick else run.arguments), "-L", str(run.limit), "-J", str(folder / f"{run.key}.json")]
     words = ["timeout", "-k", "5", str(run.longest), *launcher(run.ranks), module_of(run.module), *arguments]
     told, status = (shlex.quote(f"{folder}/{run.key}.{what}") for what in ("txt", "status"))
@@ -140,7 +141,7 @@ def command(run: Run, quick: bool, folder: Path) -> str:
 
 
 def boot(devices: int, runs: Sequence[Run], quick: bool, folder: Path) -> dict[str, Row]:
-    """Runs all that is for one guest; the figures there are."""
+    """Boots one guest, runs all of its benchmarks, and returns their figures."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     seconds = float(BOOTING + sum(run.longest for run in runs))
@@ -158,7 +159,8 @@ def boot(devices: int, runs: Sequence[Run], quick: bool, folder: Path) -> dict[s
 
 
 def figures_of(run: Run, folder: Path, printed: str) -> Row | None:
-    """The figures that a benchmark has left; says if some are missing, and why. printed: the guest script's output."""
+    """Returns the figures that a benchmark has left, and prints which are missing and why. printed: the guest's
+    output."""
     output, told, status = (folder / f"{run.key}.{what}" for what in ("json", "txt", "status"))
     ended = status.read_text().strip() if status.exists() else ""
     if ended != "0":
@@ -208,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNABLE
     tree.build_tests("hpcomm")
     tree.give_verbs_to_package()
-    native.build()  # here, where the compiler is not emulated
+    native.build()  # on the host, whose compiler is not emulated
     native.build_verbs()
     folder = options.folder.resolve()
     found: dict[str, Row] = {}

@@ -1,8 +1,8 @@
-"""sparse_bench: the filter of a threshold with its residual, as a piece, and adding such a piece, on one core.
+"""sparse_bench: filtering by a threshold with a residual into a piece, and adding such a piece, on one core.
 
-One operation is one update of the size given: `encode` reads it, splits it, keeps the rest and writes the piece;
-`decode_add` adds the piece to an array. The default size lets update, residual and piece stay in a second cache.
-Several ranks all work at once.
+One operation is one update of the given size. `encode` reads it, splits it, keeps the rest and writes the piece;
+`decode_add` adds the piece to an array. At the default size, update, residual and piece stay in the second-level cache.
+If there are several ranks, all work at once.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ Sent = tuple[Floats, Floats]  # the values that a contender sent, as a whole arr
 
 
 def loops(folder: Path = BUILD) -> ctypes.CDLL:
-    """bench/ops/sparse.c with the kernels of the tree's build."""
+    """Loads bench/ops/sparse.c with the kernels of the tree's build."""
     library = with_objects(folder, "libbenchsparse.so", "ops/sparse.c", "piece.c")
     pointer, many, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.bench_filter.restype = pointer
@@ -41,7 +41,7 @@ def loops(folder: Path = BUILD) -> ctypes.CDLL:
 
 
 class Update:
-    """One update of which about a share is larger than DELTA, its residual, and the piece of it."""
+    """One update, of which about a given share is larger than DELTA, its residual, and its piece."""
 
     def __init__(self, bench: Bench, size: int, kept: float) -> None:
         self.bench, self.native, self.n, self.name = bench, loops(), size // 4, f"{100 * kept:g} % kept"
@@ -77,7 +77,7 @@ class Update:
         self.added(SCALAR)
         return self.acc, self.residual
 
-    # ---- as NumPy and torch do it ----
+    # ---- by NumPy and torch ----
 
     def by_numpy(self) -> tuple[float, Callable[[], Sent]]:
         self.residual[:] = self.before

@@ -1,8 +1,8 @@
-"""torch.gpu: what parameters on a device cost: the bytes that cross both ways, a training step beside plain torch and
-DDP over Gloo, how much of the exchange is hidden, and the device's memory.
+"""torch.gpu: the costs of parameters on a device, in bytes copied, step time and memory.
 
-Each number of ranks is a job of torchrun, whose ranks have one device together. --device cpu shows that all runs, on a
-machine without one; its figures say nothing.
+It measures the bytes that cross both ways, a training step beside plain torch and DDP over Gloo, how much of the
+exchange is hidden, and the device's memory. Each number of ranks is a job of torchrun, whose ranks share one device.
+--device cpu only shows that everything runs on a machine without a device; its figures mean nothing.
 """
 
 import argparse
@@ -68,16 +68,16 @@ class Bench:
         self.rows.append({"ranks": self.ctx.size, "what": what, "unit": unit, "value": value, **more})
 
     def add_median(self, what: str, values: Sequence[float], **more: Any) -> None:
-        """A figure of 1 that was measured in each cycle, with the smallest and the largest."""
+        """Adds a figure of 1 that was measured in each cycle, with its smallest and largest value."""
         self.add(what, "of 1", statistics.median(values), low=min(values), high=max(values), **more)
 
     def settle(self) -> None:
-        """Until the device has computed all that it was given."""
+        """Waits until the device has finished all its work."""
         if self.where.type == "cuda":
             torch.cuda.synchronize(self.where)
 
     def timed(self, call: Callable[[], object], times: int) -> float:
-        """Seconds of a call of all ranks, which begin together; the slowest rank's."""
+        """Times a call that all ranks start together; returns the slowest rank's seconds."""
         self.settle()
         self.ctx.barrier()
         start = time.perf_counter()
@@ -91,8 +91,8 @@ class Bench:
     # ---- bytes ----
 
     def copies(self) -> float:
-        """Bytes a second of a rank both ways at once, while all copy, by pinned memory and by that of windows; returns
-        the latter."""
+        """Measures a rank's bytes a second in both directions at once while all ranks copy, with pinned memory and
+        with windows' memory; returns the second rate."""
         if self.where.type != "cuda":
             return 1e9
         n = PIECE // 4
@@ -129,7 +129,7 @@ class Bench:
         return statistics.median(found["registered"][1:])
 
     def fold(self, parameters: int) -> float:
-        """Seconds of an exchange of so many parameters in the host's memory."""
+        """Returns the seconds of an exchange of this many parameters in the host's memory."""
         values = np.random.default_rng(self.ctx.rank).standard_normal(parameters, np.float32)
         rule = hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM)
         with hpcomm.parameter_hub(self.ctx, {"w": values}, rule=rule) as ex:
@@ -143,7 +143,7 @@ class Bench:
     # ---- steps ----
 
     def steps(self, ways: Sequence["Way"]) -> dict[str, list[float]]:
-        """Seconds of a step of each way, by cycle."""
+        """Returns, by cycle, the seconds of a step of each way."""
         found: dict[str, list[float]] = {way.name: [] for way in ways}
         for cycle in range(self.options.run_cycles + 1):
             for way in ways:
@@ -153,7 +153,8 @@ class Bench:
         return found
 
     def step(self) -> None:
-        """An MLP of float32: the cost of an exchange beside DDP over Gloo, and the longer of copies and fold."""
+        """Measures an MLP of float32: the cost of an exchange beside DDP over Gloo, and the longer of copies and
+        fold."""
         side = max(16, round((self.options.parameters / 8) ** 0.5))
         batch = images(32, side)(torch.Generator().manual_seed(self.ctx.rank))
         make: Callable[[], nn.Module] = lambda: mlp([side] * 9)  # noqa: E731
@@ -171,7 +172,8 @@ class Bench:
             way.close()
 
     def hidden(self) -> None:
-        """A GPT in bfloat16 whose backward pass takes 1.5 times copies and fold: what part of these is hidden."""
+        """Measures which part of copies and fold is hidden, by a GPT in bfloat16 whose backward pass takes 1.5 times
+        as long."""
         quick = self.options.quick
         make: Callable[[], nn.Module] = lambda: Tied(4000, 32 if quick else 768, 2 if quick else 12, 64, learned=False)  # noqa: E731
         make_half = lambda: make().to(torch.bfloat16)  # noqa: E731
@@ -182,7 +184,7 @@ class Bench:
             alone = Way("alone", self, make_half, sentences(rows, 64, 4000)(random))
             alone.step()
             seconds = self.timed(alone.step, 2)
-            if quick or 2 / 3 * seconds > 1.5 * bound or rows >= 4096:  # two thirds of a step are its backward pass
+            if quick or 2 / 3 * seconds > 1.5 * bound or rows >= 4096:  # the backward pass is two thirds of a step
                 break
             alone.close()
             rows *= 2
@@ -215,7 +217,7 @@ class Bench:
         self.add_median(f"{what}: cost of hpcomm over DDP's", of_theirs, **more)
 
     def memory(self, make: Callable[[], nn.Module], batch: Batch) -> None:
-        """What lies on the device between two steps, as a part of model and gradients."""
+        """Measures the device memory in use between two steps, relative to model and gradients."""
         if self.where.type != "cuda":
             return
         before = torch.cuda.memory_allocated(self.where)
@@ -231,7 +233,7 @@ class Bench:
 
 
 class Way:
-    """A model, and how it is trained."""
+    """A model, and the way in which it is trained."""
 
     def __init__(
         self, name: str, bench: Bench, make: Callable[[], nn.Module], batch: Batch, *, overlap: bool = False
@@ -265,7 +267,7 @@ class Way:
 
 
 def rank(options: argparse.Namespace) -> None:
-    """What each rank of a job does."""
+    """Does the work of each rank of a job."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     with hpcomm.init() as ctx:

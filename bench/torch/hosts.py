@@ -1,11 +1,11 @@
 """torch.hosts: a training step of torch on hosts that are joined by links of 1 Gb/s.
 
-The hosts are namespaces of this machine (tests/cluster/hosts.py), one or several ranks on each. They would fight for
-its cores, so by default computing is replaced by timers: rank 0 measures each layer of a real model while all others
-sleep, and then a layer's forward and backward pass take that long on every host, asleep. The exchanges are real.
+The hosts are namespaces of this machine (tests/cluster/hosts.py), one or several ranks on each. They would compete for
+its cores, so by default timers replace computing: rank 0 measures each layer of a real model while all others sleep,
+and afterwards a layer's forward and backward pass sleep for that long on every host. The exchanges are real.
 
-With --computing real the models compute, on every rank at once and beside the exchange's own threads, as where a host
-has no core to spare; see real.py. Each time has the processor time of a rank beside it: of all its threads.
+With --computing real the models compute on every rank at once, beside the exchange's own threads, as on hosts without a
+spare core; see real.py. Each time has a rank's processor time beside it, of all its threads.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Bare:
-    """An exchange of all parameters without a trainer, in the place of a way."""
+    """An exchange of all parameters without a trainer, used like a way."""
 
     def __init__(self, exchange: Callable[[], None]) -> None:
         self.step = exchange
@@ -106,7 +106,7 @@ class Hosts(Group):
     """The ranks of all hosts."""
 
     def timers(self, sizes: Sequence[int], batch: int) -> tuple[list["Time"], float]:
-        """What rank 0 measures while all others sleep."""
+        """Measures, on rank 0, each layer's time while all other ranks sleep."""
         from bench.torch.timers import calibrate  # noqa: PLC0415
 
         self.meet()
@@ -115,7 +115,8 @@ class Hosts(Group):
         return self.comm.bcast(found)  # type: ignore[no-any-return]
 
     def bare(self, case: "Timers") -> "dict[str, tuple[Way | Bare, Callable[[], object]]]":
-        """push_pull of the whole model, with all keys pending at once, and Gloo's sum of one array as large."""
+        """Measures push_pull of the whole model with all keys pending at once, and Gloo's sum of one array of the
+        same size."""
         import torch  # noqa: PLC0415
         import torch.distributed as dist  # noqa: PLC0415
 
@@ -137,7 +138,7 @@ class Hosts(Group):
         return {PUSH_PULL: (Bare(push_pull), exchange.close), ALL_REDUCE: (Bare(all_reduce), lambda: None)}
 
     def turns(self, key: str, batch: int) -> list[Row]:
-        """The rows of one model and batch; [] on all ranks but 0."""
+        """Returns the rows of one model and batch; [] on ranks other than 0."""
         from bench.torch import ways as torch_ways  # noqa: PLC0415
         from bench.torch.timers import Timers, loss  # noqa: PLC0415
 
@@ -175,7 +176,7 @@ class Hosts(Group):
 
 
 def job(options: argparse.Namespace) -> int:
-    """The program of a rank; 0 if no parameter was wrong."""
+    """Runs a rank; returns 0 if no parameter was wrong."""
     import torch  # noqa: PLC0415
 
     from bench.torch.ways import gloo  # noqa: PLC0415

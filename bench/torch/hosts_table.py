@@ -1,4 +1,4 @@
-"""What torch.hosts tells of its rows: columns and promises. Needs neither torch nor MPI nor hpcomm."""
+"""Tabulates the rows of torch.hosts, and judges its promises. Needs neither torch nor MPI nor hpcomm."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from bench.common.judge import Promise, span, table
 from bench.torch.table import STEP, median, processor
 from hpcomm.bench.rows import Row, ratio
 
-REACH = 1.15  # what issue 16 asks: of the longer of compute and push_pull, and a layer
+REACH = 1.15  # target of issue 16, relative to the longer of compute and push_pull, plus a layer
 PUSH_PULL, ALL_REDUCE = "push_pull alone", "Gloo all_reduce alone"
 HEAD = ("model", "batch", "who", "step", "p90", "spread", "tail", "/ longer", "- longer", "processor", "#wrong")
 WIDTHS = (6, 6, 22, 9, 9, 18, 8, 8, 9, 9, 9)
 
 
 def longer(rows: Sequence[Row]) -> tuple[float, Row]:
-    """The longer of compute and push_pull, of rows of one model and batch."""
+    """Returns the longer of compute and push_pull, from rows of one model and batch."""
     push_pull = next(row for row in rows if row["name"] == PUSH_PULL)
     return max(push_pull["compute"], median(push_pull)), push_pull
 
@@ -61,7 +61,7 @@ def lines(document: Row) -> list[str]:
 
 
 def turns_of(document: Row) -> list[list[Row]]:
-    """The rows by shape, model and batch."""
+    """Groups the rows by shape, model and batch."""
     found: dict[tuple[str, str, int], list[Row]] = {}
     for row in document["rows"]:
         found.setdefault((row["shape"], row["model"], row["batch"]), []).append(row)

@@ -1,11 +1,11 @@
 """local_steps: training steps with an exchange once in H steps (DiLoCo), on hosts joined by slow links.
 
-The hosts are namespaces of this machine (tests/cluster/hosts.py), a rank on each, with links of 1 Gb/s and of 100 Mb/s.
-They would fight for its cores, so computing is replaced by timers. The exchanges are real: the whole model every H
-steps, fragments of it that travel while the next steps are computed, and such fragments by TopK in both directions.
+The hosts are namespaces of this machine (tests/cluster/hosts.py), one rank on each, with links of 1 Gb/s and of 100
+Mb/s. They would compete for its cores, so timers replace computing. The exchanges are real: the whole model every H
+steps; fragments of it that travel while the next steps are computed; and such fragments by TopK in both directions.
 
-The peers are DDP over Gloo, which exchanges in every step, and forty lines of torch that do what hpcomm.torch.DiLoCo
-does (local_steps_by_hand.py).
+The peers are DDP over Gloo, which exchanges in every step, and forty lines of torch that do the work of
+hpcomm.torch.DiLoCo (local_steps_by_hand.py).
 """
 
 import argparse
@@ -41,7 +41,7 @@ HOSTS = 4
 WIDTHS = (1024, *5 * (2112,), 10)  # of the layers: 20 million parameters
 SMALL = (64, 64, 64, 64, 10)
 MOVES = 500  # elements of a parameter that change; TopK sends some of them
-# By whether the wire has time to spare: ways that are left out unless they are named, and the delay as a part of H.
+# By whether the link is fast: the ways left out unless they are named, and the delay as a part of H.
 LEFT_OUT = {True: (TOPK,), False: (WHOLE, DDP)}
 DELAYS = {True: 0.2, False: 0.5}
 
@@ -130,8 +130,9 @@ class Hosts(Group):
         return found
 
     def checked(self, ways: "dict[str, Local | Gloo]") -> dict[str, tuple[float, int]]:
-        """Of each way's first H steps: the bytes that this host has sent in one of them, and how many parameters are
-        wrong: they must be equal on all ranks; hpcomm's without fragments must match DiLoCo by hand up to rounding."""
+        """Checks each way's first H steps. Returns the bytes that this host sent in one of them, and the number of
+        wrong parameters: all ranks must have equal parameters, and hpcomm's without fragments must match DiLoCo by
+        hand up to rounding."""
         import torch  # noqa: PLC0415
 
         from bench.torch.models import TOLERANCE  # noqa: PLC0415
@@ -167,14 +168,14 @@ class Hosts(Group):
         return found
 
     def copies(self, way: "Local | Gloo") -> "list[Tensor]":
-        """The parameters of a way; --plant spoils the first one of rank 1."""
+        """Returns a way's parameters; --plant spoils the first one on rank 1."""
         found = [parameter.detach().clone() for parameter in way.model.parameters()]
         if self.options.plant and self.rank == 1 and way.name not in (ALONE, BY_HAND):
             found[0] += 1.0
         return found
 
     def steps_of(self, way: "Local | Gloo", before: int, steps: int) -> Block:
-        """before: steps until the clock starts: as many as it takes until fragments travel as they always do."""
+        """Times steps. before: untimed steps, as many as it takes until fragments travel in their final rhythm."""
         self.meet()
         clock = time.perf_counter
         for _ in range(before):
@@ -189,7 +190,8 @@ class Hosts(Group):
 
 
 def measured(ranks: Sequence[Sequence[Block]]) -> Row:
-    """ranks: blocks by rank and cycle. Step k of a cycle is averaged over the ranks; a cycle counts by its mean."""
+    """Makes a row. ranks: blocks by rank and cycle. Step k of a cycle is averaged over the ranks; a cycle's figure
+    is the mean of its steps."""
     together = list(zip(*ranks, strict=True))
     cycles = [[fmean(each) for each in zip(*(block.steps for block in of), strict=True)] for of in together]
     found: Row = {"cycles": [fmean(cycle) for cycle in cycles], "steps": cycles}
@@ -199,14 +201,14 @@ def measured(ranks: Sequence[Sequence[Block]]) -> Row:
 
 
 def job(options: argparse.Namespace) -> int:
-    """The program of a rank; 0 if no parameter was wrong."""
+    """Runs a rank; returns 0 if no parameter was wrong."""
     import torch  # noqa: PLC0415
 
     from bench.torch.ways import gloo  # noqa: PLC0415
 
     torch.set_num_threads(1)
     comm = MPI.COMM_WORLD
-    options.models = [""]  # of which Group tells how many are done
+    options.models = [""]  # Group reports how many of these are done
     with hpcomm.init(comm) as ctx, gloo(comm, "eth0", comm.bcast(options.address)):
         rows = Hosts(options, ctx).rows()
         facts = {

@@ -1,4 +1,4 @@
-"""DiLoCo in forty lines of torch over Gloo, as a trainer without a library writes it. Needs torch."""
+"""DiLoCo in forty lines of torch over Gloo, written as without a library. Needs torch."""
 
 from collections.abc import Iterable
 
@@ -8,9 +8,9 @@ from torch import nn
 
 
 class ByHand:
-    """Local steps with an outer optimizer (DiLoCo, arXiv 2311.08105, algorithm 1), by a trainer's own means.
+    """Local steps with an outer optimizer (DiLoCo, arXiv 2311.08105, algorithm 1), in plain torch.
 
-    The process group must be there, and all ranks must start with the same parameters.
+    The process group must exist, and all ranks must start with the same parameters.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class ByHand:
         self.inner.zero_grad()
 
     def step(self) -> None:
-        """A step of the inner optimizer; every so many steps all ranks go on from the same parameters."""
+        """Takes a step of the inner optimizer; after every H steps it brings all ranks to the same parameters."""
         self.inner.step()
         self.steps += 1
         if self.steps % self.every == 0:

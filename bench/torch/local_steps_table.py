@@ -1,4 +1,4 @@
-"""What local_steps tells of its rows: columns and promises. Needs neither torch nor MPI nor hpcomm."""
+"""Tabulates the rows of local_steps, and judges its promises. Needs neither torch nor MPI nor hpcomm."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -10,16 +10,16 @@ from hpcomm.bench.rows import Row, ratio
 BY_HAND, WHOLE, STREAM, TOPK = "by hand over Gloo", "hpcomm, whole", "hpcomm, dense fragments", "hpcomm, TopK fragments"
 NAMES = (ALONE, BY_HAND, WHOLE, STREAM, TOPK, DDP)
 ROLES = {ALONE: "bound", BY_HAND: "peer", WHOLE: "hpcomm", STREAM: "hpcomm", TOPK: "hpcomm", DDP: "peer"}
-KEPT = 0.02  # of the elements, by TopK in both directions
-FAST, SLOW, LESS = 1.06, 1.1, 1.08  # aims: dense where the wire has time, dense where it has not, and TopK
-STALL, FEWER, SAME = 1.3, 30, 1.02  # the worst step; how many times fewer bytes TopK sends; as many bytes
+KEPT = 0.02  # share of the elements that TopK keeps, in both directions
+FAST, SLOW, LESS = 1.06, 1.1, 1.08  # targets: dense on a fast link, dense on a slow link, TopK
+STALL, FEWER, SAME = 1.3, 30, 1.02  # targets: the worst step; how many times fewer bytes TopK sends; equal bytes
 HEAD = ("rate", "who", "step", "spread", "/ alone", "/ bound", "worst", "bytes", "x DDP's", "processor", "#wrong")
 UNITS = ("", "", "(ms)", "(ms)", "", "", "/ median", "(MB)", "", "(ms)", "")
 WIDTHS = (9, 24, 8, 18, 8, 8, 9, 9, 10, 10, 7)
 
 
 def ways(document: Row) -> list[dict[str, Row]]:
-    """The rows of each rate, by name."""
+    """Groups the rows by rate and name."""
     found: dict[str, dict[str, Row]] = {}
     for row in document["rows"]:
         found.setdefault(row["rate"], {})[row["name"]] = row
@@ -27,7 +27,7 @@ def ways(document: Row) -> list[dict[str, Row]]:
 
 
 def bound(rows: dict[str, Row]) -> float:
-    """Seconds: the longer of computing and of what dense updates take on the wire, for a step."""
+    """Returns the seconds of a step's bound: the longer of computing and of sending dense updates."""
     return float(max(median(rows[ALONE]), rows[ALONE]["wire"]))
 
 
@@ -36,7 +36,7 @@ def shown(row: Row, part: str) -> float:
 
 
 def ddp_bytes(document: Row) -> float:
-    """Of a step, from the run that has it; 0.0 where none has."""
+    """Returns DDP's bytes in a step, from the run that has them; 0.0 if none has."""
     return next((row["bytes"] for row in document["rows"] if row["name"] == DDP), 0.0)
 
 

@@ -1,6 +1,6 @@
 """The ways to train that local_steps compares. Needs torch.
 
-The model's layers are timers (timers.py), and so is the inner optimizer: it only moves a part of the parameters.
+The model's layers are timers (timers.py), and so is the inner optimizer, which only changes a part of the parameters.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +22,8 @@ RATE, MOMENTUM = 0.7, 0.9  # of the outer rule
 
 
 class Drift(torch.optim.Optimizer):
-    """An optimizer that computes hardly anything: each step adds random numbers of this rank's own to another H-th part
-    of each parameter, so that all of them have moved after H steps."""
+    """An optimizer that computes almost nothing: each step adds random numbers, different on each rank, to another
+    H-th part of each parameter. So after H steps every part has changed."""
 
     def __init__(self, parameters: Iterator[nn.Parameter], rank: int, every: int) -> None:
         super().__init__(parameters, {})
@@ -43,14 +43,14 @@ class Drift(torch.optim.Optimizer):
 
 
 class Local(Way):
-    """Computing alone, and what other local steps have in common."""
+    """Computing alone, and the code shared by the other ways with local steps."""
 
     def __init__(self, name: str, case: Timers, every: int) -> None:
         self.name = name
         super().__init__(case, case.batches(case.rank), drift(case.rank, every), loss)
 
     def sync(self) -> None:
-        """Until all ranks have the same parameters. Collective."""
+        """Waits until all ranks have the same parameters. Collective."""
 
 
 class OverGlooByHand(Local):
@@ -101,7 +101,7 @@ def drift(rank: int, every: int) -> Rule:
 
 
 def times_of(sizes: Sequence[int], compute: float) -> list[Time]:
-    """Seconds of each layer, by its weights; a backward pass takes twice as long as a forward pass."""
+    """Returns the seconds of each layer, by its weights; a backward pass takes twice as long as a forward pass."""
     weights = [a * b for a, b in pairwise(sizes)]
     return [Time(compute * own / sum(weights) / 3, 2 * compute * own / sum(weights) / 3) for own in weights]
 

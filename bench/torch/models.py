@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Batch = tuple[Tensor, Tensor]  # inputs and the classes that they belong to
+Batch = tuple[Tensor, Tensor]  # inputs and their classes
 CLASSES = 10
 TOLERANCE = 1e-3
-JUMPS = 0.5  # a rounding error turns a rectified unit on, and behind BatchNorm over few values that is no trifle
-DRIFT = 0.05  # AdamW turns the rounding error of a small gradient into more
+JUMPS = 0.5  # rounding can switch a ReLU on; behind BatchNorm over few values the effect is large
+DRIFT = 0.05  # AdamW enlarges the rounding error of a small gradient
 BATCHES = 8  # that a training takes in turn
-TEXT, ALPHABET, DEPTH = 64, 128, 192  # characters of a text, kinds of them, and the transformer's width
-WORDS = 2000  # that the transformer with tied embeddings knows
+TEXT, ALPHABET, DEPTH = 64, 128, 192  # characters of a text, distinct characters, the transformer's width
+WORDS = 2000  # vocabulary of the transformer with tied embeddings
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
-    """Linear layers with rectified units between them."""
+    """Returns linear layers with ReLUs between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -28,7 +28,7 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut (ResNet's basic block)."""
+    """Two convolutions with a shortcut (ResNet's basic block)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 def resnet18() -> nn.Sequential:
-    """ResNet-18 as it is used on small images: a stem of 3 x 3 without pooling."""
+    """Returns the usual ResNet-18 for small images: a stem of 3 x 3 without pooling."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     inputs = 64
     for outputs in (64, 128, 256, 512):
@@ -72,11 +72,11 @@ class Transformer(nn.Module):
 
 
 class Tied(nn.Module):
-    """A language model whose embedding gives the words' scores too: its gradient is whole when the backward pass ends.
-    layers of width, 12 keys each."""
+    """A language model whose embedding also gives the words' scores: its gradient is complete only when the backward
+    pass ends. It has `layers` layers of width `width`, with 12 keys each."""
 
     def __init__(self, words: int, width: int, layers: int, text: int, *, learned: bool) -> None:
-        """learned: whether the places of a text have parameters; else they are sines (Vaswani et al., section 3.5)."""
+        """learned: positions have parameters; otherwise they are sines (Vaswani et al., section 3.5)."""
         super().__init__()
         self.words = nn.Embedding(words, width)
         nn.init.normal_(self.words.weight, std=0.02)
@@ -99,7 +99,7 @@ def waves(text: int, width: int) -> Tensor:
 
 
 class Recurrent(nn.Module):
-    """A language model of two LSTM layers, whose gradients come all at once: one node of autograd has them."""
+    """A language model of two LSTM layers. Their gradients come all at once, because they are one node of autograd."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Recurrent(nn.Module):
 
 
 def normed(width: int, depth: int) -> nn.Sequential:
-    """Linear layers, each with LayerNorm and rectified units behind it."""
+    """Returns linear layers, each followed by LayerNorm and ReLU."""
     layers: list[nn.Module] = []
     for _ in range(depth):
         layers += [nn.Linear(width, width), nn.LayerNorm(width), nn.ReLU()]
@@ -136,7 +136,7 @@ def texts(batch: int) -> Callable[[torch.Generator], Batch]:
 
 
 def sentences(batch: int, text: int, words: int) -> Callable[[torch.Generator], Batch]:
-    """Each word's class is the word that follows it."""
+    """Returns a batch of texts; each word's class is the next word."""
 
     def make(random: torch.Generator) -> Batch:
         both = torch.randint(words, (batch, text + 1), generator=random)
@@ -154,13 +154,13 @@ class Task(Protocol):
 
     @property
     def tolerance(self) -> float:
-        """How far rounding errors may have taken a parameter after a few steps, see bench.torch.ways.differing."""
+        """Returns how far rounding may move a parameter in a few steps; see bench.torch.ways.differing."""
 
     def model(self) -> nn.Module:
-        """The same weights wherever it is called."""
+        """Returns the model, with the same weights at each call."""
 
     def batches(self, rank: int) -> list[Batch]:
-        """The batches of one rank, which takes them in turn."""
+        """Returns one rank's batches, which it takes in turn."""
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,9 @@ class Case:
     """A task with a model that computes.
 
     Attributes:
-        build: makes it, with weights of torch's generator.
-        batch: random inputs and classes of one step of one rank.
-        rate: of learning.
+        build: makes the model, with weights from torch's generator.
+        batch: makes random inputs and classes for one step of one rank.
+        rate: the learning rate.
     """
 
     title: str

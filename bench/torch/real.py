@@ -1,7 +1,7 @@
 """The ranks of torch.hosts whose models compute. Needs torch.
 
-One way is alive at a time: a turn makes it, warms it up, times its steps and closes it. All take AdamW's steps. Before
-the turns each way is trained for a few steps, and its parameters are compared with DDP's.
+Only one way is alive at a time: a turn makes it, warms it up, times its steps and closes it. All take AdamW's steps.
+Before the turns, each way trains for a few steps, and its parameters are compared with DDP's.
 """
 
 import gc
@@ -21,13 +21,13 @@ from bench.torch.ways import Way
 from hpcomm.bench.rows import Row
 
 WAYS = (ALONE, DDP, WAITS, STEP)
-WARMUP = 3  # steps: DDP makes new buckets in the second
-FIRSTS = 3  # steps in which the time to the first gradient is taken
+WARMUP = 3  # steps: DDP rebuilds its buckets in the second
+FIRSTS = 3  # steps in which the time to the first gradient is measured
 
 
 class Real(Group):
     def rows(self, shape: Shape) -> list[Row]:
-        """Of all models; [] on all ranks but 0."""
+        """Returns the rows of all models; [] on ranks other than 0."""
         found = []
         for i, key in enumerate(self.options.models):
             self.done = i / len(self.options.models)
@@ -41,7 +41,7 @@ class Real(Group):
         each: dict[str, list[Block]] = {name: [] for name in names}
         firsts: list[float] = []
         for cycle in range(self.options.run_cycles):
-            at = cycle % len(names)  # no way always follows the same one
+            at = cycle % len(names)  # the order of ways changes from cycle to cycle
             for name in names[at:] + names[:at]:
                 way = torch_ways.make(name, case, self.ctx, torch_ways.adamw)
                 for _ in range(WARMUP):
@@ -71,7 +71,7 @@ class Real(Group):
         return found
 
     def checked(self, names: Sequence[str], case: Case) -> list[int]:
-        """How many parameters of each way differ from DDP's."""
+        """Counts, for each way, the parameters that differ from DDP's."""
         ways = [torch_ways.make(name, case, self.ctx, torch_ways.adamw) for name in names]
         wrong = self.check(ways, case)
         self.meet()
@@ -80,7 +80,7 @@ class Real(Group):
         return wrong
 
     def first(self, way: Way) -> float:
-        """Seconds from the start of a step to its first gradient: what nothing can be sent before. A median."""
+        """Returns the median seconds from the start of a step to its first gradient; nothing can be sent before it."""
         first = 0.0
 
         def gradient(_: torch.Tensor) -> None:

@@ -1,4 +1,5 @@
-"""What torch.hosts tells of models that compute: columns and what issue 29 asks. Needs neither torch nor hpcomm."""
+"""Tabulates torch.hosts with computing models, and judges it by the targets of issue 29. Needs neither torch nor
+hpcomm."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,9 +8,9 @@ from bench.torch.table import ALONE, DDP, STEP, WAITS, cost, median, processor
 from hpcomm.bench.rows import Row, ratio
 
 REAL = "real"  # how models compute, of --computing
-SHARED = 0.6  # of DDP's exchange cost at most, where ranks share a host
-LONE = {STEP: 0.85, WAITS: 0.95}  # the same with one rank on each
-REACH = 1.03  # of the time to the first gradient and the wire's, which is enough where it is more
+SHARED = 0.6  # most, relative to the cost of DDP's exchange, where ranks share a host
+LONE = {STEP: 0.85, WAITS: 0.95}  # the same with one rank on each host
+REACH = 1.03  # relative to the first gradient's time plus the wire's; enough if this limit is the larger
 HEAD = ("shape", "model", "who", "step", "p90", "spread", "cost", "of DDP's", "tail", "processor", "- alone", "#wrong")
 UNITS = ("", "", "", "(ms)", "(ms)", "(ms)", "(ms)", "", "(ms)", "(ms)", "(ms)", "")
 WIDTHS = (5, 14, 16, 8, 8, 17, 8, 8, 8, 9, 8, 7)
@@ -31,7 +32,7 @@ def lines(document: Row) -> list[str]:
 
 
 def models_of(document: Row) -> list[dict[str, Row]]:
-    """The rows by name, of each shape and model."""
+    """Groups the rows by shape and model, then by name."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for row in document["rows"]:
         found.setdefault((row["shape"], row["model"]), {})[row["name"]] = row
@@ -51,8 +52,8 @@ def cells(rows: dict[str, Row], row: Row) -> list[str]:
 
 
 def promises(document: Row) -> Iterator[Promise]:
-    """A step may take the time alone and a part of DDP's cost; or, where that is more, a little over the time to the
-    first gradient and the wire's."""
+    """Judges the steps. A step may take the time alone plus a part of DDP's cost or, if that is more, slightly
+    longer than the time to the first gradient plus the wire's time."""
     for rows in models_of(document):
         if not {ALONE, DDP} <= set(rows):
             continue

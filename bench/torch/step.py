@@ -1,8 +1,8 @@
 """torch.step: a training step by hpcomm.torch, beside plain torch without an exchange and DDP over Gloo.
 
-One mpirun for each number of ranks trains each model in all ways. They have the same first weights and batches and one
-torch thread a rank, and take turns in blocks of a few steps. --ways: alone, DDP over Gloo, hpcomm with
-apply="step" and overlap=True, with apply="backward", and as it is by default, where step() waits.
+One mpirun for each number of ranks trains each model in all ways. The ways have the same first weights and batches and
+one torch thread a rank, and take turns in blocks of a few steps. The ways of --ways are: alone; DDP over Gloo; hpcomm
+with apply="step" and overlap=True; hpcomm with apply="backward"; and hpcomm's default, whose step() waits.
 """
 
 import argparse
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 MODELS = ("mlp3", "mlp38", "resnet18", "transformer", "vgg")  # bench/torch/models.py
 CHECKED = 3  # steps until the ways are compared; rounding errors grow with every step
 LEAST = 0.25  # seconds of a block
-UNABLE = 77  # the exit status where the machine cannot run it
+UNABLE = 77  # exit status if the machine cannot run it
 LIMIT = 3600.0  # seconds of one group of ranks
-WORDS = 20  # bytes of a way for each of its parameters: itself, gradient, momentum, a copy or two
+WORDS = 20  # bytes that a way needs per parameter: value, gradient, momentum, a copy or two
 RANK_BYTES = 0.5e9  # of torch and its activations
 
 
@@ -81,7 +81,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Trainer(Protocol):
-    """A way of bench.torch.ways, or what takes its place."""
+    """The interface of a way of bench.torch.ways, or of its replacement."""
 
     def step(self) -> None: ...
 
@@ -92,7 +92,7 @@ class Trainer(Protocol):
 
 @contextmanager
 def neighbour() -> Iterator[None]:
-    """A foreign process that keeps the first CPU of this rank busy."""
+    """Runs another process that keeps this rank's first CPU busy."""
     cpu = min(os.sched_getaffinity(0))
     burns = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nprint(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", burns], stdout=subprocess.PIPE) as process:
@@ -105,7 +105,7 @@ def neighbour() -> Iterator[None]:
 
 
 def meet(comm: MPI.Intracomm) -> None:
-    """A barrier whose waiting ranks sleep: they leave the cores to working ranks."""
+    """Waits for all ranks asleep, and so leaves the cores to ranks that still work."""
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(1e-3)
@@ -116,8 +116,8 @@ class Block:
     """A rank's measurements of a few steps of one way, in seconds.
 
     Attributes:
-        steps: from the start of each to the start of the next.
-        processor: of all threads of this rank, for a step.
+        steps: from the start of each step to the start of the next.
+        processor: of all threads of this rank, per step.
         tails: see bench.torch.ways.Way.watch.
     """
 
@@ -127,7 +127,7 @@ class Block:
 
 
 class Group:
-    """The ranks of one mpirun, in one process group of torch's and one context of hpcomm's."""
+    """The ranks of one mpirun, in one process group of torch and one context of hpcomm."""
 
     def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
         self.options, self.ctx, self.comm, self.done = options, ctx, MPI.COMM_WORLD, 0.0
@@ -137,7 +137,7 @@ class Group:
         meet(self.comm)
 
     def tell(self, part: float) -> None:
-        """How much of a model is done."""
+        """Reports the finished part of a model."""
         if self.rank == 0 and self.options.progress is not None:
             self.options.progress.write_text(f"{self.done + part / len(self.options.models):.4f}")
 
@@ -147,7 +147,7 @@ class Group:
         return not parts or any(part in name.lower() for part in parts)
 
     def model(self, key: str) -> list[Row]:
-        """The rows of one model; [] on all ranks but 0."""
+        """Returns the rows of one model; [] on ranks other than 0."""
         from bench.torch import models as torch_models  # noqa: PLC0415 - it needs torch
         from bench.torch import ways as torch_ways  # noqa: PLC0415 - it needs torch
 
@@ -164,7 +164,7 @@ class Group:
             for model in models:
                 with neighbour() if model != key and self.rank == 0 else nullcontext():
                     for k in range(len(ways)):
-                        at = (k + max(0, cycle)) % len(ways)  # no way always follows the same one
+                        at = (k + max(0, cycle)) % len(ways)  # the order of ways changes from cycle to cycle
                         block = self.block(ways[at], steps, self.options.tail)
                         if cycle >= 0:
                             each[model][at].append(block)
@@ -187,8 +187,8 @@ class Group:
         return found
 
     def check(self, ways: Sequence["Way"], task: "Task") -> list[int]:
-        """Trains each way for one step, and then some more; how many parameters differ from DDP's. With one rank alone
-        counts, too."""
+        """Trains each way for one step and then some more; counts the parameters that differ from DDP's. With one
+        rank it also compares the way without an exchange."""
         from bench.torch import models as torch_models  # noqa: PLC0415
         from bench.torch import ways as torch_ways  # noqa: PLC0415
 
@@ -228,7 +228,7 @@ class Group:
 
 
 def measured(ranks: Sequence[Sequence[Block]]) -> Row:
-    """The times of a way, as parts of its row. ranks: blocks by rank and cycle."""
+    """Returns the times of a way as entries of its row. ranks: blocks by rank and cycle."""
     found: Row = torch_table.times([[block.steps for block in rank] for rank in ranks])
     found["processor"] = [statistics.median(block.processor for block in cycle) for cycle in zip(*ranks, strict=True)]
     if ranks[0][0].tails:
@@ -237,7 +237,7 @@ def measured(ranks: Sequence[Sequence[Block]]) -> Row:
 
 
 def group(options: argparse.Namespace) -> int:
-    """The program of a rank; 0 if no parameter was wrong."""
+    """Runs a rank; returns 0 if no parameter was wrong."""
     import torch  # noqa: PLC0415 - the parent of all groups does without
 
     from bench.torch.ways import gloo  # noqa: PLC0415
@@ -278,7 +278,7 @@ def group(options: argparse.Namespace) -> int:
 
 
 def too_large(key: str, ranks: int) -> str:
-    """Why a model is left out, or empty."""
+    """Returns why a model is left out, or ""."""
     from bench.torch import models as torch_models  # noqa: PLC0415
     from bench.torch import ways as torch_ways  # noqa: PLC0415
 
@@ -292,7 +292,7 @@ def too_large(key: str, ranks: int) -> str:
 
 
 def show(document: Row, options: argparse.Namespace, table: bool = True) -> None:
-    """table: False: its rows have been printed."""
+    """Prints the promises. table: also the rows, unless they have been printed."""
     if options.json:
         print(json.dumps(document, indent=1))
         return
@@ -306,7 +306,7 @@ def show(document: Row, options: argparse.Namespace, table: bool = True) -> None
 
 
 def groups(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Starts one group after another, and tells of all together."""
+    """Starts one group after another, and reports on all together."""
     whole: Row = {}
     with tempfile.TemporaryDirectory() as folder:
         for ranks in options.ranks:

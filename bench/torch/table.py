@@ -1,4 +1,4 @@
-"""What torch.step tells of its rows: columns, promises and a plot. Needs neither torch nor MPI nor hpcomm."""
+"""Tabulates the rows of torch.step, judges its promises and plots them. Needs neither torch nor MPI nor hpcomm."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -32,13 +32,14 @@ HEAD = (
 )
 UNITS = ("", "", "", "", "(ms)", "(ms)", "(ms)", "", "", "", "", "(ms)", "(ms)", "")
 WIDTHS = (17, 11, 5, 17, 9, 9, 9, 8, 14, 7, 13, 8, 9, 7)
-LOADED = " +load"  # behind the name of a model: beside a process that loads one CPU
-SLOWER = 1.1  # what issue 29 asks: of DDP's slowdown by such a process
-COST, WHOLE, ONE = 1 / 8, 1.05, 1.02  # what issue 16 asks of mlp3, of mlp38 and of one rank
+LOADED = " +load"  # suffix of a model's name: run beside a process that loads one CPU
+SLOWER = 1.1  # target of issue 29, relative to DDP's slowdown by such a process
+COST, WHOLE, ONE = 1 / 8, 1.05, 1.02  # targets of issue 16 for mlp3, mlp38 and one rank
 
 
 def times(ranks: Sequence[list[list[float]]]) -> dict[str, Any]:
-    """ranks: by rank and cycle, the seconds of each step. Step k of a cycle is averaged over the ranks."""
+    """Makes the times of a row. ranks: by rank and cycle, the seconds of each step. Step k of a cycle is averaged
+    over the ranks."""
     cycles = [[statistics.fmean(step) for step in zip(*own, strict=True)] for own in zip(*ranks, strict=True)]
     samples = [second for cycle in cycles for second in cycle]
     p50, p90, p99 = (float(np.percentile(samples, percent)) for percent in (50, 90, 99))
@@ -51,12 +52,12 @@ def median(row: Row) -> float:
 
 
 def processor(row: Row) -> float:
-    """Seconds of a rank's threads in a step: the median of the cycles, each the median of the ranks."""
+    """Returns the processor seconds of a rank in a step: the median over cycles of the median over ranks."""
     return float(statistics.median(row["processor"]))
 
 
 def beside(document: Row, row: Row) -> dict[str, Row]:
-    """The rows of the same model and number of ranks, by name."""
+    """Returns the rows of the same model and number of ranks, by name."""
     return {
         other["name"]: other
         for other in document["rows"]
@@ -65,7 +66,7 @@ def beside(document: Row, row: Row) -> dict[str, Row]:
 
 
 def cost(row: Row, others: dict[str, Row]) -> tuple[float, float, float]:
-    """The cost of the exchange over DDP's cost: of medians, and the least and greatest of a cycle."""
+    """Returns the exchange's cost over DDP's cost: of the medians, and the least and greatest of a cycle."""
     alone, ddp = others[ALONE], others[DDP]
     each = [
         (own - base) / (theirs - base)
@@ -113,7 +114,7 @@ def rows(document: Row, head: bool = True) -> list[str]:
 
 
 def promises(document: Row) -> Iterator[Promise]:
-    """The promises of the step with overlap=True. The other ways stand beside it, and are not asked for."""
+    """Judges the step with overlap=True. Other ways are shown beside it, without a target."""
     for row in document["rows"]:
         others = beside(document, row)
         if row["role"] != "hpcomm" or ALONE not in others:
@@ -146,7 +147,7 @@ def promises(document: Row) -> Iterator[Promise]:
 
 
 def slower(document: Row, row: Row, others: dict[str, Row]) -> Iterator[Promise]:
-    """How much slower a step is beside a process that loads one CPU, of how much slower DDP's is."""
+    """Returns the slowdown of a step beside a process that loads one CPU, relative to DDP's slowdown."""
     before = beside(document, {**row, "model": row["model"].removesuffix(LOADED)})
     if DDP not in others or row["ranks"] == 1:
         return
@@ -166,7 +167,7 @@ def verdicts(document: Row) -> list[str]:
 
 
 def draw(document: Row, path: Path) -> bool:
-    """Bars of a step for each model and number of ranks."""
+    """Draws bars of a step for each model and number of ranks."""
     draws: list[plots.Draw] = []
     seen = dict.fromkeys((row["model"], row["ranks"]) for row in document["rows"])
     for model, ranks in seen:

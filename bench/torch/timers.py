@@ -1,4 +1,4 @@
-"""A model whose layers compute nothing: each takes the time that a real one took alone on a host. Needs torch."""
+"""A model whose layers only sleep, each for the time that a real layer took alone on a host. Needs torch."""
 
 import statistics
 import time
@@ -30,8 +30,8 @@ class Time:
 
 
 def calibrate(sizes: Sequence[int], batch: int) -> tuple[list[Time], float]:
-    """Each linear layer with its rectified units, alone and on one thread; and the whole model, forward and backward
-    without loss and optimizer. Medians."""
+    """Measures each linear layer with its ReLU, alone and on one thread, and the whole model's forward and backward
+    pass without loss and optimizer. Returns medians."""
     torch.manual_seed(16)
     found = []
     for i, (inputs, outputs) in enumerate(pairwise(sizes)):
@@ -58,7 +58,7 @@ def _times(model: nn.Module, x: Tensor, outputs: int) -> Time:
 
 
 def until(moment: float) -> None:
-    """Sleeps: four hosts share the cores of this machine."""
+    """Sleeps until a time: four hosts share the cores of this machine."""
     left = moment - time.perf_counter()
     if left > 0:
         time.sleep(left)
@@ -66,15 +66,15 @@ def until(moment: float) -> None:
 
 @dataclass(frozen=True)
 class Known:
-    """The time of a layer, and the gradients that it gives."""
+    """A layer's time, and the gradients that it returns."""
 
     time: Time
     gradients: Sequence[NDArray[np.float32]]
 
 
 class Timer(torch.autograd.Function):
-    """Takes a layer's time. The gradients are known before; each is a new tensor over the same memory, which autograd
-    takes over without a copy, as it does with the gradients of a real layer."""
+    """Sleeps for a layer's time. The gradients are known before; each is a new tensor over the same memory, which
+    autograd takes over without a copy, like the gradients of a real layer."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor, known: Known) -> Tensor:
@@ -94,7 +94,8 @@ class Timer(torch.autograd.Function):
 
 
 def layer(inputs: int, outputs: int, time: Time, random: torch.Generator) -> nn.Linear:
-    """torch's own linear layer, as hpcomm knows it, whose forward is a Timer. What passes it is one number."""
+    """Makes torch's own linear layer, as hpcomm knows it, whose forward is a Timer. A single number passes through
+    it."""
     made = nn.Linear(inputs, outputs)
     gradients = [torch.randn(parameter.shape, generator=random).numpy() for parameter in made.parameters()]
     known = Known(time, gradients)

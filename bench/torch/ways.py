@@ -1,6 +1,6 @@
 """The ways to train that torch.step and torch.hosts compare: plain torch, DDP over Gloo, and hpcomm.torch.
 
-Each has its own model with the same first weights, and one of torch's optimizers. They take the same batches.
+Each way has its own model with the same first weights, and one of torch's optimizers. All take the same batches.
 """
 
 import os
@@ -22,9 +22,9 @@ import hpcomm
 from bench.torch.models import Batch, Task
 
 MOMENTUM = 0.9
-EPSILON = 1e-4  # AdamW's: torch's 1e-8 would let a rounding error in a zero gradient move a weight by a whole step
+EPSILON = 1e-4  # AdamW's: with torch's 1e-8 a rounding error in a zero gradient could move a weight by a whole step
 ALONE, DDP = "alone", "DDP over Gloo"
-STEP, BACKWARD, WAITS = "hpcomm, step", "hpcomm, backward", "hpcomm, waits"  # the last one by default, without overlap
+STEP, BACKWARD, WAITS = "hpcomm, step", "hpcomm, backward", "hpcomm, waits"  # the last is the default, without overlap
 NAMES = (ALONE, DDP, STEP, BACKWARD, WAITS)
 ROLES = {ALONE: "bound", DDP: "peer", STEP: "hpcomm", BACKWARD: "hpcomm", WAITS: "hpcomm"}
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -44,7 +44,7 @@ def adamw(parameters: Iterator[nn.Parameter], rate: float) -> torch.optim.Optimi
 
 
 class Way:
-    """Plain torch on this rank alone; a subclass exchanges."""
+    """Plain torch on this rank alone; subclasses exchange."""
 
     name = ALONE
 
@@ -54,7 +54,7 @@ class Way:
         self.optimizer = rule(self.model.parameters(), case.rate)
 
     def step(self) -> None:
-        """One step, as a trainer writes it. Exchanges that it leaves pending may end in the next step."""
+        """Takes one step, as a trainer writes it. Exchanges that it leaves pending may end in the next step."""
         x, y = self.batches[self.steps % len(self.batches)]
         self.optimizer.zero_grad()
         self.loss(self.called(x), y).backward()
@@ -65,7 +65,7 @@ class Way:
         self.optimizer.step()
 
     def wait(self) -> None:
-        """Until the parameters are those after the last step."""
+        """Waits until the parameters are complete after the last step."""
 
     def close(self) -> None:
         """Collective."""
@@ -76,8 +76,8 @@ class Way:
 
     @contextmanager
     def watch(self) -> Iterator[list[float]]:
-        """Fills the list with the seconds from the last gradient of a backward pass until the first layer of the next
-        forward pass runs. Its hooks stand behind all others of the same layer."""
+        """Appends to the list the seconds from the last gradient of a backward pass until the first layer of the
+        next forward pass runs. Its hooks run after all other hooks of the same layer."""
         tails, last = list[float](), 0.0
 
         def gradient(_: Tensor) -> None:
@@ -101,8 +101,8 @@ class Way:
 
 
 class OverGloo(Way):
-    """DistributedDataParallel with its fastest settings that change nothing else: gradients lie in its buckets, and
-    BatchNorm's buffers stay each rank's own, as they do beside it."""
+    """DistributedDataParallel with its fastest settings that keep the results: gradients lie in its buckets, and
+    each rank keeps its own BatchNorm buffers, as the other ways do."""
 
     name = DDP
 
@@ -114,9 +114,9 @@ class OverGloo(Way):
         loss: Loss = cross_entropy,
         bucket: float | None = None,
     ) -> None:
-        """bucket: MB of one; None: DDP's own."""
+        """bucket: MB of one bucket; None for DDP's default."""
         super().__init__(case, batches, rule, loss)
-        with warnings.catch_warnings():  # torch 2.13 has another name for it, which 2.4 does not know
+        with warnings.catch_warnings():  # torch 2.13 renames it, and 2.4 lacks the new name
             warnings.simplefilter("ignore", FutureWarning)
             self.called = nn.parallel.DistributedDataParallel(
                 self.model, gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=bucket
@@ -162,8 +162,8 @@ def make(name: str, case: Task, ctx: hpcomm.Context, rule: Rule = plain, loss: L
 
 
 def differing(found: Sequence[Tensor], expected: Sequence[Tensor], start: Sequence[Tensor], tolerance: float) -> int:
-    """Elements that are not those expected up to rounding, or that are no numbers. tolerance: of the way that the
-    farthest element of a tensor has gone."""
+    """Counts the elements that differ from the expected ones by more than rounding, or are not finite. tolerance:
+    relative to the distance that the farthest element of a tensor has moved."""
     wrong = 0
     for own, theirs, first in zip(found, expected, start, strict=True):
         limit = tolerance * (theirs - first).abs().max() + 4 * torch.finfo(theirs.dtype).eps * theirs.abs().max()
@@ -176,7 +176,8 @@ def differing(found: Sequence[Tensor], expected: Sequence[Tensor], start: Sequen
 
 @contextmanager
 def gloo(comm: MPI.Intracomm, interface: str = "", address: str = "") -> Iterator[None]:
-    """torch's process group of these ranks: over loopback, or over an interface, where rank 0 has this address."""
+    """Makes torch's process group of these ranks, over loopback or over an interface on which rank 0 has this
+    address."""
     folder, store = None, None
     if interface:
         port = 0
