@@ -1,10 +1,11 @@
 """asap.cnn: a convolutional network trained under NOTIFY-ACK, BSP, BARRIER and ASYNC (ASAP, section 6.2 and figure 9).
 
-Eight ranks compute gradients of a smaller examples/train_flow_cnn.py by torch, a few pictures each, and average their
-models over the complete graph after each step. The paper's BSP is a barrier that does not wait for the data, which is
-hpcomm's BARRIER. The ranks are on this machine (shm), and on eight hosts of one rank each, joined by links of 1 Gb/s
-(hosts; tests/cluster/hosts.py). The consistencies take turns in one process group; each cycle has another seed. One
-rank with all the data, which exchanges nothing, is the paper's single machine (alone).
+Eight ranks compute gradients of a smaller examples/train_flow_cnn.py by torch, on a few pictures each, and average
+their models over the complete graph after each step. The paper's BSP is a barrier that does not wait for the data,
+which is hpcomm's BARRIER. The ranks are on this machine (shm), and on eight hosts of one rank each, joined by links of
+1 Gb/s (hosts; tests/cluster/hosts.py). The consistencies take turns in one process group; each cycle has another seed.
+The paper's single machine is one rank with all the data, which exchanges nothing (alone).
+
 #wrong counts, under NOTIFY_ACK and BSP, inputs that were not whole, and ranks that end with another model than rank 0.
 """
 
@@ -33,7 +34,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster, Unavailable
 
 RANKS, LIMIT = 8, 900.0  # seconds of one cycle
-UNABLE = 77  # the exit status where the machine cannot run it
+UNABLE = 77  # exit status if the machine cannot run it
 ALONE = "alone"
 GROUPS = (ALONE, "shm", "hosts")
 NAMES = ("NOTIFY_ACK", "BSP", "BARRIER", "ASYNC")
@@ -52,12 +53,12 @@ class Line:
     """One consistency in a group, over all cycles: medians, and sums of the inputs.
 
     Attributes:
-        seconds: until the mean loss of all ranks was at the aim; None where it was not in some cycle.
+        seconds: until the mean loss of all ranks reached the target; None if it did not in some cycle.
         rate: images a second of all ranks.
-        alone: seconds of one machine over these; None where either missed the aim in some cycle.
+        alone: seconds of one machine over these; None if either missed the target in some cycle.
         exchanging: the part of the time that a rank is in the exchange.
-        processor, moving: processor seconds of a rank in a step, and the part that its trainer does not use.
-        whole, torn, stale, missing: parts of all inputs.
+        processor, moving: processor seconds of a rank in a step, and the part not used by its trainer.
+        whole, torn, stale, missing: shares of all inputs.
     """
 
     name: str
@@ -78,7 +79,8 @@ class Line:
 
 
 def curve(row: Row) -> tuple[list[float], list[float]]:
-    """Seconds, and the mean loss of the ranks' models, each the last that the rank kept until then."""
+    """Returns seconds, and the mean loss of the ranks' models at that time; each rank's model is the last one kept
+    by then."""
     times = np.unique(row["times"])
     at = [np.searchsorted(own, times, side="right") - 1 for own in row["times"]]
     losses = [np.array(own)[i] for own, i in zip(row["losses"], at, strict=True)]
@@ -86,7 +88,7 @@ def curve(row: Row) -> tuple[list[float], list[float]]:
 
 
 def reached(row: Row, aim: float) -> float | None:
-    """The seconds after which the curve is at the aim for the first time, between two points by a straight line."""
+    """Returns the seconds at which the curve first reaches the target, interpolated linearly."""
     times, losses = curve(row)
     for i, loss in enumerate(losses):
         if loss <= aim:
@@ -98,7 +100,7 @@ def reached(row: Row, aim: float) -> float | None:
 
 
 def lines(rows: Sequence[Row], aim: float, alone: Sequence[Row] = ()) -> Iterator[Line]:
-    """rows: of a group. alone: of one rank, a row each cycle."""
+    """Makes the lines. rows: of a group. alone: rows of one rank, one for each cycle."""
     singles = {row["cycle"]: reached(row, aim) for row in alone}
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
@@ -157,7 +159,7 @@ def table(document: Row) -> list[str]:
 
 
 def curves(axis: Any, rows: Sequence[Row], aim: float, heading: str) -> None:
-    """Loss over seconds, of the first cycle."""
+    """Draws loss over seconds, for the first cycle."""
     for row in rows:
         dashes = {"BSP": "--", "BARRIER": "-.", "ASYNC": ":"}.get(row["name"], "-")
         axis.plot(*curve(row), dashes, label=row["name"])
@@ -169,7 +171,7 @@ def curves(axis: Any, rows: Sequence[Row], aim: float, heading: str) -> None:
 
 
 def inputs(axis: Any, rows: Sequence[Row], aim: float, heading: str) -> None:
-    """The inputs of each consistency's reduces, over all cycles."""
+    """Draws the inputs of each consistency's reduces, over all cycles."""
     found = list(lines(rows, aim))
     left = np.zeros(len(found))
     for kind, colour in (("whole", "tab:blue"), ("torn", "tab:red"), ("stale", "tab:orange"), ("missing", "lightgray")):
@@ -194,7 +196,7 @@ def panels(document: Row) -> list[plots.Draw]:
 
 
 def measure(options: argparse.Namespace, given: Sequence[str]) -> Iterator[Row]:
-    """The rows of all groups and cycles."""
+    """Measures the rows of all groups and cycles."""
     turns = [(group, cycle) for group in options.groups for cycle in range(options.run_cycles)]
     for group, cycle in turns:
         with tempfile.TemporaryDirectory() as folder:
@@ -274,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for row in measure(options, given):
             document["rows"].append(row)
-            write(options, json.dumps(document, indent=1))  # kept if this run is ended early
+            write(options, json.dumps(document, indent=1))  # kept if this run ends early
     except Unavailable as why:
         print(f"asap.cnn: no hosts here: {why}; --groups shm does without", file=sys.stderr)
         return UNABLE

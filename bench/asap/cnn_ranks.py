@@ -38,12 +38,12 @@ FIGURES = (
     "score",
     "processor",
     "training",
-)  # of a rank; the last two: seconds
+)  # figures of a rank; the last two are seconds
 Floats = NDArray[np.float32]
 
 
 class Vgg(cnn.Convolutional):
-    """ASAP's network (section 6.2): eleven layers, of which eight are convolutions."""
+    """ASAP's network (section 6.2): eleven layers, eight of them convolutions."""
 
     kernels, strides = (3,) * 8, (1,) * 8
     pooled = (True, True, False, True, False, True, False, True)
@@ -51,7 +51,7 @@ class Vgg(cnn.Convolutional):
 
 @dataclass(frozen=True)
 class Shapes:
-    """A model's parameters as one array, which is one key: a reduce finds an input whole or torn as a whole."""
+    """A model's parameters as one array and one key, so that an input is whole or torn as a whole."""
 
     start: Mapping[str, Floats]
 
@@ -69,11 +69,11 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a rank trains. The rate of learning decays every epoch, as in section 6.2.
+    """The length of a rank's training. The learning rate decays every epoch, as in section 6.2.
 
     Attributes:
         steps: each ends with a reduce.
-        points: models that are kept, at equal distances, the last one in any case.
+        points: number of models that are kept, at equal distances; the last model is always kept.
     """
 
     batches: Batches
@@ -96,8 +96,8 @@ class Plan:
 
 
 def train(ctx: hpcomm.Context, model: cnn.Convolutional, plan: Plan, consistency: hpcomm.Consistency | None) -> Row:
-    """The row of all ranks; figures of a rank are lists by rank. Collective. Without a consistency each rank trains
-    alone."""
+    """Trains, and returns the row of all ranks, in which a rank's figures are lists by rank. Collective. Without a
+    consistency each rank trains alone."""
     clock, shapes = time.perf_counter, Shapes(model.start())
     first = shapes.flat
     exchange = None
@@ -157,16 +157,16 @@ def _gathered(ctx: hpcomm.Context, mine: list[float]) -> NDArray[np.float64]:
 
 
 def _wrong(ctx: hpcomm.Context, consistency: hpcomm.Consistency | None, last: Floats, inputs: list[int]) -> int:
-    """Under NOTIFY_ACK and BSP on a complete graph: inputs that were not whole, and ranks whose last model is not rank
-    0's."""
+    """Counts, under NOTIFY_ACK and BSP on a complete graph, inputs that were not whole, and ranks whose last model
+    is not rank 0's."""
     models = ctx.allgather(hashlib.sha256(last.tobytes()).digest(), timeout=LIMIT)
     exact = consistency in (hpcomm.NOTIFY_ACK, hpcomm.BSP)
     return sum(inputs[1:4]) + sum(one != models[0] for one in models) if exact else 0
 
 
 def rows(ctx: hpcomm.Context, options: argparse.Namespace) -> Iterator[Row]:
-    """The chosen consistencies, one after the other. Collective. One rank trains alone, by as many images as all ranks
-    do together."""
+    """Runs the chosen consistencies, one after the other. Collective. A single rank trains alone, on as many images
+    as all ranks together."""
     pictures = data.on_every_rank(ctx, lambda: data.pictures(options.seed, options.data))
     kind = Vgg if options.paper_size else cnn.Convolutional
     model = kind(pictures, options.width, options.channels, options.seed)

@@ -1,10 +1,11 @@
 """consistent_reduces: how many of its neighbours' updates a reduce finds whole (ASAP, section 6.2 and figure 8).
 
-Eight ranks that all send to all others reduce under each consistency, with delays at random. Every update is a ramp
-plus a whole number that tells its rank and step, so that a reduce of whole updates is the ramp plus one number; under
-NOTIFY_ACK and BSP that number is known, and exact. #wrong counts elements that are anything else.
+Eight ranks that all send to each other reduce under each consistency, with random delays. Every update is a ramp plus a
+whole number that identifies its rank and step. So a reduce of whole updates is the ramp plus one number; under
+NOTIFY_ACK and BSP this number is known exactly. #wrong counts the other elements.
 
-The last line is the endurance of NOTIFY_ACK: --endure reduces of all ranks together, short ones, more ranks than cores.
+The last line tests the endurance of NOTIFY_ACK: --endure reduces of all ranks together, short ones, with more ranks
+than cores.
 """
 
 import argparse
@@ -27,10 +28,10 @@ from hpcomm.bench.rows import Row
 
 RANKS = 8
 WEIGHTS = 47236  # of a linear model of RCV1, as in figure 8
-SHORT = 256  # weights of an update of the endurance
+SHORT = 256  # elements of an update in the endurance test
 RAMP = 1024  # sums of eight ramps and numbers are exact in float32
 NUMBERS = 4096
-SLEEP = 2e-3  # seconds of a delay, at the most
+SLEEP = 2e-3  # longest delay, in seconds
 LIMIT = 900.0  # seconds of all
 Floats = NDArray[np.float32]
 
@@ -41,7 +42,7 @@ class Case:
     consistency: hpcomm.Consistency
     weights: int
     reduces: int  # of each rank
-    delays: float  # how many of the steps are delayed
+    delays: float  # share of the steps that are delayed
 
     @property
     def exact(self) -> bool:
@@ -49,12 +50,12 @@ class Case:
 
 
 def number(rank: int, step: int) -> int:
-    """The value that a rank adds to the ramp in its update; two steps' differ by far more than rounding."""
+    """Returns the number that a rank adds to the ramp; the numbers of two steps differ by far more than rounding."""
     return (rank * 509 + step * 61) % NUMBERS
 
 
 def wrong_in(mean: Floats, ramp: Floats, expected: float | None) -> int:
-    """Elements that no reduce of whole updates has. expected: the number beside the ramp, if it is known."""
+    """Counts elements that no reduce of whole updates can have. expected: the number beside the ramp, if known."""
     rest = mean - ramp
     if expected is not None:
         return int(np.count_nonzero(rest != np.float32(expected)))
@@ -62,7 +63,7 @@ def wrong_in(mean: Floats, ramp: Floats, expected: float | None) -> int:
 
 
 def run(ctx: hpcomm.Context, case: Case, plant: bool) -> Row:
-    """Reduces under one consistency; the row of all ranks. Collective."""
+    """Reduces under one consistency; returns the row of all ranks. Collective."""
     graph = hpcomm.graphs.complete(ctx.size)
     ramp = (np.arange(case.weights) % RAMP).astype(np.float32)
     random = np.random.default_rng([ctx.rank, case.weights])
@@ -101,7 +102,7 @@ def run(ctx: hpcomm.Context, case: Case, plant: bool) -> Row:
 
 
 def shares(row: Row) -> list[float]:
-    """Of the reduces, by the number of whole inputs, in percent."""
+    """Returns the percentage of reduces with 0, 1, 2, ... whole inputs."""
     return [100 * count / row["reduces"] for count in row["by_inputs"]]
 
 
@@ -124,7 +125,7 @@ def table(document: Row) -> list[str]:
 
 
 def bars(axis: Any, rows: Sequence[Row]) -> None:
-    """Figure 8: for each consistency, how many reduces had so many whole inputs."""
+    """Draws figure 8: for each consistency, how many reduces had how many whole inputs."""
     width = 0.8 / len(rows)
     for i, row in enumerate(rows):
         found = shares(row)

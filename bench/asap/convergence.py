@@ -1,11 +1,11 @@
 """convergence: how fast graphs and consistencies reach an accuracy (ASAP, figures 5, 6, 7 and 10).
 
-Starts examples/train_text_svm.py with eight ranks on this machine (shm) and on eight hosts of one rank each, joined by
-links of 1 Gb/s (hosts; tests/cluster/hosts.py), all ranks alike or one of them slower (straggler). The trainings that
-are compared take turns in one process group; each cycle has another seed. The first training is the reference: the aim
-is the accuracy that it ends with, less a thousandth of the tests. One rank with all the data, which exchanges nothing,
-is the paper's single machine. --figure takes the graphs and the number of ranks of one of the paper's figures; more
-than eight ranks share hosts.
+It starts examples/train_text_svm.py with eight ranks on this machine (shm) and on eight hosts of one rank each, joined
+by links of 1 Gb/s (hosts; tests/cluster/hosts.py), with all ranks alike or one of them slower (straggler). The
+trainings that are compared take turns in one process group; each cycle has another seed. The first training is the
+reference: the target is its final accuracy less a thousandth of the tests. The paper's single machine is one rank with
+all the data, which exchanges nothing. --figure takes the graphs and the number of ranks of one of the paper's figures;
+more than eight ranks share hosts.
 """
 
 import argparse
@@ -29,9 +29,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import HEAD, Cluster, Unavailable
 
 RANKS = 8
-MOST_HOSTS = 8  # as the paper has; more ranks share them
-LIMIT = 600.0  # seconds of one cycle of as many ranks; more ranks have more
-UNABLE = 77  # the exit status where the machine cannot run it
+MOST_HOSTS = 8  # as in the paper; more ranks share them
+LIMIT = 600.0  # seconds of one cycle with MOST_HOSTS ranks; more ranks have more
+UNABLE = 77  # exit status if the machine cannot run it
 EXAMPLE = str(ROOT / "examples" / "train_text_svm.py")
 REFERENCE = "complete/BSP"
 ONE_PEER = "one_peer_exponential/NOTIFY_ACK"
@@ -44,7 +44,7 @@ SPARSE = "root_expander/NOTIFY_ACK"
 
 @dataclass(frozen=True)
 class Setting:
-    """The place of the ranks, how many times as long one of them computes, and the trainings to compare."""
+    """Where the ranks run, how many times as long one of them computes, and the trainings to compare."""
 
     key: str
     hosts: bool
@@ -54,7 +54,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Figure:
-    """Of the paper: its ranks, and its graphs and consistencies, the reference first. The paper's BSP is BARRIER."""
+    """A figure of the paper: its ranks, graphs and consistencies, the reference first. The paper's BSP is BARRIER."""
 
     ranks: int
     compared: str
@@ -81,14 +81,13 @@ class Line:
     """One training of a setting over all cycles: medians, and the spread of compared figures.
 
     Attributes:
-        seconds, sent, steps: until the aim was reached, bytes and exchanges of a rank; None where it was not in some
-            cycle.
+        seconds, sent, steps: seconds until the target was reached, and a rank's bytes and exchanges; None if it was not
+            reached in some cycle.
         faster, fewer: seconds and bytes of the reference over these, with the least and the greatest of a cycle.
-        alone: seconds of one machine over these; None where either did not reach the aim in some cycle.
+        alone: seconds of one machine over these; None if either did not reach the target in some cycle.
         rate: exchanges a second of a rank.
         whole: the share of inputs that were averaged whole and new.
-        busy: processor seconds of all ranks in a second. Where they are as many as there are cores, these bound the
-            time.
+        busy: processor seconds of all ranks in a second. If they equal the number of cores, the cores limit the time.
     """
 
     name: str
@@ -109,7 +108,7 @@ def name_of(run: Row) -> str:
 
 
 def reached(run: Row, aim: float) -> tuple[float, float, float] | None:
-    """Seconds, bytes and exchanges of a rank after which the mean accuracy was aim for the first time."""
+    """Returns a rank's seconds, bytes and exchanges when the mean accuracy first reached the target."""
     for seconds, sent, accuracy, steps in zip(*run["curve"], strict=True):
         if accuracy >= aim:
             return seconds, sent, steps
@@ -117,8 +116,8 @@ def reached(run: Row, aim: float) -> tuple[float, float, float] | None:
 
 
 def lines(cycles: Sequence[Row], alone: Sequence[Row] = ()) -> Iterator[Line]:
-    """cycles: the example's JSON, each with the same trainings, the reference first. alone: that of one rank, a cycle
-    each; its aim is the reference's too."""
+    """Makes the lines. cycles: the example's JSON, each with the same trainings, the reference first. alone: of one
+    rank, one for each cycle, with the reference's target."""
     for i, first in enumerate(cycles[0]["runs"]):
         runs = [cycle["runs"][i] for cycle in cycles]
         each: list[list[float]] = [[], []]
@@ -184,7 +183,7 @@ def table(document: Row) -> list[str]:
 
 
 def training(options: argparse.Namespace, compared: str, cycle: int, ranks: int) -> list[str]:
-    """The example and its arguments. Ranks make as many exchanges in an epoch, however many ranks there are."""
+    """Returns the example and its arguments. The exchanges in an epoch do not depend on the number of ranks."""
     period = options.period or max(1, ROWS // ranks)
     found = [EXAMPLE, "--compare", compared, "--seed", str(cycle), "--period", str(period)]
     found += ["--epochs", str(options.epochs), "--features", str(options.features)]
@@ -193,7 +192,7 @@ def training(options: argparse.Namespace, compared: str, cycle: int, ranks: int)
 
 
 def measure(options: argparse.Namespace, chosen: Sequence[Setting]) -> Iterator[tuple[str, Row]]:
-    """The name of a setting, or ALONE, and the example's JSON."""
+    """Yields the name of a setting, or ALONE, and the example's JSON."""
     turns = [(setting, cycle) for setting in (ALONE_SETTING, *chosen) for cycle in range(options.run_cycles)]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         cluster = (
@@ -220,7 +219,8 @@ def measure(options: argparse.Namespace, chosen: Sequence[Setting]) -> Iterator[
 
 
 def curves(axis: Any, cycles: Sequence[Row], alone: Sequence[Row], heading: str, x: int) -> None:
-    """Accuracy of the first cycle over seconds (x 0), or megabytes (x 1), which one machine does not send."""
+    """Draws accuracy of the first cycle over seconds (x 0), or over megabytes (x 1), without the single machine,
+    which sends none."""
     for run in [*cycles[0]["runs"], *(one for cycle in alone[:1] if x == 0 for one in cycle["runs"])]:
         dashes = {"BSP": "--", "BARRIER": "-.", "ASYNC": ":"}.get(run["consistency"], "-")
         at = run["curve"][x] if x == 0 else [count / 1e6 for count in run["curve"][x]]

@@ -1,4 +1,4 @@
-"""What hpcomm promises of graphs and consistencies, after ASAP: whole inputs, when one waits, time and bytes."""
+"""Judges hpcomm's promises about graphs and consistencies, after ASAP: whole inputs, waits, time and bytes."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ def exchange(document: Row) -> Iterator[Promise]:
 
 
 def convergence(document: Row) -> Iterator[Promise]:
-    """Figures 5 to 7, 9 and 10: asked is what links of 1 Gb/s make of a sparse graph."""
+    """Judges figures 5 to 7, 9 and 10; the targets are for links of 1 Gb/s and a sparse graph."""
     for key, cycles in document["runs"].items():
         (line,) = (line for line in lines(cycles) if line.name == SPARSE)
         what, asked = f"{key}: {SPARSE} to the accuracy of {REFERENCE}", key == "hosts"

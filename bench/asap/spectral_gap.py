@@ -1,4 +1,5 @@
-"""spectral_gap: time and memory of a spectral gap, of graphs whose updates spread fast and of those where they crawl.
+"""spectral_gap: time and memory to compute a spectral gap, of graphs in which updates spread fast, and in which they
+crawl.
 
 Each graph is measured in a separate process, so that its peak memory (ru_maxrss) is the graph's.
 """
@@ -43,7 +44,8 @@ GRAPHS: dict[str, Callable[[int], Graph]] = {
 
 
 def expected(name: str, graph: Graph) -> float:
-    """sigma_2 by other means: a Fourier transform where all ranks are alike, LAPACK, SciPy's svds."""
+    """Returns sigma_2 computed otherwise: by a Fourier transform if all ranks are alike, by LAPACK, or by SciPy's
+    svds."""
     n = graph.size
     if name == "random_regular":
         from scipy.sparse.linalg import svds  # noqa: PLC0415

@@ -1,16 +1,18 @@
-"""straggler: who waits, and from which step on, when one rank is slower than all others (ASAP, sections 3 and 4).
+"""straggler: which ranks wait, and from which step on, when one rank is slower than all others (ASAP, sections 3 and
+4).
 
-Eight ranks compute for --seconds a step, which is sleep, and reduce over a sparse graph; one takes five times as long.
-Under NOTIFY_ACK a rank waits for its neighbours alone, so that slowness travels an edge a step:
-hpcomm.graphs.first_wait says when it arrives, and here it is measured. Then all go at the straggler's rate. Under
-BARRIER all do so from the first step, and with a quorum of one in-neighbour no rank does.
+Eight ranks compute for --seconds a step, by sleeping, and reduce over a sparse graph; one of them takes five times as
+long. Under NOTIFY_ACK a rank waits only for its neighbours, so the slowness travels one edge a step.
+hpcomm.graphs.first_wait predicts when it arrives at a rank, and this benchmark measures it. From then on the rank has
+the straggler's rate. Under BARRIER all ranks do from the first step, and with a quorum of one in-neighbour no rank
+does.
 
-The straggler pushes its first update after --factor times --seconds. A rank that waits because of it first in step k
-has computed k times --seconds by then, or fewer, and waits for the rest: with these graphs and numbers at least a whole
---seconds. So a wait of half of that counts as one; waits of the exchange itself are far shorter.
+The straggler pushes its first update after --factor times --seconds. A rank that first waits because of it in step k
+has computed at most k times --seconds by then, and waits for the rest: with these graphs and numbers, at least
+--seconds. So a wait counts if it is at least half as long; the waits of the exchange itself are far shorter.
 
-Last, all wait for all under patience (section 5: a dynamic timeout), and the straggler stands still after some steps.
-Its usual slowness is learned and ends no wait; its stand does, after about --patience times a usual push.
+Last, all ranks wait for all under patience (section 5: a dynamic timeout), and the straggler stops after some steps.
+Its usual slowness is learned, and ends no wait. Its stop does, after about --patience times the usual time of a push.
 """
 
 import argparse
@@ -31,13 +33,13 @@ from hpcomm.bench import plots
 from hpcomm.bench.rows import Row
 
 RANKS, LIMIT = 8, 900.0  # seconds of all
-ENOUGH = 12  # pushes, from which their usual time is known
+ENOUGH = 12  # pushes after which their usual time is known
 QUORUM = hpcomm.Consistency(quorum=1, late="drop", waits_for="neighbours", grace=0.001)
 
 
 def run(ctx: hpcomm.Context, graph: hpcomm.graphs.Graph, consistency: hpcomm.Consistency, depth: int, o: Any) -> Row:
-    """Steps of all ranks under one consistency: their waits, the step in which each first waited, 0 for never, and the
-    rates of the second half. Collective."""
+    """Takes steps of all ranks under one consistency. Returns their waits, the step in which each first waited (0:
+    never), and the rates of the second half. Collective."""
     slow = o.factor if ctx.rank == o.straggler else 1.0
     params = {"w": np.zeros(o.weights, np.float32)}
     exchange = hpcomm.stochastic_reduce(ctx, params, topology=graph, consistency=consistency, depth=depth)
@@ -80,8 +82,8 @@ def run(ctx: hpcomm.Context, graph: hpcomm.graphs.Graph, consistency: hpcomm.Con
 
 
 def stand_still(ctx: hpcomm.Context, o: Any) -> Row:
-    """By rank: how long pushes usually take, the waits that ended before the straggler stood still, and the seconds
-    until its stand was told; 0 for the straggler. Collective."""
+    """Returns, by rank, the usual time of a push, the waits that ended before the straggler stopped, and the seconds
+    until its stop was reported (0 for the straggler). Collective."""
     slow, gradient = ctx.rank == o.straggler, np.ones(o.weights, np.float32)
     others = [rank for rank in range(ctx.size) if rank != o.straggler]
     window = ctx.window(8, signals=ctx.size)
@@ -153,7 +155,8 @@ def table(document: Row) -> list[str]:
 
 
 def steps_of_ranks(axis: Any, row: Row, factor: float, seconds: float) -> None:
-    """The wait of each rank in each step, over the straggler's delay in one; rings where it is predicted first."""
+    """Draws the wait of each rank in each step, over the straggler's delay in one; rings mark the predicted first
+    waits."""
     behind = seconds * (factor - 1)
     waits = np.array(row["waits"]) / behind
     extent = (0.5, waits.shape[1] + 0.5, waits.shape[0] - 0.5, -0.5)  # steps are counted from 1

@@ -19,10 +19,7 @@ from bench.common.options import add_output, write
 from hpcomm.bench.rows import Row
 
 LIMIT = 300.0  # seconds for one count
-FEW, MANY = (
-    100,
-    1100,
-)  # operations of two runs: the difference counts, because the first operations differ from later ones
+FEW, MANY = 100, 1100  # operations of two runs: their difference counts, as the first ones differ
 
 
 def compiled(of: Path, name: str) -> Path:

@@ -258,7 +258,7 @@ class Ranks:
             model: models.Model = options.sets[key]
             job = Task(cast(Bench, self), model.keys, 1)
             steps = options.steps * (TIMES_MORE if model.nbytes < SMALL else 1)
-            first = cycle % len(self.ways)  # the order of ways changes from cycle to cycle
+            first = cycle % len(self.ways)  # each cycle begins with another way
             for way, mode in self.ways[first:] + self.ways[:first]:
                 job.touch()
                 gathered = self.comm.gather(self.turn(job, way, mode, steps))

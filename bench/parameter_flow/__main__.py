@@ -8,9 +8,10 @@
     trees     figure 11: one and two owners, whose folds go down trees
     shared    figure 14: the speed-up where others use the links too (iperf3)
 
-Each group runs in one job, or in one for each application. Its ways take turns, --run_cycles times; a row has medians.
-Computing is a timer that gives the dense hub under BSP the paper's ratio of computing to communicating: LR 1:8, MF
-1:1.5, CNN 1:5.7. All together take an hour and a half; --read prints and draws what earlier runs have written by -J.
+Each group runs in one job, or in one job for each application. Its ways take turns, --run_cycles times; a row has
+medians. Computing is a timer that gives the dense hub under BSP the paper's ratio of computing to communicating: LR
+1:8, MF 1:1.5, CNN 1:5.7. All groups together take an hour and a half. --read prints and draws the results that earlier
+runs wrote by -J.
 """
 
 import argparse
@@ -91,7 +92,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def ways_of(word: str) -> tuple[str, int]:
-    """delta:16 is the way "delta" under SSP(16)."""
+    """Parses the ways; "delta:16" is the way "delta" under SSP(16)."""
     way, _, staleness = word.partition(":")
     return way, int(staleness or 0)
 
@@ -121,8 +122,8 @@ def measure(group: str, options: argparse.Namespace) -> list[Row]:
 
 
 def read(paths: Sequence[Path]) -> dict[str, list[Row]]:
-    """The rows of several runs, by group. Where two runs have measured an application in a group, the later run
-    counts."""
+    """Reads the rows of several runs, by group. If two runs have measured an application in a group, the later run
+    is used."""
     found: dict[str, dict[str, list[Row]]] = {}
     for path in paths:
         rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
@@ -153,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for group in groups:
             document["rows"] += earlier[group] if options.read else measure(group, options)
-            write(options, json.dumps(document))  # kept if this run is ended early
+            write(options, json.dumps(document))  # kept if this run ends early
             if not options.json:
                 print("\n".join(GROUPS[group].lines(document)), flush=True)
                 print(table(list(GROUPS[group].promises(document))), flush=True)

@@ -53,7 +53,7 @@ def _network(ctx: hpcomm.Context, size: str, folder: str) -> Model:
 
 
 class Shape(Model):
-    """A model's keys, whose updates are a small number."""
+    """An application that has only a model's keys; each update is one small number."""
 
     defaults: ClassVar[Defaults] = Defaults(steps=1, batch=1, eta=1.0, low=0.0, up=0.0)
     samples = 1 << 16

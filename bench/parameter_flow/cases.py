@@ -1,4 +1,4 @@
-"""What bench.parameter_flow trains: applications, ways and cases. Needs neither MPI nor hpcomm."""
+"""The applications, ways and cases that bench.parameter_flow trains. Needs neither MPI nor hpcomm."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class App:
 
     Attributes:
         ratio: communicating over computing of the dense hub under BSP, in the paper (section 5.4, figure 12).
-        kind: of its data, as examples/paper_data.py has kinds.
+        kind: of its data (examples/paper_data.py).
     """
 
     key: str
@@ -34,20 +34,20 @@ class Case:
     """One training.
 
     Attributes:
-        group, app, size, cycle: of which this is a part.
+        group, app, size, cycle: the place of the training.
         way: dense: whole parameters through servers. delta, up: a fixed threshold. follow, smooth: one that follows
             the network (hpcomm.codec.Threshold).
-        steps: how many; with seconds at most so many.
-        looks: after which steps rank 0 keeps a copy of the parameters, whose objective is measured in the end.
-        seconds: how long; 0: steps alone count. Under BSP.
-        period: the training begins when the clock is a multiple of so many seconds; 0: at once.
-        compute: seconds of the timer; None: so that dense BSP has the paper's ratio, which is measured first, or is
-            the bound of links of rate, if that is given.
-        at_least: bytes a second, of follow and smooth.
-        servers: ranks that only serve, the last ones, of the dense way.
+        steps: how many; with seconds, at most this many.
+        looks: steps after which rank 0 keeps a copy of the parameters, whose objective is measured at the end.
+        seconds: duration, under BSP; 0: only steps count.
+        period: the training begins when the clock is a multiple of this many seconds; 0: at once.
+        compute: seconds of the timer. None: measured first, so that dense BSP has the paper's ratio; or computed from
+            links of `rate`, if that is given.
+        at_least: bytes a second, for follow and smooth.
+        servers: number of last ranks that only serve, in the dense way.
         eta: the learning rate of step 1; None: the model's.
-        plant: spoils what rank 1 tells.
-        data: a folder with the real data of the application; empty: a package's data.
+        plant: spoils the values that rank 1 reports.
+        data: a folder with the real data of the application; "": a package's data.
     """
 
     group: str

@@ -1,4 +1,4 @@
-"""cheapest_tree: seconds in which P3 of Parameter Flow is solved, and how near its search comes to the optimum.
+"""cheapest_tree: the seconds to solve P3 of Parameter Flow, and how close its search comes to the optimum.
 
 Every instance is solved by HiGHS and by the search alone. Costs are random, of points in a square, or of racks.
 """
@@ -40,14 +40,14 @@ def instance(kind: str, size: int, seed: int) -> Costs:
 
 
 def measure(kind: str, size: int, seeds: int, limit: float, quick: bool) -> Row:
-    """All shapes, leaf costs and seeds of a kind."""
+    """Measures all shapes, leaf costs and seeds of a kind."""
     solved, searched, ratios, gaps, wrong = [], [], [], [], 0
     for seed, (degree, depth), leaf in itertools.product(range(seeds), SHAPES[-2:] if quick else SHAPES, LEAVES):
         costs = checked_costs(instance(kind, size, seed))
         start = time.perf_counter()
         try:
             best = graphs.cheapest_tree(costs, degree=degree, depth=depth, leaf=leaf, time_limit=limit)
-        except InvalidArgument:  # no tree of so many ranks has this degree and depth
+        except InvalidArgument:  # no tree of this many ranks has this degree and depth
             continue
         solved.append(time.perf_counter() - start)
         start = time.perf_counter()

@@ -1,10 +1,10 @@
 """parameter_flow.compression: sparse updates in four compression libraries (Parameter Flow, figure 4).
 
-A vector of float32, of which a part is 0, at random places, is compressed by one thread. Each library gets the paper's
-hybrid form of the whole vector (section 3.3.1): above 80 % zeros the values that are not 0 and their indices, int32,
-else all values. hpcomm's encoder (Threshold) gets the same vector, and writes pieces of its chunks in form="paper" and
-form="bytes"; its seconds contain filtering and writing the form. #wrong counts elements that are not the vector's after
-decompressing.
+One thread compresses a vector of float32, partly 0, at random places. Each library gets the whole vector in
+the paper's hybrid form (section 3.3.1): above 80 % zeros the nonzero values and their int32 indices, otherwise all
+values. hpcomm's encoder (Threshold) gets the same vector, and writes pieces of its chunks in form="paper" and
+form="bytes"; its seconds include filtering and writing the form. #wrong counts elements that differ from the vector's
+after decompressing.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from hpcomm.codec import Threshold
 GROUP = "compression"
 VECTOR, QUICK_VECTOR, PAPER_VECTOR = 8_000_000, 40_000, 50_000_000  # float32
 ZEROS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
-HYBRID = 0.8  # above this part of zeros the paper's form has indices
-PAPER_AT, PAPER_FACTOR = 0.8, {"snappy": 3.1}  # the raw bytes over those compressed, at 80 % zeros
+HYBRID = 0.8  # above this share of zeros the paper's form has indices
+PAPER_AT, PAPER_FACTOR = 0.8, {"snappy": 3.1}  # raw over compressed bytes, at 80 % zeros
 PAPER_SECONDS = {"snappy": 0.62, "lzo": 0.51, "lz4": 0.49, "zlib": 5.71}  # PAPER_VECTOR, one thread, 80 % zeros
 PAPER_MACHINE = "Core i5, 2.4 GHz"
 COMPRESS = (None, "snappy", "zlib", "lz4")  # of hpcomm
@@ -38,7 +38,7 @@ Floats = NDArray[np.float32]
 
 
 class Alone:
-    """A communicator of one rank, under a launcher too."""
+    """A communicator of one rank, even under a launcher."""
 
     rank, size = 0, 1
 
@@ -47,7 +47,7 @@ class Alone:
 
 
 def vector(n: int, zeros: float, seed: int) -> Floats:
-    """n standard normal values, of which round(zeros n) are 0."""
+    """Returns n standard normal values, round(zeros * n) of them set to 0."""
     random = np.random.default_rng([seed, round(1e6 * zeros)])
     found = random.standard_normal(n, np.float32)
     found[found == 0] = 1
@@ -59,7 +59,7 @@ def vector(n: int, zeros: float, seed: int) -> Floats:
 
 
 def hybrid(x: Floats) -> Bytes:
-    """The paper's form of a vector, as bytes."""
+    """Returns a vector in the paper's form, as bytes."""
     indices = np.flatnonzero(x)
     if len(x) - len(indices) <= HYBRID * len(x):
         return x.view(np.uint8)
@@ -67,7 +67,7 @@ def hybrid(x: Floats) -> Bytes:
 
 
 def back(form: Bytes, n: int) -> Floats:
-    """The vector of n elements that hybrid was given."""
+    """Returns the vector of n elements from hybrid's bytes."""
     if form.nbytes == 4 * n:
         return form.view(np.float32)
     half = form.nbytes // 2
@@ -93,7 +93,7 @@ def by_libraries(x: Floats, known: Iterable[Compressor], plant: bool) -> Iterato
 
 
 class Encoders:
-    """An exchange of one rank, each key with its own codec. libraries: the names of this machine's compressors."""
+    """An exchange of one rank in which each key has its own codec. libraries: the compressors of this machine."""
 
     def __init__(self, ctx: hpcomm.Context, n: int, libraries: Collection[str], plant: bool) -> None:
         self.plant = plant
@@ -135,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Ends the program where an option is out of range."""
+    """Ends the program if an option is out of range."""
     if options.vector < 1:
         parser.error(f"--vector is {options.vector}: must be 1 or more")
     if wrong := [part for part in options.zeros if not 0 <= part < 1]:
@@ -143,10 +143,11 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    """The rows of all parts of zeros, by this process alone. options: of add_arguments, run_cycles, seed, plant.
+    """Returns the rows of all shares of zeros, by this process alone. options: of add_arguments, run_cycles, seed,
+    plant.
 
     A row has group, name, zeros, elements, bytes (of the compressed vector), seconds and converting (of each cycle),
-    wrong; a library that is missing has the row group, name and missing, a sentence.
+    wrong. A missing library has a row of group, name and missing, a sentence.
     """
     found = list(compressors())
     known = [one for one in found if isinstance(one, Compressor)]
@@ -177,7 +178,7 @@ def factor(row: Row) -> float:
 
 
 def per_paper(row: Row) -> float:
-    """Seconds, times so many as the paper's vector is larger."""
+    """Scales seconds to the paper's vector, which is larger."""
     return float(statistics.median(row["seconds"])) * PAPER_VECTOR / float(row["elements"])
 
 
@@ -215,7 +216,7 @@ def _digits(value: float) -> int:
 
 
 def _lines(axis: Any, rows: Sequence[Row], what: str) -> None:
-    """Megabytes or seconds of the paper's vector over the part of zeros, which stand at equal distances."""
+    """Draws megabytes or seconds of the paper's vector over the share of zeros, at equal distances."""
     zeros = list(dict.fromkeys(row["zeros"] for row in rows))
     names = list(dict.fromkeys(row["name"] for row in rows))
     for name in names:
@@ -236,7 +237,7 @@ def _lines(axis: Any, rows: Sequence[Row], what: str) -> None:
 
 
 def panels(document: Row) -> list[plots.Draw]:
-    """Figure 4 (a) and (b); [] where nothing was measured."""
+    """Returns the panels of figure 4 (a) and (b); [] if nothing was measured."""
     rows = measured(document)
     if not rows:
         return []
@@ -249,7 +250,7 @@ def panels(document: Row) -> list[plots.Draw]:
 
 
 def plot(document: Row, path: Any) -> bool:
-    """False if nothing is to be drawn, or matplotlib is missing."""
+    """Draws the plot; returns False if there is nothing to draw, or matplotlib is missing."""
     draws = panels(document)
     return bool(draws) and plots.figure(path, draws, "Parameter Flow, figure 4", columns=2)
 

@@ -1,6 +1,8 @@
-"""Section 2.4 of Parameter Flow: what communicating costs without it. AlexNet's shape at a quarter of its parameters,
-five workers, five servers that do nothing else, and computing by a timer of a quarter of the paper's. --paper-size
-takes all of both."""
+"""Section 2.4 of Parameter Flow: the time that is spent communicating if nothing is done about it.
+
+It has AlexNet's shape at a quarter of its parameters, five workers, five servers that do nothing else, and computing by
+a timer of a quarter of the paper's time. --paper-size takes the full parameters and the full time.
+"""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -23,7 +25,7 @@ LEAST = 0.01  # seconds of a timer
 
 def cases(options: Any) -> Iterator[Case]:
     hosts = options.hosts or HOSTS
-    size = options.size if options.size in PARTS else SIZE  # the other sizes are of other models
+    size = options.size if options.size in PARTS else SIZE  # other sizes belong to other models
     compute = max(LEAST, COMPUTING / PARTS[size])
     for cycle in range(options.run_cycles or CYCLES):
         for way, staleness in WAYS:

@@ -31,8 +31,8 @@ def run(
     limit: float = LIMIT,
     beside: Beside | None = None,
 ) -> list[Row]:
-    """The rows of all cases, by one job. beside: other work on the hosts. limit: seconds, after which finished cases
-    count."""
+    """Runs all cases in one job and returns their rows. beside: other work on the hosts. limit: seconds, after which
+    only the finished cases are returned."""
     with tempfile.TemporaryDirectory() as folder, Cluster(hosts, rate=rate, burst=burst) as cluster:
         spec, output = Path(folder, "cases.json"), Path(folder, "rows.json")
         spec.write_text(json.dumps([asdict(case) for case in cases]), encoding="utf-8")

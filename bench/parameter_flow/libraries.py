@@ -1,7 +1,7 @@
 """Compression libraries, loaded by name at run time, for bench.parameter_flow.compression, without MPI or hpcomm.
 
 hpcomm loads lz4, snappy and zlib in the same way (csrc/codec/compress.c) and calls the same functions. lzo is under the
-GPL: the benchmark alone loads it.
+GPL, so only this benchmark loads it.
 """
 
 import ctypes
@@ -18,13 +18,13 @@ ZLIB_LEVELS = {"zlib": 1, "zlib, level 6": 6}  # hpcomm's, and zlib's own defaul
 
 
 class Missing(Exception):
-    """A library that this machine lacks; the text has the line that installs it."""
+    """This machine lacks a library; the text has the line that installs it."""
 
 
 @dataclass(frozen=True)
 class Compressor:
-    """compress and decompress take two arrays, from and to, and return how many bytes of to they have written. bound
-    returns the bytes that compressing so many takes at most."""
+    """A compressor. compress and decompress take two arrays, from and to, and return the number of bytes written to
+    `to`. bound returns the most bytes that compressing this many can give."""
 
     name: str
     bound: Callable[[int], int]
@@ -32,7 +32,7 @@ class Compressor:
     decompress: Callable[[Bytes, Bytes], int]
 
     def timed(self, data: Bytes) -> tuple[Bytes, float]:
-        """The compressed data, and the seconds for it, without the first use of memory."""
+        """Returns the compressed data, and its seconds, without the first touch of memory."""
         room = np.ones(self.bound(data.size), np.uint8)
         start = time.perf_counter()
         made = self.compress(data, room)
@@ -45,7 +45,7 @@ class Compressor:
 
 
 def compressors() -> Iterator[Compressor | Missing]:
-    """All compressors; Missing in the place of one without its library."""
+    """Returns all compressors; a Missing replaces one without its library."""
     for make in (_snappy, _zlib, _lzo, _lz4):
         try:
             yield from make()
@@ -108,7 +108,7 @@ def _zlib() -> Iterator[Compressor]:
 def _lzo() -> Iterator[Compressor]:
     """LZO1X-1, the library's usual choice."""
     library = _load("lzo", "liblzo2.so.2", "liblzo2-2")
-    if (status := getattr(library, "__lzo_init_v2")(LZO_VERSION, *9 * (-1,))) != 0:  # -1: sizes that it need not check
+    if (status := getattr(library, "__lzo_init_v2")(LZO_VERSION, *9 * (-1,))) != 0:  # -1: sizes that it does not check
         raise RuntimeError(f"lzo: liblzo2.so.2 refuses to start, status {status}")
     memory = np.zeros(LZO_MEMORY, np.uint8)
 

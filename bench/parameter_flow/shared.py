@@ -1,7 +1,7 @@
 """Figure 14 of Parameter Flow: the speed-up where others use the links too, by thresholds that are fixed or follow.
 
-In the first half of every period UDP streams of iperf3 come to each second host from outside, which slows its incoming
-link, and so the paths of all hosts to it. A training begins with a period, and lasts for whole ones.
+In the first half of every period UDP streams of iperf3 come from outside to every second host. They slow its incoming
+link, and so the paths from all hosts to it. A training begins with a period, and lasts for whole periods.
 """
 
 import statistics
@@ -23,15 +23,15 @@ from hpcomm.bench.rows import Row
 from cluster.hosts import HEAD  # isort: skip - tests is on the path by now
 
 GROUP, SIZE, RATE, BURST = "shared", EIGHT, "200mbit", "16k"
-HOSTS, PERIODS, PERIOD = 8, 2, 20.0  # seconds, of which the first half is shared
-OTHERS, OTHERS_RATE = "150M", "150mbit"  # as iperf3 and as tc write it
-ROOM = "4M"  # of the sender's socket: a queue that is full drops packets, and does not hold the sender back
+HOSTS, PERIODS, PERIOD = 8, 2, 20.0  # seconds of a period; in its first half the links are shared
+OTHERS, OTHERS_RATE = "150M", "150mbit"  # the same rate, as iperf3 and as tc write it
+ROOM = "4M"  # of the sender's socket: a full queue then drops packets instead of blocking the sender
 AT_LEAST = 12.5e6  # 100 Mb/s
 WAYS = ((DENSE, 0), (LOW, 0), (UP, 0), (FOLLOW, 0))
 PAPER = {"lr": (4.5, 6.1), "mf": (2.6, 3.5), "cnn": (3.8, 8.2)}  # delta, following
 OF_BOUND, SHARED_MOST, FREE_MOST, VERDICT = 0.85, 1.05, 1.02, 5.0
 MOST = 4000  # steps of a training
-SETTLED = 0.5  # the part of a phase after which steps are compared
+SETTLED = 0.5  # steps are compared after this part of a phase
 TINY_PERIOD = 0.6
 
 
@@ -93,13 +93,14 @@ def beside(cluster: Any, size: str) -> Iterator[None]:
 
 
 def phase(row: Row, which: str) -> Row:
-    """Steps of the second half of a phase: seconds, and a rank's bytes, of the median one. Empty without such steps."""
+    """Returns the seconds and a rank's bytes of the median step in the second half of a phase. Empty without such
+    steps."""
     ends = row["began"] + np.array(row["clock"])
     begins = np.concatenate([[row["began"]], ends[:-1]])
     period = float(row["period"])
     first = (0.0 if which == "shared" else period / 2) + SETTLED * period / 2
     inside = (begins % period >= first) & (ends % period < first + SETTLED * period / 2) & (ends - begins < period)
-    if not inside.any():  # steps longer than that: all that begin in the phase
+    if not inside.any():  # steps longer than that: take all that begin in the phase
         first -= SETTLED * period / 2
         inside = (begins % period >= first) & (begins % period < first + period / 2)
     if not inside.any():
@@ -109,8 +110,9 @@ def phase(row: Row, which: str) -> Row:
 
 
 def left(rows: Sequence[Row], row: Row, which: str) -> float:
-    """Bytes a second that a link has for the training. While it is shared: the rate that dense BSP got, as streams that
-    lose packets do not keep to their rate; at least the rate that they would leave."""
+    """Returns the bytes a second that a link leaves to the training. While it is shared, this is the rate that dense
+    BSP got, because streams that lose packets do not keep their rate; but at least the rate that the streams should
+    leave."""
     whole, dense = carried(row["rate"]), against(rows, row, DENSE)
     found = {} if dense is None or which == "free" else phase(dense, which)
     if dense is None or not found:
@@ -120,7 +122,7 @@ def left(rows: Sequence[Row], row: Row, which: str) -> float:
 
 
 def bound(rows: Sequence[Row], row: Row, which: str) -> float:
-    """Seconds of a step of a phase at least, at the bytes that it sends: computing, wire, encode and decode."""
+    """Returns the least seconds of a step of a phase with its bytes: computing, wire, encode and decode."""
     found = phase(row, which)
     if not found:
         return float("nan")
@@ -134,7 +136,8 @@ def rate_of(row: Row) -> float:
 
 
 def verdicts(row: Row) -> list[float]:
-    """Seconds from each change to the moment when all ranks go by its threshold; inf: not before the next change."""
+    """Returns the seconds from each change until all ranks use its threshold; inf if that did not happen before the
+    next change."""
     ends, period = row["began"] + np.array(row["clock"]), float(row["period"])
     known = sorted({delta for step in row["deltas"] for delta in step})
     if len(known) < 2:
@@ -150,13 +153,14 @@ def verdicts(row: Row) -> list[float]:
 
 
 def against(rows: Sequence[Row], row: Row, way: str) -> Row | None:
-    """The row of another way in the same cycle."""
+    """Returns the row of another way in the same cycle."""
     alike = (one for one in rows if (one["app"], one["cycle"], one["way"]) == (row["app"], row["cycle"], way))
     return next(alike, None)
 
 
 def speedup(rows: Sequence[Row], row: Row) -> tuple[float, float | None, float | None]:
-    """Of steps a second against dense, of the time to the objective of dense, and seconds to it."""
+    """Returns the speed-up over dense in steps a second, the speed-up in time to dense's objective, and the seconds
+    to it."""
     dense = against(rows, row, DENSE)
     if dense is None:
         return float("nan"), None, None
@@ -166,7 +170,7 @@ def speedup(rows: Sequence[Row], row: Row) -> tuple[float, float | None, float |
 
 
 def in_bound(rows: Sequence[Row], row: Row) -> float:
-    """Steps a second that the bounds of both phases allow, over dense steps a second."""
+    """Returns the steps a second that the bounds of both phases allow, over dense steps a second."""
     dense = against(rows, row, DENSE)
     if dense is None:
         return float("nan")
@@ -222,7 +226,7 @@ def promises(document: Row) -> Iterator[Promise]:
 
 
 def panel(rows: Sequence[Row], axis: Any, app: str) -> None:
-    """Steps over time, by way; the shared halves are grey."""
+    """Draws steps over time, by way; shared halves are grey."""
     own = [row for row in rows if row["app"] == app and row["cycle"] == 0]
     period = float(own[0]["period"])
     for at in np.arange(0, max(row["clock"][-1] for row in own), period):

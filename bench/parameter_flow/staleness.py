@@ -1,18 +1,18 @@
-"""staleness: what SSP(s) with servers wins where every rank is slow now and then (Parameter Flow, section 2.3.2).
+"""staleness: the gain of SSP(s) with servers where every rank is slow now and then (Parameter Flow, section 2.3.2).
 
-Eight ranks, each of them worker and server, learn to read scikit-learn's digits by softmax regression. A step takes
---seconds by a timer, and --factor times as long with probability --chance. Under BSP all wait for the slowest rank of
-each step. Under SSP(s) a rank waits only when it is s steps ahead of the slowest one. Both train from the same seeds,
-in turns, in the same processes.
+Eight ranks, each both worker and server, learn scikit-learn's digits by softmax regression. A step takes --seconds by a
+timer, and --factor times as long with probability --chance. Under BSP all wait for the slowest rank of each step. Under
+SSP(s) a rank waits only when it is s steps ahead of the slowest one. Both train from the same seeds, in turns, in the
+same processes.
 
-The ideal is an event simulation of the same delays with exchanges that take no time: a step begins when the rank's own
+The ideal is an event simulation of the same delays with exchanges that take no time: a rank begins a step when its own
 last step has ended, and all ranks have ended the step s + 1 before. *reach* is the ideal time over the measured one.
 
-With --per-host P the ranks of each P in turn are a host, in a hierarchy: they are in step, and hosts run apart
-(hpcomm.Hierarchy). A host's step takes as long as its slowest rank's.
+With --per-host P, each P successive ranks are a host, in a hierarchy: the ranks of a host are in step, and hosts run
+apart (hpcomm.Hierarchy). A host's step takes as long as its slowest rank's.
 
-Beside the model there is a key of --weights elements, whose gradient is always one, so that its parameters are known in
-the end: #wrong counts its elements that are anything else, and elements of the model in which ranks differ.
+Besides the model there is a key of --weights elements whose gradient is always one, so that its final parameters are
+known. #wrong counts its wrong elements, and elements of the model in which ranks differ.
 """
 
 import argparse
@@ -39,13 +39,13 @@ Floats = NDArray[np.float64]
 
 
 def drawn(ranks: int, steps: int, chance: float, factor: float, seed: int) -> Floats:
-    """How many times longer than usual each rank computes in each step."""
+    """Returns the factor by which each rank computes longer than usual in each step."""
     slow = np.random.default_rng(seed).random((ranks, steps)) < chance
     return np.where(slow, factor, 1.0)
 
 
 def ideal(factors: Floats, staleness: int) -> float:
-    """The time of all steps where exchanges take none, in usual steps."""
+    """Returns the time of all steps if exchanges take no time, in usual steps."""
     ends = np.zeros((factors.shape[0], factors.shape[1] + 1))  # the first: before all steps
     for step in range(1, ends.shape[1]):
         met = ends[:, max(0, step - staleness - 1)].max()
@@ -68,7 +68,7 @@ class Digits:
         self._random = np.random.default_rng([seed, rank])
 
     def gradient(self, model: Any, out: Any) -> None:
-        """Of one batch; model and out: a row for each pixel, and one for the bias."""
+        """Returns the gradient of one batch; model and out have a row for each pixel, and one for the bias."""
         at = self._random.integers(0, len(self.y), BATCH)
         x, scores = self.x[at], self.x[at] @ model[:PIXELS] + model[PIXELS]
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -78,20 +78,20 @@ class Digits:
         np.mean(odds, axis=0, out=out[PIXELS])
 
     def accuracy(self, model: Any) -> float:
-        """How many percent of the digits that no rank trains on the model names right."""
+        """Returns the percentage of the digits without training that the model classifies correctly."""
         found = np.argmax(self.test_x @ model[:PIXELS] + model[PIXELS], axis=1)
         return float(100 * np.mean(found == self.test_y))
 
 
 def in_step(factors: Floats, per_host: int) -> Floats:
-    """The same of hosts: each rank of one computes for as long as its slowest."""
+    """Returns the factors for hosts: each rank of a host computes for as long as its slowest."""
     hosts = [factors[first : first + per_host].max(axis=0) for first in range(0, len(factors), per_host)]
     return np.array([hosts[rank // per_host] for rank in range(len(factors))])
 
 
 def settle(ctx: hpcomm.Context, exchange: hpcomm.Exchange, per_host: int) -> None:
-    """All updates of all ranks are in the parameters of each."""
-    if per_host > 1:  # there a pull without a push brings nothing
+    """Waits until all updates of all ranks are in the parameters of each rank."""
+    if per_host > 1:  # in a hierarchy a pull without a push brings nothing
         ctx.barrier()
         exchange.load_state_dict(exchange.state_dict())
     for _ in range(2):
@@ -101,7 +101,7 @@ def settle(ctx: hpcomm.Context, exchange: hpcomm.Exchange, per_host: int) -> Non
 
 
 def run(ctx: hpcomm.Context, staleness: int, seed: int, o: Any) -> Row:
-    """One training; its figures, of all ranks. Collective."""
+    """Runs one training; returns the figures of all ranks. Collective."""
     factors = drawn(ctx.size, o.steps, o.chance, o.factor, seed)
     data = Digits(ctx.rank, ctx.size, seed)
     params = {"model": np.zeros((PIXELS + 1, KINDS), np.float32), "rest": np.zeros(o.weights, np.float32)}

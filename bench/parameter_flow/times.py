@@ -16,8 +16,9 @@ WAYS = ((DENSE, 0), (LOW, 0), (UP, 0), (DENSE, 16), (LOW, 4), (UP, 4), (LOW, 16)
 ASKED = {"lr": (2.4, 3.6), "mf": (1.8, 2.1), "cnn": (2.2, 3.6)}  # under BSP and SSP(16)
 PAPER = {"lr": (2.4, 4.3), "mf": (1.4, 1.7), "cnn": (2.2, 3.2)}
 NEAR = 1.25  # of a step's bound
-FIRST, LAST, EVERY = 0.9, 1.3, 2  # looks at the objective: as parts of the steps of dense BSP, and steps between two
-OVERSHOT = 1e-6  # of an objective: what rounding may make of it
+# Looks at the objective: first and last, as parts of the steps of dense BSP, and steps between two looks.
+FIRST, LAST, EVERY = 0.9, 1.3, 2
+OVERSHOT = 1e-6  # rounding tolerance of an objective, relative
 
 
 def cases(options: Any) -> Iterator[Case]:
@@ -25,7 +26,7 @@ def cases(options: Any) -> Iterator[Case]:
     for app in options.apps:
         for cycle in range(options.run_cycles or CYCLES):
             ways = options.ways or WAYS
-            turn = ways[cycle % len(ways) :] + ways[: cycle % len(ways)]  # no way always follows the same one
+            turn = ways[cycle % len(ways) :] + ways[: cycle % len(ways)]  # each cycle begins with another way
             for way, staleness in turn:
                 yield training(GROUP, app, options.size, way, staleness, steps, cycle, options.plant)
 
@@ -33,7 +34,7 @@ def cases(options: Any) -> Iterator[Case]:
 def training(
     group: str, app: str, size: str, way: str, staleness: int, steps: int, cycle: int, plant: bool = False
 ) -> Case:
-    """One that can reach the objective of dense BSP after so many steps."""
+    """Returns a training that can reach the objective that dense BSP reaches after this many steps."""
     first = (way, staleness) == (DENSE, 0)
     most = steps if first else math.ceil(LAST * steps)
     looks = (steps,) if first else (*range(math.ceil(FIRST * steps), most, EVERY), most)
@@ -41,20 +42,20 @@ def training(
 
 
 def whole(rows: Sequence[Row], group: str = GROUP) -> list[Row]:
-    """The rows of a group, in whose cycle dense BSP has been trained."""
+    """Returns the rows of a group from cycles in which dense BSP was trained."""
     own = [row for row in rows if row["group"] == group]
     there = {(row["app"], row["cycle"]) for row in own if (row["way"], row["staleness"]) == (DENSE, 0)}
     return [row for row in own if (row["app"], row["cycle"]) in there]
 
 
 def aim_of(rows: Sequence[Row], row: Row) -> float:
-    """The objective of dense BSP in the cycle of a row."""
+    """Returns the objective of dense BSP in the cycle of a row."""
     cycle = [one for one in rows if (one["app"], one["cycle"]) == (row["app"], row["cycle"])]
     return float(next(one for one in cycle if (one["way"], one["staleness"]) == (DENSE, 0))["points"][-1][2])
 
 
 def reached(row: Row, aim: float) -> tuple[float, float] | None:
-    """Steps and seconds to an objective, between two looks in proportion; None: never."""
+    """Returns the steps and seconds to an objective, interpolated between two looks; None if it is never reached."""
     before = None
     for step, seconds, objective in row["points"]:
         if objective <= aim * (1 + OVERSHOT):
@@ -67,12 +68,12 @@ def reached(row: Row, aim: float) -> tuple[float, float] | None:
 
 
 def wire_of(row: Row) -> float:
-    """Seconds of a step in which the busiest link carries its bytes."""
+    """Returns the seconds of a step in which the busiest link carries its bytes."""
     return float(row["link"] / carried(row["rate"]))
 
 
 def bound(row: Row) -> float:
-    """The least seconds of a step. BSP: the sum of successive parts; SSP: the longest of overlapping parts."""
+    """Returns the least seconds of a step. BSP: the sum of successive parts; SSP: the longest of overlapping parts."""
     wire = wire_of(row)
     if row["staleness"] == 0:
         return float(row["computing"] + wire + row["encode"] + row["decode"])
@@ -89,7 +90,8 @@ def ways(rows: Sequence[Row]) -> Iterator[tuple[str, str, int]]:
 
 
 def speedups(rows: Sequence[Row], app: str, way: str, staleness: int) -> list[float]:
-    """By cycle: seconds of dense BSP to its objective over seconds of a way; empty if a cycle never gets there."""
+    """Returns, by cycle, dense BSP's seconds to its objective over the way's seconds; empty if some cycle never gets
+    there."""
     found = []
     for row in of(rows, app, way, staleness):
         aim = aim_of(rows, row)
@@ -190,7 +192,7 @@ def promises(document: Row) -> Iterator[Promise]:
 
 
 def panel(every: Sequence[Row], axis: Any, app: str) -> None:
-    """Computing and communicating to the objective, by way (figure 12), with the speed-up (figure 13)."""
+    """Draws computing and communicating to the objective, by way (figure 12), with the speed-up (figure 13)."""
     rows = whole(every)
     names, computing, rest, said = [], [], [], []
     for _, way, staleness in (one for one in ways(rows) if one[0] == app):

@@ -19,7 +19,7 @@ WAYS = ((DENSE, 0), (LOW, 0), (UP, 0), (DENSE, 4), (LOW, 4), (UP, 4), (DENSE, 16
 CLOCKS = (1, 2, 5, 10, 20, 30, 50, 78)
 ASKED = {"lr": 0.8, "mf": 0.9, "cnn": 0.8}  # of the traffic, at up
 STEPS_MORE = 1.05
-PAPER = {  # the most that the text says: delta, up under BSP; under SSP(4)
+PAPER = {  # the largest savings in the text: delta and up, under BSP and under SSP(4)
     "lr": {(LOW, 0): 0.50, (UP, 0): 0.80, (LOW, 4): 0.46, (UP, 4): 0.70},
     "mf": {(LOW, 0): 0.82, (UP, 0): 0.90, (LOW, 4): 0.61, (UP, 4): 0.80},
     "cnn": {(LOW, 0): 0.45, (UP, 0): 0.80, (LOW, 4): 0.52, (UP, 4): 0.78, (LOW, 16): 0.40},
@@ -33,13 +33,13 @@ def cases(options: Any) -> Iterator[Case]:
 
 
 def baseline(rows: Sequence[Row], row: Row) -> Row:
-    """Dense updates under the row's staleness, or under BSP where they were not trained under it."""
+    """Returns the dense row with the same staleness, or otherwise the one under BSP."""
     own = of(rows, row["app"], DENSE, row["staleness"]) if row["way"] != DENSE else []
     return (own or of(rows, row["app"], DENSE, 0))[0]
 
 
 def saved(rows: Sequence[Row], row: Row) -> list[float]:
-    """By clock: 1 less a rank's bytes over its baseline's bytes."""
+    """Returns, by clock, 1 less the ratio of a rank's bytes to its baseline's."""
     each = np.diff(row["bytes"], prepend=0.0)
     return list(1 - each / baseline(rows, row)["sent"])
 
@@ -49,13 +49,13 @@ def overall(row: Row, dense: Row) -> float:
 
 
 def by_stage(row: Row) -> tuple[float, float]:
-    """A rank's bytes in a step: pushes, and the folds or parameters that come back."""
+    """Returns a rank's bytes in a step: pushes, and the folds or parameters that come back."""
     stages = row.get("stages", {})
     return stages.get("push", 0.0), sum(nbytes for name, nbytes in stages.items() if name != "push")
 
 
 def steps_of(rows: Sequence[Row], row: Row) -> float | None:
-    """Steps to the objective of dense BSP over the steps of dense BSP."""
+    """Returns the steps to the objective of dense BSP, relative to dense BSP's steps."""
     end, (dense,) = reached(row, aim_of(rows, row)), of(rows, row["app"], DENSE, 0)
     return None if end is None else end[0] / float(dense["taken"])
 

@@ -1,7 +1,7 @@
 """The ranks of bench.parameter_flow: they train applications by a list of cases, one after the other.
 
-Computing is a timer, within which a rank computes its real gradient. Where eight ranks on two cores take longer than
-the timer, it lasts as long as it does: a row has both.
+Computing is a timer, during which a rank computes its real gradient. If eight ranks on two cores take longer than the
+timer, the step takes that longer time; a row has both.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from factors.model import Batches, dense_options  # isort: skip - examples is on
 from flow.exchange import RULE  # isort: skip
 from flow.model import Model  # isort: skip
 
-CALIBRATION = 9  # steps, of which the median one counts
+CALIBRATION = 9  # steps whose median is used
 
 
 def open_exchange(ctx: hpcomm.Context, model: Model, case: Case) -> hpcomm.Exchange:
@@ -57,7 +57,7 @@ class Trainer:
     """Takes the steps of a case on one rank.
 
     Attributes:
-        marks: of each step: seconds since the first began; seconds of computing, of the gradient alone, and in the
+        marks: for each step: seconds since the first began; seconds of computing, of the gradient alone, and in the
             exchange; bytes sent so far; the threshold of pushes (-1: none); seconds until gradients had room.
         kept: step, seconds, parameters.
     """
@@ -83,7 +83,7 @@ class Trainer:
             for step in range(1, case.steps + 1) if self.ctx.rank < self.ctx.size - case.servers else ():
                 begin = clock()
                 for name in exchange.params:
-                    exchange.gradient(name)  # under SSP it may have to wait
+                    exchange.gradient(name)  # may wait under SSP
                 free = clock()
                 scale = (case.eta or self.model.defaults.eta) / step**0.5 / self.batches.total
                 rows = self.batches.of(self.ctx.rank, step - 1)
@@ -115,7 +115,7 @@ class Trainer:
         return found + (self.case.plant and self.ctx.rank == 1)
 
     def _count(self, exchange: hpcomm.Exchange) -> None:
-        if self.case.staleness and self.case.way != DENSE:  # sums of the last steps are still to be sent
+        if self.case.staleness and self.case.way != DENSE:  # sums of the last steps may still be unsent
             exchange.state_dict()
             self.ctx.barrier()
         stats = exchange.stats()
@@ -131,21 +131,21 @@ class Trainer:
 
 
 def counts(exchange: hpcomm.Exchange) -> tuple[int, float]:
-    """Bytes that this rank has sent so far, and its threshold of pushes, -1 for none."""
+    """Returns the bytes that this rank has sent so far, and its threshold of pushes (-1: none)."""
     stats = exchange.stats()
     deltas = [each.delta_of_pushes for each in stats.codecs.values() if each.delta_of_pushes is not None]
     return sum(entry.bytes for entry in stats.traffic), max(deltas, default=-1.0)
 
 
 def stopper(ctx: hpcomm.Context, case: Case) -> Any:
-    """Ends the training of all ranks after the same step. Collective."""
+    """Makes the object that ends the training of all ranks after the same step. Collective."""
     from flow.job import Stop  # noqa: PLC0415 - it needs click and rich
 
     return Stop(ctx, case.staleness)
 
 
 def wait_for(period: float) -> None:
-    """Until the clock, which all hosts share, is a multiple of period."""
+    """Waits until the clock, which all hosts share, is a multiple of period."""
     if period:
         time.sleep(period - time.time() % period)
 
@@ -154,7 +154,7 @@ def wait_for(period: float) -> None:
 
 
 def trained(ctx: hpcomm.Context, model: Model, case: Case, compute: float) -> Row | None:
-    """The row of a case on rank 0. Collective."""
+    """Trains a case; returns its row on rank 0. Collective."""
     trainer = Trainer(ctx, model, case, compute)
     trainer.run()
     gathered = MPI.COMM_WORLD.gather({**trainer.facts, "marks": trainer.marks})
@@ -170,9 +170,11 @@ def trained(ctx: hpcomm.Context, model: Model, case: Case, compute: float) -> Ro
 
 
 def joined(gathered: Sequence[Row]) -> Row:
-    """Of all ranks: means over ranks and over the steps from the second on, and the busiest link's bytes of a step.
+    """Combines the marks of all ranks: means over ranks and over the steps from the second on, and the busiest link's
+    bytes in a step.
 
-    A step is rank 0's, whose clock stands where it copies parameters for a look."""
+    A step is rank 0's; its clock stops while it copies parameters for a look.
+    """
     workers = [rank for rank in gathered if rank["marks"]]
     marks = np.array([rank["marks"] for rank in workers], np.float64)  # ranks, steps, parts
     steps, ranks = marks.shape[1], range(len(gathered))
@@ -207,7 +209,8 @@ def joined(gathered: Sequence[Row]) -> Row:
 
 
 def compute_of(ctx: hpcomm.Context, model: Model, case: Case) -> float:
-    """Seconds of computing, of which the dense hub under BSP communicates the paper's multiple. Collective."""
+    """Returns the seconds of computing for which the dense hub under BSP has the paper's ratio of communicating.
+    Collective."""
     count = sum(array.size for array in model.start().values())
     least = 8 * count * (ctx.size - 1) / ctx.size / carried(case.rate or "1gbit") / APPS[case.app].ratio
     if case.rate:
@@ -218,7 +221,8 @@ def compute_of(ctx: hpcomm.Context, model: Model, case: Case) -> float:
 
 
 def around(case: Case, rows: Sequence[Row]) -> Case:
-    """With looks where the objective of dense BSP may be reached, which has ended by time. Rank 0 alone looks."""
+    """Returns the case with looks around the step at which the objective of dense BSP may be reached. That training
+    must have ended. Only rank 0 looks."""
     dense = next((row for row in reversed(rows) if row["way"] == DENSE and row["app"] == case.app), None)
     if not case.seconds or dense is None or case.way == DENSE:
         return case
@@ -227,7 +231,7 @@ def around(case: Case, rows: Sequence[Row]) -> Case:
 
 
 def rank(path: Path, output: Path, progress: Path | None) -> int:
-    """Trains by the list at path. MPI brings the ranks up."""
+    """Runs a rank: trains by the list at path. MPI starts the ranks."""
     cases = [Case(**{**given, "looks": tuple(given["looks"])}) for given in json.loads(path.read_text())]
     rows: list[Row] = []
     models: dict[tuple[str, str], tuple[Model, float]] = {}

@@ -1,7 +1,7 @@
 """Trees of updates (Parameter Flow, section 3.4 and figure 11): seconds in which owners' folds come to all ranks.
 
-Each owner alone has an update, of the elements that it owns, so nothing but its fold is on the way. A step ends when
-the last rank has applied all of it. The bound is that of the busiest link: the folds that a host sends, over its rate.
+Only owners have updates, each of the elements that it owns, so only its fold travels. A step ends when the last rank
+has applied all of it. The bound is the busiest link's: the folds that a host sends, over the link's rate.
 """
 
 import argparse
@@ -54,7 +54,7 @@ ASKED = {  # and the bound
     (2, BINARY, 1.0): (1.5, 1.75),
     (2, OWN, 1.0): (3.0, 3.5),
 }
-PAPER = {"TSB": 1.7, "DVF and TSB": 4.8}  # of logistic regression, degree 5, depth 3
+PAPER = {"TSB": 1.7, "DVF and TSB": 4.8}  # with logistic regression, degree 5, depth 3
 
 
 # ---- the ranks -----------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def tree_of(way: str, owners: Sequence[int], size: int) -> Any:
 
 
 def units(way: str, owners: Sequence[int], size: int) -> float:
-    """The folds of the whole model that the busiest host sends."""
+    """Returns how many folds of the whole model the busiest host sends."""
     tree, sent = tree_of(way, owners, size), [0.0] * size
     for owner in owners:
         own = tree[owner] if isinstance(tree, dict) else tree
@@ -160,7 +160,7 @@ def of(rows: Sequence[Row], owners: int, way: str, kept: float) -> list[Row]:
 
 
 def ratios(rows: Sequence[Row], owners: int, way: str, kept: float) -> list[float]:
-    """Of each cycle: flat sends over this way."""
+    """Returns, by cycle, the time of flat sends over this way's."""
     flat = {row["cycle"]: row["step"] for row in of(rows, owners, FLAT, 1.0)}
     return [flat[row["cycle"]] / row["step"] for row in of(rows, owners, way, kept) if row["cycle"] in flat]
 
@@ -200,7 +200,7 @@ def promises(document: Row) -> Iterator[Promise]:
 
 
 def panel(rows: Sequence[Row], axis: Any, app: str) -> None:
-    """Times as fast as flat sends, beside the bounds."""
+    """Draws the speed-ups over flat sends, beside the bounds."""
     keys = [key for key in WAYS if ratios(rows, *key) and key[1:] != (FLAT, 1.0)]
     places = range(len(keys))
     axis.barh([place + 0.2 for place in places], [statistics.median(ratios(rows, *key)) for key in keys], 0.4)

@@ -1,8 +1,8 @@
 /* aggregation.c - ways in which the threads of a server sum the gradients of n workers, apply Nesterov momentum and
- * write the parameters to every worker (PHub, sections 3.2.2 and 4.5). All gradients lie in memory from the start.
+ * write the parameters to every worker (PHub, sections 3.2.2 and 4.5). All gradients are in memory from the start.
  *
- * The way of the engine is tall, with its own kernels; the others are baselines. aggregation.py links this with the
- * objects of the build. Arrays hold all keys, each from a cache line's start to a line's end. */
+ * The engine's way is tall, with its own kernels; the others are baselines. aggregation.py links this with the
+ * objects of the build. Arrays hold all keys; each key begins at a cache line and is padded to a full line. */
 #define _GNU_SOURCE
 #include "bench.h"
 #include "base/host.h"
@@ -26,8 +26,8 @@ typedef struct bench_aggregation {
     const float *const *in;          /* gradients by worker */
     float *const *out;               /* parameters by worker */
     float *param, *state;            /* the server's own */
-    float *sum;                      /* wide: the gradients that are added so far */
-    const uint64_t *starts, *counts; /* spans, in elements: chunks of tall, keys of wide */
+    float *sum;                      /* wide: the sum of the gradients added so far */
+    const uint64_t *starts, *counts; /* spans, in elements: tall's chunks or wide's keys */
     const uint64_t *cores;           /* tall: the thread of each chunk */
     int n, n_spans, threads, m, way;
     double rate, momentum;
@@ -48,7 +48,7 @@ struct member {
     int index;
 };
 
-/* A barrier without a system call while its threads come soon; then each gives its CPU away. */
+/* A barrier that makes no system call if the threads arrive soon; after a while each thread yields its CPU. */
 static void meet(struct team *t) {
     const int round = atomic_load(&t->round);
     if (atomic_fetch_add(&t->arrived, 1) + 1 == t->a->threads) {
@@ -62,7 +62,7 @@ static void meet(struct team *t) {
 
 /* ---- past the caches ---- */
 
-/* The whole line at once: processors combine the stores of a line before they write it. */
+/* Stores a whole line at once: processors combine the stores of a line before they write it to memory. */
 static inline void store_past(float *to, const line *x) {
 #if defined(__x86_64__)
     const __m128 *from = (const __m128 *)(const void *)x;
@@ -72,7 +72,7 @@ static inline void store_past(float *to, const line *x) {
 #endif
 }
 
-/* A macro, as the ABI of a function that returns a line differs between instruction sets. */
+/* A macro, because the ABI of a function that returns a line depends on the instruction set. */
 #define LOAD_PAST(from) (__builtin_prefetch((from) + AHEAD, 0, 0), *(const line *)(from))
 
 static inline void end_past(void) {
@@ -81,7 +81,7 @@ static inline void end_past(void) {
 #endif
 }
 
-/* Fold, rule and copies in one pass over n elements from start; the operations are those of the engine's pass. */
+/* Does fold, rule and copies in one pass over n elements from start, with the operations of the engine's pass. */
 static void pass_past(const struct team *t, size_t start, size_t n) {
     const bench_aggregation *a = t->a;
     const float rate = (float)a->rate, momentum = (float)a->momentum, weight = (float)t->weights[0];
@@ -119,7 +119,7 @@ static void apply_past(const struct team *t, size_t start, size_t n) {
     end_past();
 }
 
-/* ---- tall: a thread does all for its own chunks, block by block, and meets nobody ---- */
+/* ---- tall: each thread does everything for its own chunks, block by block, and meets no other thread ---- */
 
 static int tall(const struct team *t, int me) {
     const bench_aggregation *a = t->a;
@@ -156,13 +156,13 @@ static int tall(const struct team *t, int me) {
     return 0;
 }
 
-/* ---- wide: all threads work on one key, each on its part, and meet after every call or every key ---- */
+/* ---- wide: all threads work on parts of one key, and meet after every call or every key ---- */
 
 static void add(const struct team *t, int worker, size_t start, size_t n) {
     const bench_aggregation *a = t->a;
     const void *in[2] = {a->sum + start, a->in[worker] + start};
     const double weights[2] = {1, t->weights[0]};
-    const int from = worker == 0; /* the first gradient takes the place of the last step's sum */
+    const int from = worker == 0; /* the first gradient overwrites the last step's sum */
     t->kernels->f32(a->sum + start, in + from, weights + from, 2 - from, n, 0);
 }
 
@@ -191,7 +191,7 @@ static int wide(struct team *t, int me) {
 
 /* ---- threads ---- */
 
-/* A thread has a CPU of its own where there are enough; else the system places it. */
+/* Gives a thread its own CPU if there are enough; otherwise the system places it. */
 static void pin(int me, int threads) {
     cpu_set_t mine, one;
     if (sched_getaffinity(0, sizeof mine, &mine) != 0 || CPU_COUNT(&mine) < threads) return;
@@ -222,7 +222,8 @@ static void *work(void *arg) {
     return (void *)status;
 }
 
-/* Seconds of one of m exchanges by all threads; negative: an errno, of an argument or a thread that was refused. */
+/* Returns the seconds per exchange of m exchanges by all threads; a negative errno for a bad argument or if a thread
+ * cannot start. */
 BENCH_API double bench_aggregate(const bench_aggregation *a) {
     struct team t = {.a = a, .kernels = hpc_fold_kernels_of(HPC_ISA_BEST)};
     struct member members[MOST_THREADS];
@@ -247,7 +248,7 @@ BENCH_API double bench_aggregate(const bench_aggregation *a) {
     return failed != 0 ? -failed : t.seconds;
 }
 
-/* Can this machine store past the caches? */
+/* Returns whether this machine can store past the caches. */
 BENCH_API int bench_stores_past(void) {
 #if defined(__x86_64__)
     return 1;
@@ -256,7 +257,8 @@ BENCH_API int bench_stores_past(void) {
 #endif
 }
 
-/* Bytes of the last cache as the engine knows it: if a step touches more it writes the workers' parameters past it. */
+/* Returns the bytes of the last-level cache, as the engine knows it: if a step touches more, the engine writes the
+ * workers' parameters past it. */
 BENCH_API uint64_t bench_last_level(void) {
     return hpc_host_cache("");
 }

@@ -11,7 +11,7 @@ worker. All arrays lie in the memory of this process (aggregation.c).
     copies past the caches   the copies of the workers are streamed, as the engine does with large models
     all past the caches      everything is: loads with non-temporal prefetches, and all stores (section 3.2.2)
 
-Ways take turns. The parameters of the server and of every worker are compared with NumPy's, bit by bit.
+The ways take turns. The parameters of the server and of every worker are compared with NumPy's, bit by bit.
 """
 
 import argparse
@@ -62,10 +62,10 @@ class Way:
         return self.name.startswith(TALL)
 
     def moved(self, n: int) -> int:
-        """Values that the loops load and store for each parameter, with n workers."""
-        if self.tall:  # n gradients, state and parameter; state, parameter and n copies
+        """Returns how many values per parameter the loops load and store with n workers."""
+        if self.tall:  # loads: n gradients, state, parameter; stores: state, parameter, n copies
             return (n + 2) + (n + 2)
-        return (2 + 3 * (n - 1)) + 5 + 2 * n  # the sums; state and parameter by the last sum; the copies
+        return (2 + 3 * (n - 1)) + 5 + 2 * n  # the sums; then state and parameter, with the last sum; then the copies
 
 
 WAYS = (
@@ -91,7 +91,7 @@ class Aggregation(ctypes.Structure):
 
 
 def loops(folder: Path = BUILD) -> ctypes.CDLL:
-    """bench/phub/aggregation.c with the kernels of the tree's build."""
+    """Loads bench/phub/aggregation.c with the kernels of the tree's build."""
     library = with_objects(folder, "libbenchaggregation.so", "phub/aggregation.c", "rule_check.c")
     library.bench_aggregate.restype, library.bench_aggregate.argtypes = ctypes.c_double, [ctypes.c_void_p]
     library.bench_last_level.restype = ctypes.c_uint64
@@ -102,7 +102,7 @@ class Server:
     """The memory of one server for the keys of a model, and its right contents after m exchanges.
 
     Attributes:
-        starts, counts: of the keys, in elements; each begins with a cache line and is filled up to one.
+        starts, counts: of the keys, in elements; each key begins at a cache line and is padded to a full line.
         gradients, out: by worker, arrays of all keys.
     """
 
@@ -126,7 +126,7 @@ class Server:
         return made
 
     def _expect(self) -> None:
-        """The same operations in the same order: the same bits."""
+        """Computes the right result by the same operations in the same order, which give the same bits."""
         weight, rate, momentum = np.float32(1 / self.n), np.float32(RATE), np.float32(MOMENTUM)
         mean = self.gradients[0] * weight
         for gradient in self.gradients[1:]:
@@ -141,7 +141,7 @@ class Server:
             self.expected -= look
 
     def spans(self, way: Way, threads: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
-        """Starts, counts and cores: of the planner's chunks for tall, of the keys for wide."""
+        """Returns starts, counts and cores: of the planner's chunks for tall, of the keys for wide."""
         if not way.tall:
             return self.starts, self.counts, np.zeros_like(self.starts)
         keys = {name: (int(count),) for name, count in zip(self.names, self.counts, strict=True)}
@@ -150,7 +150,7 @@ class Server:
         return self.starts[key] + offset, count, core
 
     def turn(self, way: Way, threads: int, plant: bool) -> tuple[float, int]:
-        """Seconds of one exchange, and how many parameters are wrong, the server's own and every worker's."""
+        """Returns the seconds of one exchange, and the number of wrong parameters of the server and all workers."""
         self.param[:], self.state[:] = self.start, self.start_state
         for copy in self.out:
             copy.fill(np.nan)
@@ -168,13 +168,14 @@ class Server:
         return seconds, wrong
 
     def past(self) -> bool:
-        """Does the engine write copies past the caches? It does where the arrays of a step do not fit into the last
-        one: gradients and copies of all workers, and the rule's state."""
+        """Returns whether the engine would write copies past the caches: it does if the arrays of a step (gradients
+        and copies of all workers, and the rule's state) do not fit into the last-level cache."""
         return 4 * self.count * (2 * self.n + 1) > int(self.native.bench_last_level())
 
 
 def needed(count: int, workers: int) -> int:
-    """Bytes for so many parameters: gradients and copies, seven arrays of the server and two for its answer."""
+    """Returns the bytes for this many parameters: gradients and copies, and nine arrays of the server, two of them
+    to check."""
     return 4 * count * (2 * workers + 9)
 
 
@@ -197,7 +198,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
                 row["moved"] = 4 * server.count * way.moved(workers)
                 row["engine"] = way.name == TALL + (COPIES if server.past() else CACHED)
             for cycle in range(-1, options.run_cycles):
-                at = max(0, cycle) % len(ways)  # no way always follows the same one
+                at = max(0, cycle) % len(ways)  # each cycle begins with another way
                 for k in (*range(at, len(ways)), *range(at)):
                     seconds, wrong = server.turn(ways[k], threads, options.plant and cycle < 0)
                     rows[k]["wrong"] += wrong
@@ -212,7 +213,7 @@ WIDTHS = (14, 7, 7, 40, 9, 9, 9, 11, 8, 7, 13)
 
 
 def of_group(rows: Sequence[Row], row: Row) -> list[Row]:
-    """The rows of the same model, workers and threads."""
+    """Groups the rows by model, workers and threads."""
     return [one for one in rows if all(one[fact] == row[fact] for fact in ("model", "workers", "threads"))]
 
 
@@ -247,7 +248,7 @@ def _line(words: Sequence[str]) -> str:
 
 
 def draw(document: Row, path: Path) -> bool:
-    """Bars of all ways, a panel for each model, number of workers and number of threads."""
+    """Draws bars of all ways: a panel for each model, number of workers and number of threads."""
     rows, panels, drawn = document["rows"], list[Callable[[Any], None]](), list[Row]()
     for row in rows:
         if row in drawn:

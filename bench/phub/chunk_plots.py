@@ -1,4 +1,4 @@
-"""The figures of chunk_sweep: time over chunk size, and exchanges a second over queue pairs."""
+"""Draws the figures of chunk_sweep: time over chunk size, and exchanges a second over queue pairs."""
 
 from itertools import product
 from typing import Any
@@ -18,7 +18,8 @@ def _way(cores: int, affinity: str) -> str:
 
 
 def sweep(axis: Any, document: Row) -> None:
-    """Time over chunk size, of chunk_sweep's largest buffer; a line for each number of queue pairs and affinity."""
+    """Draws time over chunk size for chunk_sweep's largest buffer; a line for each number of queue pairs and
+    affinity."""
     options = document["options"]
     size = max(row["size"] for row in document["rows"])
     found = {row["name"]: row for row in document["rows"] if row["size"] == size}
@@ -42,8 +43,8 @@ def sweep(axis: Any, document: Row) -> None:
 
 
 def pairs(axis: Any, document: Row) -> None:
-    """Exchanges a second of all workers over the number of queue pairs, of chunk_sweep's largest buffer (PHub, figure
-    16, right); a line for each chunk size and affinity."""
+    """Draws the exchanges a second of all workers over the number of queue pairs for chunk_sweep's largest buffer
+    (PHub, figure 16, right); a line for each chunk size and affinity."""
     options = document["options"]
     size, workers = max(row["size"] for row in document["rows"]), document["ranks"] - options.get("servers", 0)
     found = {row["name"]: row for row in document["rows"] if row["size"] == size}

@@ -1,12 +1,12 @@
-"""chunk_sweep: the time of one push_pull against the size of its chunks and the number of its queue pairs (PHub,
-section 4.6 and figure 16), and of both ways to use several NICs (section 4.5).
+"""chunk_sweep: the time of one push_pull by chunk size, number of queue pairs, and way to use several NICs.
 
-One exchange for each, all in the same processes in turns. Where memory is mapped a push is one event for each core that
-owns some of the key, whatever the chunks, and a core's chunks of a key lie together. So only two effects remain: small
-chunks deal more evenly, and each costs the bookkeeping of a row. Over RDMA each core has a queue pair to every worker.
+These are PHub's section 4.6 with figure 16, and section 4.5. There is one exchange for each setting, all in the same
+processes, and they take turns. With mapped memory, a push is one event for each core that owns some of the key,
+whatever the chunks, and a core's chunks of a key are contiguous. So only two effects remain: small chunks spread the
+work more evenly, and each chunk costs a row's bookkeeping. Over RDMA each core has a queue pair to every worker.
 
---servers 1 has PBox's arrangement, as the paper: the last rank only serves. Worker by interface is a NIC for each pair
-of ranks, so two ranks that both work and serve would use one NIC alone; two workers and a server use two.
+--servers 1 has PBox's arrangement, as the paper: the last rank only serves. Worker-by-interface uses one NIC for each
+pair of ranks, so two ranks that both work and serve would use only one NIC; two workers and a server use two.
 """
 
 import argparse

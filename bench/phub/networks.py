@@ -16,7 +16,7 @@ NETWORKS = {
     "AlexNet": _row(alexnet, 194, 16, 32),
     "VGG 11": _row(vgg11, 505, 121, 32),
     "VGG 19": _row(vgg19, 548, 268, 32),
-    # With one auxiliary classifier the published network has the table's bytes, and without them 27 MB.
+    # With one auxiliary classifier the published network has the table's bytes; without any it has 27 MB.
     "GoogleNet": _row(partial(googlenet, auxiliary=True), 38, 100, 32),
     "Inception V3": _row(partial(inception_v3, auxiliary=False), 91, 225, 32),
     "ResNet 18": _row(resnet18, 45, 54, 32),

@@ -6,17 +6,17 @@ M is the bytes of a model, T the seconds that a worker computes for a batch, N t
 from dataclasses import dataclass
 
 PLACEMENTS = ("CC", "CS", "NCC", "NCS")  # section 2.1
-WORKERS = 8  # of table 2, whose setup is table 1's (section 2.3.1)
+WORKERS = 8  # in table 2, whose setup is table 1's (section 2.3.1)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A row of table 3, and the row of table 2 that stands for it.
+    """A row of table 3, and the corresponding row of table 2.
 
     Attributes:
         megabytes: M, in MB.
         milliseconds: T.
-        least: the bandwidth in Gb/s of CC, CS, NCC and NCS that table 2 prints; () where it prints none.
+        least: the bandwidth in Gb/s of CC, CS, NCC and NCS that table 2 prints; () if it prints none.
     """
 
     name: str
@@ -48,7 +48,7 @@ NETWORKS = (  # tables 3 (section 4.2) and 2 (section 2.3.1)
 
 @dataclass(frozen=True)
 class Use:
-    """The bandwidth that PBox used for so many workers, and its limit, both in GB/s (section 4.7)."""
+    """The bandwidth that PBox used with this many workers, and its limit, both in GB/s (section 4.7)."""
 
     name: str
     used: float
@@ -64,8 +64,8 @@ USES = (
 SERVED = 120  # workers that the paper concludes
 
 # Section 4.9, in dollars.
-WORKER, PBOX, GPU, GPUS = 4117.0, 8407.0, 699.0, 4  # W, H, G, and how many of these a worker has
-SWITCH, PORTS = 21077.0, 32  # of 100 Gb/s; breakout cables make four of 25 Gb/s of each
+WORKER, PBOX, GPU, GPUS = 4117.0, 8407.0, 699.0, 4  # dollars: W, H and G; a worker has GPUS of the last
+SWITCH, PORTS = 21077.0, 32  # dollars and ports; a port has 100 Gb/s, and breakout cables make four of 25 Gb/s from it
 NIC_100, CABLE_100 = 795.0, 94.0
 NIC_25, CABLE_25, NIC_PBOX = 260.0, 31.25, 162.5  # the last two: a port
 PBOX_PORTS = 20
@@ -94,12 +94,12 @@ DEPLOYMENTS = (
     Deployment("25Gb PHub 2:1", 2, 65, (57.71, 15.49, 82.24)),
     Deployment("25Gb PHub 3:1", 3, 76, (59.03, 15.58, 84.95)),
 )
-GAINS = (26, 6, 36)  # per cent by which the text has 2:1 above the baseline, by COLUMNS; the abstract and table 5: 25
+GAINS = (26, 6, 36)  # per cent of 2:1 over the baseline in the text, by COLUMNS; abstract and table 5: 25
 
 
 def each_way(placement: str, workers: int, servers: int) -> tuple[float, float]:
-    """Models that the link of a worker's host and that of a server's carry in one exchange, in each direction (figure
-    4, whose numbers count both directions). Under CC and CS workers serve: under CC one of them, under CS all.
+    """Returns how many models the link of a worker's host and of a server's host carry in one exchange, in each
+    direction (figure 4, whose numbers count both directions). Under CC one of the workers serves, under CS all of them.
 
     Raises:
         ValueError: the placement is not in PLACEMENTS.

@@ -1,9 +1,9 @@
-"""placements: an exchange of all keys by workers that compute nothing, with servers of each of PHub's placements (PHub,
-sections 2.1 and 4.4). zero_compute starts it.
+"""placements: an exchange of all keys by workers that compute nothing, with servers of each of PHub's placements.
 
-The last --servers ranks only serve: the first of them under NCC (PBox), all under NCS. Under CC and CS they sleep. An
-exchange lives for one turn: it takes a step that does not count, then timed steps, and closes, which ends serve() on
-the servers. Composites and Gloo run among the workers alone. Gloo sums all keys as one array.
+See PHub, sections 2.1 and 4.4; zero_compute starts it. The last --servers ranks only serve: the first of them under NCC
+(PBox), all under NCS. Under CC and CS they sleep. An exchange lives for one turn: it takes an untimed step, then timed
+steps, and closes, which ends serve() on the servers. Composites and Gloo run among the workers only. Gloo sums all keys
+as one array.
 """
 
 import argparse
@@ -29,12 +29,12 @@ Measure = Callable[[int], Samples]
 
 
 def nothing(n: int) -> Samples:
-    """The turn of a rank that has no part in it."""
+    """Takes the turn of a rank that has no part in it."""
     return [], 0
 
 
 def warmed(measure: Measure) -> Measure:
-    """One sample more, the first, which does not count; its answers do."""
+    """Wraps a contender so that its first sample is not timed; its answers are still checked."""
 
     def turn(n: int) -> Samples:
         (_, early), (seconds, wrong) = measure(1), measure(n)
@@ -44,15 +44,15 @@ def warmed(measure: Measure) -> Measure:
 
 
 class Crew:
-    """The workers among a benchmark's ranks, the first ones, and contexts of them and the servers behind them.
+    """The workers, which are a benchmark's first ranks, and contexts of them and the servers after them.
 
     Attributes:
-        bench: the workers'; None on a rank that only serves.
-        job: theirs; likewise.
+        bench: of the workers; None on a rank that only serves.
+        job: of the workers; None on a rank that only serves.
     """
 
     def __init__(self, bench: Bench, servers: int, keys: Sequence[models.Key], m: int = 1) -> None:
-        """servers: ranks that only serve. m: of Task. Collective."""
+        """servers: number of ranks that only serve. m: of Task. Collective."""
         self._all, self._workers, self._keys = bench, bench.size - servers, keys
         if servers < 0 or self._workers < 1:
             raise SystemExit(f"--servers {servers} of {bench.size} ranks: must be 0 or more, and leave a worker")
@@ -64,7 +64,7 @@ class Crew:
             bench.ends.append(self.bench.close)
 
     def _group(self, servers: int) -> MPI.Intracomm | None:
-        """The workers and the first servers; None on other ranks."""
+        """Makes a context of the workers and the first servers; None on other ranks."""
         group = self._all.comm.Split(0 if self._all.rank < self._workers + servers else MPI.UNDEFINED)
         return None if group == MPI.COMM_NULL else MPI.Intracomm(group)
 
@@ -80,8 +80,8 @@ class Crew:
     def contender(
         self, name: str, placement: str, chunk: int, servers: int = 0, cores: int = 0, **more: object
     ) -> Contender:
-        """hpcomm under a placement. servers: that it has besides the workers. chunk, cores: of push_pull's settings.
-        more: arguments of parameter_hub. Collective."""
+        """Makes hpcomm's contender under a placement. servers: ranks that only serve. chunk, cores: push_pull's
+        settings. more: arguments of parameter_hub. Collective."""
         context, workers = self._context(servers), self._workers
         hub: dict[str, Any] = {"placement": placement, **more}
         hub |= {"servers": range(workers, workers + servers)} if servers else {}

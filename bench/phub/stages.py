@@ -9,12 +9,12 @@ hide:
     + optimization     and apply Nesterov momentum
     + synchronization  the next step waits for its parameters: this is the whole exchange
 
-By hpcomm each stage is a rule of the exchange: a rule that does nothing (stages.c), Average, whose parameters are the
-mean of the gradients, and Nesterov. A layer's gradient is pushed as soon as it is there. Up to the stage of
-optimization a layer waits for its last push when it is pushed again, in the last stage before its forward pass. Where
-memory is mapped, folding and applying are one pass over memory.
+In hpcomm each stage is a rule of the exchange: a rule that does nothing (stages.c), Average, whose parameters are the
+mean of the gradients, and Nesterov. A layer's gradient is pushed as soon as it exists. Up to the stage of optimization,
+a layer waits for its last push when it is pushed again; in the last stage it waits before its forward pass. With mapped
+memory, fold and apply are one pass over memory.
 
-The plain stack takes the same stages after the backward pass, key by key: Alltoallv and Allgatherv of MPI, sums and
+The plain stack runs the same stages after the backward pass, key by key: MPI's Alltoallv and Allgatherv, sums and
 Nesterov by NumPy on each rank's part, and a barrier. Hosts are namespaces of this machine (tests/cluster/hosts.py).
 """
 
@@ -111,8 +111,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class Staged(Trainer):
-    """Takes steps that push each layer in the backward pass. Before synchronization a step waits for no parameters: a
-    layer waits for its last push when it is pushed again."""
+    """Takes steps that push each layer in the backward pass. Before the stage of synchronization, a step waits for
+    no parameters: a layer waits for its last push when it is pushed again."""
 
     def __init__(self, exchange: hpcomm.Exchange, layers: Sequence[Layer], seconds: float, stage: str) -> None:
         super().__init__(exchange, layers, seconds, after=False)
@@ -142,7 +142,7 @@ class ByHpcomm:
         nesterov = hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM)
         rules: dict[str, hpcomm.optim.Rule | hpcomm.Average] = {COPY: moves, AGGREGATION: hpcomm.Average()}
         given = dict(zip(names, job.params(), strict=True))
-        # A GPU would leave the processor to the threads.
+        # A GPU would leave the processor to these threads.
         self.exchange = hpcomm.Exchange(ranks.ctx, given, rule=rules.get(stage, nesterov), progress="thread")
         for name, gradient in zip(names, job.gradients, strict=True):
             np.copyto(self.exchange.gradient(name), gradient)
@@ -163,7 +163,7 @@ class ByHpcomm:
         expected = {COMPUTE: start, COPY: start, AGGREGATION: job.total / np.float32(job.bench.size)}
         values = expected[self.stage] if self.stage in expected else updated(job, steps)
         found = sum(differing(*pair, values) for pair in zip(self.params, job.shifts, strict=True))
-        if self.stage == COPY:  # each value of every rank has come to an owner
+        if self.stage == COPY:  # each value of every rank has reached an owner
             taken = self.ranks.comm.allreduce(self.ranks.native.bench_taken())
             found += abs(taken - steps * job.bench.size * job.count) if job.bench.rank == 0 else 0
         return found
@@ -176,7 +176,7 @@ class ByHpcomm:
 
 
 class ByMpi:
-    """One stage by MPI and NumPy, after the backward pass and key by key: nothing overlaps."""
+    """One stage by MPI and NumPy, after the backward pass and key by key; nothing overlaps."""
 
     def __init__(self, ranks: "Ranks", job: Task, layers: Sequence[Layer], seconds: float, stage: str) -> None:
         self.job, self.seconds, self.stage, self.comm = job, seconds, stage, ranks.comm
@@ -237,7 +237,7 @@ class ByMpi:
 
 
 def updated(job: Task, steps: int) -> Floats:
-    """The parameters of each class after so many steps of the rule."""
+    """Returns the parameters of each class after this many steps of the rule."""
     expected = Reference(job)
     for _ in range(steps):
         expected.step()
@@ -245,7 +245,7 @@ def updated(job: Task, steps: int) -> Floats:
 
 
 class Ranks:
-    """The ranks of one shape. A Task takes it for a bench."""
+    """The ranks of one shape. A Task uses it as its bench."""
 
     def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
         self.options, self.ctx, self.comm = options, ctx, MPI.COMM_WORLD
@@ -255,7 +255,7 @@ class Ranks:
         self.native.bench_taken.restype = ctypes.c_uint64
 
     def turn(self, stack: str, job: Task, layers: Sequence[Layer], seconds: float, stage: str) -> tuple[float, int]:
-        """Seconds of a step on this rank, and how many values are wrong."""
+        """Returns the seconds of a step on this rank, and the number of wrong values."""
         given = (self, job, layers, seconds, stage)
         made: ByHpcomm | ByMpi = ByHpcomm(*given) if stack == OURS else ByMpi(*given)
         clock, warmup, steps = time.perf_counter, self.options.warmup, self.options.steps
@@ -276,7 +276,7 @@ class Ranks:
         return took, wrong
 
     def rows(self, shape: Shape, transport: str) -> list[Row]:
-        """Of all networks; [] on all ranks but 0."""
+        """Returns the rows of all networks; [] on ranks other than 0."""
         options, found = self.options, list[Row]()
         link = carried(options.rate) / carried("1gbit")
         for i, name in enumerate(options.networks):
@@ -306,7 +306,7 @@ class Ranks:
 
 
 def job(options: argparse.Namespace) -> int:
-    """The program of a rank; 0 if no value was wrong."""
+    """Runs a rank; returns 0 if no value was wrong."""
     comm = MPI.COMM_WORLD
     with hpcomm.init(comm) as ctx:
         transport = ",".join(sorted({peer.transport for peer in ctx.peers} - {"self"}))

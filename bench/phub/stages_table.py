@@ -1,4 +1,4 @@
-"""What bench.phub.stages tells of its rows: the table and the stacked bars. Needs neither MPI nor hpcomm."""
+"""Makes the table and the stacked bars of bench.phub.stages from its rows. Needs neither MPI nor hpcomm."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ def median(row: Row) -> float:
 
 
 def breakdowns(document: Row) -> list[list[Row]]:
-    """The rows by shape, network and stack, in the order of the stages."""
+    """Groups the rows by shape, network and stack, in the order of the stages."""
     found: dict[tuple[str, str, str], list[Row]] = {}
     for row in document["rows"]:
         found.setdefault((row["shape"], row["network"], row["stack"]), []).append(row)
@@ -38,8 +38,8 @@ def breakdowns(document: Row) -> list[list[Row]]:
 
 
 def added(rows: Sequence[Row]) -> list[float]:
-    """Seconds that each stage adds to the step with the stages before it: what these could not hide. A negative number
-    is less than the noise of two measurements, or than one pass saves over two."""
+    """Returns the seconds that each stage adds to a step: the part that earlier stages could not hide. A negative
+    number is noise of two measurements, or the gain of one pass over two."""
     steps = [0.0, *map(median, rows)]
     return [after - before for before, after in pairwise(steps)]
 
@@ -67,7 +67,7 @@ def _line(words: Sequence[str]) -> str:
 
 
 def draw(document: Row, path: Path) -> bool:
-    """Stacked bars, a panel for each shape."""
+    """Draws stacked bars, a panel for each shape."""
     every = breakdowns(document)
     shapes = dict.fromkeys(rows[0]["shape"] for rows in every)
     panels: list[plots.Draw] = [
@@ -78,7 +78,7 @@ def draw(document: Row, path: Path) -> bool:
 
 
 def _bars(axis: Any, each: Sequence[Sequence[Row]], heading: str) -> None:
-    """A stage that adds nothing has no part of the bar."""
+    """Draws the bars; a stage that adds nothing has no part."""
     names = [f"{rows[0]['network']}\n{rows[0]['stack']}" for rows in each]
     ends = [0.0] * len(each)
     for i, (stage, colour) in enumerate(zip(STAGES, COLOURS, strict=True)):

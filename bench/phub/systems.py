@@ -9,18 +9,18 @@ COPYING, AFTER = "after backward, copying", "after backward"
 MXNET, PSHARD, PBOX, DDP = "MXNet IB", "PShard", "PBox", "DDP over Gloo"
 MXNET_CHUNK = 4 << 20  # bytes (section 3.2.3)
 DDP_BUCKET = 25 << 20  # bytes, torch's default
-PORTS = 10  # network cards of PBox; the link of a host that only serves is so many times as fast
+PORTS = 10  # network cards of PBox: a host that only serves has a link this many times as fast
 
 
 @dataclass(frozen=True)
 class System:
-    """How updates are exchanged.
+    """A way to exchange updates.
 
     Attributes:
         placement: of hpcomm.ParameterServer: "CS" or "NCC"; "": torch's all_reduce over Gloo.
-        chunk: bytes of a chunk, or of a bucket, of the whole network; None: hpcomm's own.
-        after: layers are pushed when the backward pass has ended, and waited for before the next forward pass.
-        copies: how often a worker copies each gradient on its way, and each parameter, beside what TCP does.
+        chunk: bytes of a chunk, or of a bucket, of the whole network; None: hpcomm's default.
+        after: push layers after the backward pass, and wait for them before the next forward pass.
+        copies: extra copies, besides TCP's, that a worker makes of each gradient and of each parameter.
     """
 
     placement: str = "CS"
@@ -29,14 +29,14 @@ class System:
     copies: int = 0
 
     def wire(self, layers: list[Layer], workers: int) -> float:
-        """Bytes of a step on the link that has the most to carry, in each direction; of a faster link the part that
-        takes as long on a worker's."""
+        """Returns the bytes of a step, in each direction, on the link that needs the most time; a faster link's
+        bytes are scaled to a worker's link."""
         parts = max(1.0, workers / PORTS) if self.placement == "NCC" else 2 * (1 - 1 / workers)
         return FLOAT * count(layers) * parts
 
 
 SYSTEMS = {
-    # MXNet copies the parameters of a layer to and from buffers four times (section 2.3.2).
+    # MXNet copies a layer's parameters to and from buffers four times (section 2.3.2).
     COPYING: System(chunk=MXNET_CHUNK, after=True, copies=2),
     AFTER: System(chunk=MXNET_CHUNK, after=True),
     MXNET: System(chunk=MXNET_CHUNK),
@@ -53,7 +53,7 @@ class Figure:
     Attributes:
         gigabits: of the paper's links, in a second; computing is scaled to these.
         systems: the first one is the baseline of the speed-ups.
-        said: by the paper's text.
+        said: speed-ups in the paper's text.
     """
 
     title: str
@@ -68,7 +68,7 @@ FIGURES = {
         "figure 11: a data plane without copies",
         56,
         (COPYING, AFTER),
-        tuple(key for key in NETWORKS if "269" not in key),  # those two would take as long as all others
+        tuple(key for key in NETWORKS if "269" not in key),  # two that would take as long as all others
         "MXNet copies a layer's parameters four times, and its native InfiniBand data plane does not; no number",
     ),
     "cloud": Figure(

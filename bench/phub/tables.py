@@ -1,4 +1,4 @@
-"""tables: what PHub computes without a cluster: table 2, section 4.7 and table 5, beside the numbers that it prints.
+"""tables: PHub's computed results: table 2, section 4.7 and table 5, beside the paper's printed numbers.
 
 table 2       the least bandwidth at a server that hides communicating: by the paper's formula (figure 4) for each
               network of table 3, and by hpcomm's own count of the bytes of a plan (hpcomm.model.load_of)
@@ -27,23 +27,23 @@ from hpcomm.bench.rows import Row
 from hpcomm.topology import Request
 
 CHUNK = 32 << 10  # bytes, PHub's own (section 3.2.3)
-SAME = 5e-3  # of a number: chunks are dealt no more evenly
+SAME = 5e-3  # relative difference that counts as equal: chunks are not spread more evenly
 GIGABIT, GIGABYTE = 1e9 / 8, 1e9
-PER_WORKER = 3  # streams of memory of a server without a cache: a gradient written and read, parameters read
-PER_SERVER = 4  # and of parameters and momentum, each read and written
+PER_WORKER = 3  # memory streams per worker, without a cache: gradient written and read, parameters read
+PER_SERVER = 4  # memory streams besides: parameters and momentum, each read and written
 
 
 # ---- table 2 -------------------------------------------------------------------------------------------------------
 
 
 def share(placement: str, workers: int = paper.WORKERS) -> float:
-    """Models that the busiest link carries in an exchange, both directions together, as table 2 counts them. NCS has as
-    many servers as workers."""
+    """Returns how many models the busiest link carries in an exchange, in both directions together, as table 2
+    counts. NCS has as many servers as workers."""
     return 2 * max(paper.each_way(placement, workers, workers))
 
 
 def counted(network: Network, placement: str, workers: int = paper.WORKERS) -> float:
-    """The same by the rows of hpcomm's plan, with one rank on each host, in bytes."""
+    """Returns the same from the rows of hpcomm's plan, with one rank on each host, in bytes."""
     serving = {"NCC": 1, "NCS": workers}.get(placement, 0)
     servers = range(workers, workers + serving) if serving else None
     hub = hpcomm.ParameterServer(placement, servers)
@@ -53,8 +53,8 @@ def counted(network: Network, placement: str, workers: int = paper.WORKERS) -> f
 
 
 def implied(network: Network) -> tuple[float, float]:
-    """The least and the largest M/T in Gb/s by which the formula gives all numbers that table 2 prints, as rounded; if
-    no M/T does, the least is above the largest."""
+    """Returns the least and the largest M/T, in Gb/s, for which the formula gives all numbers of table 2 as rounded.
+    If no M/T does, the least is above the largest."""
     printed = [(number, share(placement)) for number, placement in zip(network.least, paper.PLACEMENTS, strict=True)]
     return max((number - 0.5) / part for number, part in printed), min(
         (number + 0.5) / part for number, part in printed
@@ -105,8 +105,8 @@ def lines2(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def served(network: Network, link: float, memory: float) -> tuple[float, float]:
-    """Workers of a network that one server can serve while they compute, by its link and by its memory. link: bytes a
-    second, in each direction. memory: bytes a second, read and written."""
+    """Returns how many computing workers one server can serve, by its link and by its memory. link: bytes a second
+    in each direction. memory: bytes a second, read and written."""
     by_memory = (network.seconds * memory / network.nbytes - PER_SERVER) / PER_WORKER
     return network.seconds * link / network.nbytes, max(0.0, by_memory)
 
@@ -142,10 +142,10 @@ def lines47(rows: Sequence[Row]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Reading:
-    """How section 4.9 is read, which defines H and does not use it, and counts a worker's NIC twice.
+    """A reading of section 4.9, which defines H without using it, and counts a worker's NIC twice.
 
     Attributes:
-        nics: times that a worker pays for its own NIC: alone and within A.
+        nics: how often a worker pays for its own NIC: alone, and within A.
         pbox: dollars of a PBox without its network.
     """
 
@@ -166,7 +166,7 @@ def network_cost(nic: float, port: float, cable: float, oversubscription: int) -
 
 
 def cost(deployment: Deployment, reading: Reading) -> float:
-    """Dollars of a worker with its GPUs, its network and its part of a PBox."""
+    """Returns the dollars of a worker with its GPUs, its network and its part of a PBox."""
     computing = paper.WORKER + paper.GPUS * paper.GPU
     port = paper.SWITCH / paper.PORTS
     if deployment == paper.BASELINE:
@@ -178,7 +178,7 @@ def cost(deployment: Deployment, reading: Reading) -> float:
 
 
 def cells(reading: Reading) -> Iterator[Row]:
-    """Table 5 by one reading. given: the cells that stand for numbers that the paper does not print."""
+    """Computes table 5 by one reading. given: the cells that replace the numbers that the paper does not print."""
     base, (first, *_) = paper.BASELINE, paper.DEPLOYMENTS
     dollars = cost(base, reading)
     throughput = {True: base.printed[0] * dollars, False: first.printed[0] * cost(first, reading)}
@@ -200,7 +200,7 @@ def cells(reading: Reading) -> Iterator[Row]:
 
 
 def gains() -> Iterator[Row]:
-    """By how much the printed cells of 2:1 are above the baseline, beside the text's percentages."""
+    """Returns how far the printed cells of 2:1 exceed the baseline, beside the percentages of the text."""
     for column, base, better, said in zip(
         paper.COLUMNS, paper.BASELINE.printed, paper.DEPLOYMENTS[1].printed, paper.GAINS, strict=True
     ):

@@ -1,16 +1,16 @@
 """phub.training: PHub's networks trained by eight workers over links of 10 and 56 Gb/s (PHub, section 4.3).
 
 The hosts are namespaces of this machine, one rank on each. The networks of table 3 are lists of layers that compute by
-timer, at a quarter of their width; links and computing are slower than the paper's by one factor, so that they relate
-as in the paper. --groups:
+timer, at a quarter of their width. Links and computing are slower than the paper's by the same factor, so their ratio
+is the paper's. --groups:
 
-    plane       figure 11: what four copies of each parameter cost.
+    plane       figure 11: the cost of four copies of each parameter.
     cloud       figure 12: 10 Gb/s.
     infiniband  figure 13: 56 Gb/s.
 
 MXNet IB is hpcomm with MXNet's chunks of 4 MB. PShard is hpcomm's servers on all workers. PBox is a host that only
-serves, whose link is ten times as fast; beside eight workers there is a row with seven, and as many hosts as the others
-have.
+serves, with a link ten times as fast. PBox has two rows: with eight workers, and with seven, which makes as many hosts
+as the others have.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from bench.phub.systems import FIGURES, PBOX, PORTS, SYSTEMS
 from bench.torch.step import UNABLE
 from hpcomm.bench.rows import Row
 
-HOSTS, RATE = 8, "250mbit"  # two cores carry what eight such links do
+HOSTS, RATE = 8, "250mbit"  # two cores can carry eight such links
 QUICK, QUICK_WIDTH = "AlexNet,ResNet 18", 0.05
 HEAD = ("network", "system", "workers", "step", "bound", "compute", "wire", "images/s", "x", "bound x", "stall", "CPU")
 UNITS = ("", "", "", "(ms)", "(ms)", "(ms)", "(ms)", "", "", "", "", "(ms)")
@@ -65,7 +65,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         if unknown := set(chosen) - set(known):
             p.error(f"--{name}: there is no {', '.join(sorted(unknown))}: {', '.join(known)}")
         setattr(options, name, chosen)
-    options.models = options.networks  # by which Group tells how far it is
+    options.models = options.networks  # Group reports progress by these
     if options.hosts < 2:
         p.error(f"--hosts is {options.hosts}: must be 2 or more")
     if min(options.steps, options.run_cycles) < 1 or options.width <= 0:
@@ -79,7 +79,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def runs(options: argparse.Namespace, given: Sequence[str]) -> Iterator[tuple[Shape, Sequence[str], str, str]]:
-    """Each job: its hosts, what its ranks are given, the rate of its links and that of the last one."""
+    """Returns each job: its hosts, its ranks' arguments, the rate of its links and that of the last link."""
     fast = f"{PORTS * carried(options.rate) / carried('1gbit'):g}gbit"
     systems = {name for group in options.groups for name in FIGURES[group].systems}
     words = [word.strip().lower() for word in options.ways.split(",") if word.strip()]
@@ -95,7 +95,7 @@ def runs(options: argparse.Namespace, given: Sequence[str]) -> Iterator[tuple[Sh
 
 
 def job(options: argparse.Namespace) -> int:
-    """The program of a rank; 0 if no parameter was wrong."""
+    """Runs a rank; returns 0 if no parameter was wrong."""
     import torch  # noqa: PLC0415
 
     from bench.phub.training_ranks import Timed  # noqa: PLC0415
@@ -119,14 +119,15 @@ def job(options: argparse.Namespace) -> int:
 
 
 def bound(row: Row) -> float:
-    """Seconds of a step of a system that does all else in no time."""
+    """Returns the seconds of a step if a system did everything but sending and computing in no time."""
     if row["after"]:
         return float(row["compute"] + row["wire"] + row["copies"])
     return float(max(row["compute"], row["wire"]))
 
 
 def images(row: Row, step: float) -> float:
-    """Images a second of all workers on the paper's cluster, whose steps are so much faster as its computing is."""
+    """Returns the images a second of all workers on the paper's cluster, by the ratio of computing times there and
+    here."""
     return float(row["workers"] * row["batch"] / step * row["compute"] / row["paper"])
 
 
@@ -145,7 +146,7 @@ def lines(document: Row) -> Iterator[str]:
 
 
 def cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    """rows: of the group, among them the network's baseline, if it was measured."""
+    """Makes the cells of a row. rows: of the group; among them is the network's baseline, if it was measured."""
     step, least = statistics.median(row["cycles"]), bound(row)
     found = [row["network"], row["name"], str(row["workers"])]
     found += [f"{1e3 * value:.0f}" for value in (step, least, row["compute"], row["wire"])]

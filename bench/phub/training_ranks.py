@@ -1,4 +1,4 @@
-"""The ranks of bench.phub.training: workers, and for PBox a last rank that only serves."""
+"""The ranks of bench.phub.training: workers and, for PBox, a last rank that only serves."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from bench.torch.step import Group
 from hpcomm.bench.rows import Row
 from hpcomm.bench.wire import sent
 
-COPIED, COPIES = 32 << 20, 5  # bytes of an array that is copied, and how often, to see how long it takes
+COPIED, COPIES = 32 << 20, 5  # bytes of an array, and how often it is copied, to measure the time of a copy
 LINE = 64  # bytes; chunks are multiples of it
 
 
@@ -30,7 +30,7 @@ class Bucket:
         self.gradients, self.params = (np.zeros(count(layers), np.float32) for _ in range(2))
 
     def push(self) -> "Bucket":
-        """Takes one more layer. The last one of them starts the sum."""
+        """Adds one more layer; the last one starts the sum."""
         import torch  # noqa: PLC0415
         import torch.distributed as dist  # noqa: PLC0415
 
@@ -54,7 +54,8 @@ class Bucket:
 
 
 class Buckets(AbstractContextManager["Buckets"]):
-    """DDP's exchange: gradients in the order of the backward pass, limit bytes together, or one layer that has more."""
+    """DDP's exchange: gradients in the order of the backward pass, in buckets of limit bytes, or of one larger
+    layer."""
 
     def __init__(self, layers: Sequence[Layer], limit: float) -> None:
         groups: list[list[Layer]] = [[]]
@@ -83,7 +84,7 @@ class Buckets(AbstractContextManager["Buckets"]):
 
 
 class Timed(Group):
-    """The networks of one figure, by the systems that have a rank which only serves, or by the others."""
+    """The networks of one figure, with the systems that have a rank which only serves, or with the others."""
 
     def rows(self, figure: Figure) -> list[Row]:
         """[] on all ranks but 0."""
@@ -103,7 +104,7 @@ class Timed(Group):
         layers, workers = network.make(width), self.options.workers
         gigabits = carried(self.options.rate) / carried("1gbit")
         compute = network.seconds(width, gigabits, figure.gigabits)
-        copying = system.copies * copy * figure.gigabits / gigabits  # all of the paper's cluster is so much faster
+        copying = system.copies * copy * figure.gigabits / gigabits  # the paper's cluster is faster by this factor
         turns = [self.turn(name, layers, compute, copying) for _ in range(self.options.run_cycles)]
         gathered = self.comm.gather(turns)
         if gathered is None:
@@ -125,11 +126,11 @@ class Timed(Group):
             hpcomm.ParameterServer(system.placement, servers),
             rule=hpcomm.SGD(RATE),
             chunk_bytes=None if chunk is None else max(LINE, int(chunk) // LINE * LINE),
-            progress="thread",  # a GPU leaves the processor to it
+            progress="thread",  # a GPU would leave the processor to it
         )
 
     def turn(self, name: str, layers: Sequence[Layer], compute: float, copying: float) -> Row:
-        """A few steps by a system, on this rank."""
+        """Takes a few steps by a system, on this rank."""
         system, steps, workers = SYSTEMS[name], self.options.steps, self.options.workers
         with self.exchange(system, layers) as exchange:
             if self.rank >= workers:
@@ -147,7 +148,7 @@ class Timed(Group):
 
 
 def copy_seconds() -> float:
-    """Of one float32, by one thread, from memory to memory."""
+    """Measures the seconds to copy one float32, from memory to memory by one thread."""
     source, took = np.ones(COPIED // FLOAT, np.float32), list[float]()
     target = np.zeros_like(source)
     for _ in range(COPIES):

@@ -1,14 +1,14 @@
-"""zero_compute: exchanges a second of infinitely fast workers, against their number (PHub, section 4.4 and figure 15).
+"""zero_compute: exchanges a second of infinitely fast workers, by their number (PHub, section 4.4 and figure 15).
 
-Starts push_pull once for each number of workers and each model, takes the fastest composite of --python's MPI beside
-hpcomm, both key by key, and counts the exchanges of whole models that all workers together make in a second. Over RDMA
-(--transport verbs) the wire and the NICs' own copies stand in the composite's place, as in figure 17.
+It starts push_pull once for each number of workers and each model. Beside hpcomm stands the fastest composite of
+--python's MPI, both key by key. It counts the exchanges of whole models that all workers together make in a second.
+Over RDMA (--transport verbs) the wire and the NICs' own copies take the composite's place, as in figure 17.
 
 With --placement it starts placements: PBox's arrangement (NCC) and others beside PShard's (CS), all keys at once, and
 Gloo (figure 20, right). With --hosts each rank has its own host (tests/cluster/hosts.py) with a link of --rate; a rank
-that only serves has one of --server-rate, as PBox has ten NICs. Then each row has its bound: the time in which the
-busiest link carries its bytes in either direction. Composites and Gloo have the bound of CS, as a sum over all workers
-moves as much.
+that only serves has a link of --server-rate, as PBox has ten NICs. Then each row has a bound: the time in which the
+busiest link carries its bytes in either direction. Composites and Gloo have the bound of CS, because a sum over all
+workers moves as many bytes.
 """
 
 import argparse
@@ -46,14 +46,14 @@ STYLES = {
     "wire": ("black", "--"),
     "NIC copies": ("tab:gray", "--"),
 }
-ONLY = "hpcomm,Allreduce + update,Gloo"  # of placements: one composite, as links make all of them slow
+ONLY = "hpcomm,Allreduce + update,Gloo"  # of placements: just one composite, as slow links make all alike
 BURST = "256k"
 
 
 @dataclass(frozen=True)
 class Point:
-    """Exchanges a second of all workers together, also in the slowest and the fastest cycle. bound: by the links; None
-    where no link is known."""
+    """Exchanges a second of all workers together: the median, the slowest and the fastest cycle. bound: by the
+    links; None if no link is known."""
 
     model: str
     workers: int
@@ -66,7 +66,7 @@ class Point:
 
 
 def arguments_of(model: str) -> list[str]:
-    """push_pull's, for a model's name or the bytes of a flat buffer."""
+    """Returns push_pull's arguments for a model's name, or for the bytes of a flat buffer."""
     return ["-M", model] if model in models.NAMES else ["-M", "flat", "-s", model]
 
 
@@ -88,8 +88,8 @@ def points(model: str, document: Row) -> list[Point]:
 
 
 def placed(model: str, document: Row, links: tuple[float, float] | None) -> list[Point]:
-    """The points of placements' rows: each placement, Gloo and the fastest composite. links: bytes a second of a
-    worker's host and of a server's; None: the ranks share one host."""
+    """Makes points from placements' rows: each placement, Gloo and the fastest composite. links: bytes a second of a
+    worker's host and of a server's host; None if the ranks share one host."""
     rows, servers = document["rows"], document["options"]["servers"]
     workers = document["ranks"] - servers
     chosen = {name: row for name in PLACEMENTS for row in rows if row["name"] == f"hpcomm {name}"}
@@ -100,20 +100,21 @@ def placed(model: str, document: Row, links: tuple[float, float] | None) -> list
     for who, row in chosen.items():
         way = who if who in PLACEMENTS else "CS"
         least = None if links is None else seconds_on_links(way, workers, servers, row["size"], links)
-        if least != 0:  # a worker that serves itself has nothing to send
+        if least != 0:  # 0: a single worker that serves itself sends nothing
             found.append(point(model, workers, who, row, None if least is None else workers / least))
     return found
 
 
 def seconds_on_links(placement: str, workers: int, servers: int, nbytes: int, links: tuple[float, float]) -> float:
-    """The time in which the busiest link carries an exchange. A server that works too has a worker's link."""
+    """Returns the time in which the busiest link carries an exchange. A server that also works has a worker's link."""
     at_worker, at_server = (nbytes * part for part in each_way(placement, workers, servers))
     worker, server = links
     return max(at_worker / worker, at_server / (server if placement in ("NCC", "NCS") else worker))
 
 
 def table(found: Sequence[Point], available: int) -> list[str]:
-    """Speedup: over hpcomm, or the same placement, with the fewest workers. / CS: over CS with as many workers."""
+    """Makes the table. Speedup: relative to the same system with the fewest workers. / CS: relative to CS with as
+    many workers."""
     wide = any(p.who in PLACEMENTS for p in found)
     more = f"{'/ CS':>8}{'bound':>10}{'/ bound':>9}" if wide else ""
     lines = [f"{'model':<10}{'workers':>8}  {'who':<50}{'exchanges/s':>12}{'speedup':>9}{more}  spread"]
@@ -165,7 +166,7 @@ def alone(options: argparse.Namespace) -> int:
 
 
 def words(options: argparse.Namespace, model: str) -> tuple[str, ...]:
-    """The benchmark that the ranks run, and its arguments."""
+    """Returns the benchmark that the ranks run, and its arguments."""
     few = ("-N", str(options.run_cycles), "-n", "1", *(("--transport", options.transport) if options.transport else ()))
     if not options.placement:
         return ("push_pull", *arguments_of(model), *few, "--only", "hpcomm Python,update,wire,NIC copies")
@@ -241,7 +242,7 @@ def options_of(given: Sequence[str] | None) -> argparse.Namespace:
 
 def main(given: Sequence[str] | None = None) -> int:
     options = options_of(given)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it looks for the address of each host's name
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch looks up the address of each host's name, and warns
     try:
         found, documents = measure(options)
     except Unavailable as why:

@@ -7,7 +7,7 @@ The hosts are namespaces of this machine with links of 1 Gb/s, one rank on each.
     choice    random layers: the choice, and the time of both ways.
     traffic   figure 10: the bytes of each node in a step of VGG19 at a quarter of its width.
 
-Networks of these groups are lists of layers at a quarter of their width, which compute by timer:
+The networks of these groups are lists of layers at a quarter of their width, which compute by timer:
 
     scaling   figures 5, 6 and 9a: the speedup of 2, 4 and 8 hosts.
     stall     figure 7: computing and waiting on eight hosts.
@@ -15,7 +15,7 @@ Networks of these groups are lists of layers at a quarter of their width, which 
     methods   section 5.3: Adam's way and 1-bit.
     ranks     several ranks on each host.
 
-These groups train on scikit-learn's digits, or by --data on CIFAR-10:
+These groups train on scikit-learn's digits, or with --data on CIFAR-10:
 
     accuracy  figure 9b: a small ResNet on 1, 2 and 4 hosts, the error by epoch.
     onebit    figure 11: CIFAR-10 quick on 4 hosts, exact and by 1-bit, the loss by iteration.
@@ -43,12 +43,12 @@ from bench.poseidon.table import HYBRID, LOSSY, NAMES, OF_ONE, ROLES
 from bench.torch.step import UNABLE, Block, Group, measured
 from hpcomm.bench.rows import Row
 
-WARMUP = 3  # steps: the first one of way="auto" goes as matrices, DDP makes new buckets in the second
+WARMUP = 3  # steps: way="auto" sends matrices in the first, DDP rebuilds its buckets in the second
 
 
 class Poseidon(Group):
     def rows(self, shape: Shape) -> list[Row]:
-        """Of all models; [] on all ranks but 0."""
+        """Returns the rows of all models; [] on ranks other than 0."""
         found = []
         for i, key in enumerate(self.options.models):
             self.done = i / len(self.options.models)
@@ -75,7 +75,7 @@ class Poseidon(Group):
         each: dict[str, list[Block]] = {name: [] for name in names}
         sent, tables = dict.fromkeys(names, 0), dict.fromkeys(names, "")
         for cycle in range(self.options.run_cycles):
-            at = cycle % len(names)  # no way always follows the same one
+            at = cycle % len(names)  # each cycle begins with another way
             for name in names[at:] + names[:at]:
                 way = make(name, case, self.ctx)
                 for _ in range(WARMUP):
@@ -114,7 +114,7 @@ def _sent(exchange: hpcomm.Exchange) -> int:
 
 
 def job(options: argparse.Namespace) -> int:
-    """The program of a rank; 0 if no parameter was wrong."""
+    """Runs a rank; returns 0 if no parameter was wrong."""
     import torch  # noqa: PLC0415
 
     from bench.torch.ways import gloo  # noqa: PLC0415

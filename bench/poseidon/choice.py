@@ -1,4 +1,4 @@
-"""The ranks of bench.poseidon that ask for the choice for random layers, and for the bytes of each node."""
+"""The ranks of bench.poseidon that get the choice for random layers, and the bytes of each node."""
 
 import itertools
 import statistics
@@ -24,17 +24,17 @@ CONVOLUTIONS = (3, 16, 16, 32, 32, *4 * (64,), *8 * (128,))  # channels of VGG19
 SAMPLES = 8  # K: a quarter of the paper's
 TRAFFIC = ("TF-WFBP", "Adam", "Poseidon")  # figure 10
 METHODS = ("PS", "Adam", "SFB")  # table 1
-SIDE, BATCH = 4096, 32  # of the layer of section 3.2, and of its samples
+SIDE, BATCH = 4096, 32  # side of section 3.2's layer, and number of its samples
 
 
 def rates_of(ctx: hpcomm.Context) -> Rates:
-    """What best_way needs to know of the machine. Collective."""
+    """Measures the rates of the machine that best_way needs. Collective."""
     return replace(measure.measure_rates(ctx), multiply=measure.multiply_rate(ctx, hpcomm.Exchange, None))
 
 
 class Choice(Group):
     def rows(self) -> list[Row]:
-        """The choice for random layers, beside the time of both ways; [] on all ranks but 0."""
+        """Returns the choice for random layers, beside the time of both ways; [] on ranks other than 0."""
         ctx, random = self.ctx, np.random.default_rng(self.options.seed)
         rates = rates_of(ctx)
         cluster, found = Cluster(self.size, hosts=len(set(ctx.hosts))), []
@@ -66,7 +66,7 @@ class Choice(Group):
         return found if self.rank == 0 else []
 
     def seconds(self, shape: tuple[int, int], topology: Any, codec: Any) -> float:
-        """Of a step of a key, by its slowest rank: the median of some."""
+        """Returns the median seconds of a step of a key, by its slowest rank."""
         random, took = np.random.default_rng(self.rank), list[float]()
         with hpcomm.Exchange(
             self.ctx, {"w": np.zeros(shape, np.float32)}, topology, codec=codec, rule=hpcomm.SGD(0.1)
@@ -89,8 +89,8 @@ class Choice(Group):
 
 class Load(Group):
     def rows(self) -> list[Row]:
-        """The bytes that each node sends and gets in a step of VGG19 (figure 10) and of one layer (table 1); [] on all
-        ranks but 0."""
+        """Returns the bytes that each node sends and gets in a step of VGG19 (figure 10) and of one layer (table 1);
+        [] on ranks other than 0."""
         kernels = [(b, 9 * a) for a, b in itertools.pairwise(CONVOLUTIONS)]
         shapes = {f"conv{i}": shape for i, shape in enumerate(kernels)}
         linear = {f"fc{6 + i}": shape for i, shape in enumerate(QUARTER)}
@@ -107,9 +107,9 @@ class Load(Group):
     def counted(
         self, shapes: Mapping[str, tuple[int, int]], linear: Iterable[str], K: int, names: Sequence[str]
     ) -> Iterator[tuple[str, list[int]]]:
-        """By each node in a step: where all layers go through servers, where linear ones go as K pairs to one server,
-        and where they go so to all. names: of these three ways. Of Adam's way linear layers are dealt to servers by
-        themselves, and the others evenly to all, as table 1 has it."""
+        """Returns the bytes of each node in a step of three ways: all layers through servers; linear layers as K
+        pairs to one server; linear layers as K pairs to all. names: of these ways. In the second way, Adam's, linear
+        layers are dealt to servers separately, and the others evenly to all servers, as in table 1."""
         apart = hpcomm.ParameterServer(servers=range(self.size))
         pairs = {name: Factors(K) for name in linear}
         ways: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [

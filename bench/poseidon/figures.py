@@ -20,12 +20,12 @@ from hpcomm.model import Cluster, Rates, best_way
 from hpcomm.model import Layer as Exchanged
 from hpcomm.topology.automatic import automatic_pairs
 
-CHUNK = 1 << 30  # bytes, so that each tensor is one chunk: TensorFlow's placement
+CHUNK = 1 << 30  # bytes: each tensor is one chunk, as TensorFlow places it
 
 
 @dataclass(frozen=True)
 class System:
-    """How each layer of a network is exchanged."""
+    """The way in which each layer of a network is exchanged."""
 
     name: str
     ways: Mapping[str, str]
@@ -41,7 +41,7 @@ class System:
             codec={name: codecs[way] for name, way in self.ways.items() if way in codecs},
             rule=hpcomm.SGD(RATE),
             chunk_bytes=CHUNK if self.name == WHOLE else None,
-            progress="thread",  # a GPU leaves the processor to it
+            progress="thread",  # a GPU would leave the processor to it
         )
 
 
@@ -61,7 +61,7 @@ class Timed(Group):
     def systems(
         self, figure: Figure, layers: Sequence[Layer], pairs: int, rates: Rates | None, hosts: int
     ) -> list[System]:
-        """The systems; systems that choose alike are one."""
+        """Returns the systems; two systems that make the same choices are one."""
         base = "ps" if hosts == self.size else "hosts"
         found: list[System] = []
         for name in figure.systems:
@@ -96,7 +96,7 @@ class Timed(Group):
         return found
 
     def turn(self, system: System, layers: Sequence[Layer], seconds: float) -> Row:
-        """A few steps by a system, on this rank."""
+        """Takes a few steps by a system, on this rank."""
         with system.exchange(self.ctx, layers) as exchange:
             trainer = Trainer(exchange, layers, seconds, system.name == AFTER)
             trainer.fill(self.rank + 1, system.pairs)

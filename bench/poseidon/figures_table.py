@@ -1,5 +1,5 @@
-"""What bench.poseidon tells of the figures whose networks compute by timer, and of trainings. Needs neither torch nor
-hpcomm."""
+"""Tabulates the figures of bench.poseidon whose networks compute by timer, and its trainings. Needs neither torch
+nor hpcomm."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from bench.common.judge import Promise, span
 from bench.poseidon.systems import ACCURACY, CONVERGENCE, FIGURES, PAPER, POSEIDON
 from hpcomm.bench.rows import Row
 
-ASKED = 0.9  # of linear, figure 8: VGG19, 1 Gb/s in the place of 10 GbE, eight hosts
+ASKED = 0.9  # target: share of linear speedup, for figure 8's VGG19 on eight hosts, with 1 Gb/s for 10 GbE
 SAID = {  # by the paper's text
     "scaling": "on 32 nodes Caffe+WFBP and Poseidon nearly linear, with VGG19-22K 21.5x and 29.5x; TF 10x with "
     "Inception-V3, and no gain with VGG19; Poseidon 31x with ResNet-152",
@@ -37,13 +37,13 @@ def lines(document: Row) -> Iterator[str]:
 
 
 def linear(row: Row) -> tuple[float, float, float]:
-    """The speedup over that of as many hosts that exchange nothing: of the median turn, the slowest and the fastest."""
+    """Returns the speedup relative to as many hosts that exchange nothing: of the median, slowest and fastest turn."""
     each = sorted(row["compute"] / cycle for cycle in row["cycles"])
     return statistics.median(each), each[0], each[-1]
 
 
 def stall(row: Row) -> float:
-    """The part of a step in which a rank waits."""
+    """Returns the part of a step in which a rank waits."""
     return float(statistics.median(a / b for a, b in zip(row["stalled"], row["cycles"], strict=True)))
 
 

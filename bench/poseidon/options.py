@@ -1,4 +1,4 @@
-"""The options of bench.poseidon, its groups, and the jobs that they ask for."""
+"""The options of bench.poseidon, its groups, and the jobs that they need."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -99,8 +99,8 @@ def shapes_of(group: str, options: argparse.Namespace) -> list[Shape]:
 
 
 def runs(options: argparse.Namespace, given: Sequence[str]) -> Iterator[tuple[Shape, Sequence[str], str]]:
-    """Each job: its hosts, what its ranks are given, and the rate of its links. In a quick run neighbouring groups that
-    have the same hosts are one job: most of the time of a short one is the start of its ranks."""
+    """Returns each job: its hosts, its ranks' arguments, and the rate of its links. In a quick run, neighbouring
+    groups with the same hosts are one job, because a short job mostly starts its ranks."""
 
     def job_of(group: str) -> str:
         return str(shapes_of(group, options)) if options.quick else group
@@ -113,6 +113,6 @@ def runs(options: argparse.Namespace, given: Sequence[str]) -> Iterator[tuple[Sh
 
 
 def shape_in(text: str) -> Shape:
-    """Of a Shape's key, which has no racks."""
+    """Returns the shape of a Shape's key, which has no racks."""
     hosts, ranks = (int(number) for number in text.split("x"))
     return Shape(1, hosts, ranks)

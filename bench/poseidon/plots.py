@@ -1,4 +1,4 @@
-"""The plots of bench.poseidon: speedup by hosts and by bandwidth, stall, and trainings. Needs matplotlib."""
+"""Draws bench.poseidon: speedup by hosts and by bandwidth, stall, and trainings. Needs matplotlib."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,11 +12,11 @@ from hpcomm.bench import plots
 from hpcomm.bench.rows import Row
 
 COLOURS = {AFTER: "tab:gray", WHOLE: "tab:orange", WFBP: "tab:red", POSEIDON: "tab:blue", PAPER: "tab:cyan"}
-MEAN = 10  # iterations of which a point of a loss is the mean
+MEAN = 10  # iterations whose mean is one point of a loss curve
 
 
 def draw(document: Row, path: Path) -> bool:
-    """False if nothing is to be drawn, or matplotlib is missing."""
+    """Draws; returns False if there is nothing to draw, or matplotlib is missing."""
     panels: list[plots.Draw] = []
     for group, make in (("scaling", _by_hosts), ("bandwidth", _by_link), ("stall", _stall)):
         rows = [row for row in document["rows"] if row["group"] == group]

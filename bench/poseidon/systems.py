@@ -17,8 +17,8 @@ class Figure:
     """The settings of a group.
 
     Attributes:
-        stands_for: Gb/s of the paper's link for which a link of 1 Gb/s stands; computing is scaled to it.
-        links: rates, as tc writes them; (): that of --rate.
+        stands_for: Gb/s of the paper's link that a link of 1 Gb/s represents; computing is scaled to it.
+        links: rates, as tc writes them; (): the one of --rate.
         shapes: hosts x ranks of each.
     """
 

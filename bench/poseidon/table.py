@@ -1,4 +1,4 @@
-"""What bench.poseidon tells of its rows, and what issue 31 asks. Needs neither torch nor hpcomm."""
+"""Tabulates the rows of bench.poseidon, and judges them by the targets of issue 31. Needs neither torch nor hpcomm."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ LOSSY = (FP16, POWER, ONE_BIT)
 NAMES = (ALONE, DDP, FP16, POWER, PEER, *HYBRID)
 OF_ONE = (ALONE, HUB, AUTO)  # of one rank, which exchanges nothing
 ROLES = {ALONE: "bound", **dict.fromkeys((DDP, FP16, POWER, PEER), "peer"), **dict.fromkeys(HYBRID, "hpcomm")}
-ADAM_OVER = 9.17  # of VGG19 with K = 8 at a quarter of its width and 8 hosts
+ADAM_OVER = 9.17  # for VGG19 with K = 8 at a quarter of its width and 8 hosts
 HEAD = ("model", "hosts", "who", "step", "least", "most", "cost", "of DDP's", "processor", "sent", "#wrong")
 UNITS = ("", "", "", "(ms)", "(ms)", "(ms)", "(ms)", "", "(ms)", "(MB)", "")
 WIDTHS = (8, 5, 24, 9, 9, 9, 9, 9, 9, 9, 7)
@@ -78,7 +78,7 @@ def traffic(document: Row) -> list[str]:
 
 
 def table_1(row: Row) -> float:
-    """The paper's bytes of a node that is both a server and a worker, with float32 values."""
+    """Returns the paper's bytes of a node that is both server and worker, with float32 values."""
     m, n, k, p = (row[name] for name in ("rows", "columns", "K", "ranks"))
     values = {
         "PS": 2 * m * n * (p + p - 2) / p,
@@ -89,7 +89,7 @@ def table_1(row: Row) -> float:
 
 
 def models_of(document: Row) -> list[dict[str, Row]]:
-    """The rows by name, of each model and number of hosts."""
+    """Groups the rows by model and number of hosts, then by name."""
     found: dict[tuple[str, int], dict[str, Row]] = {}
     for row in document["rows"]:
         if row["group"] == "steps":
@@ -109,7 +109,7 @@ def cells(rows: dict[str, Row], row: Row) -> list[str]:
 
 
 def promises(document: Row) -> Iterator[Promise]:
-    """Each is a ratio of what exchanges cost: a step less the time alone."""
+    """Judges ratios of the costs of exchanges: a step less the time alone."""
     for rows in models_of(document):
         if ALONE not in rows:
             continue
@@ -141,8 +141,8 @@ def promises(document: Row) -> Iterator[Promise]:
 
 
 def _chosen(rows: Sequence[Row]) -> Iterator[Promise]:
-    """How much longer than the best way the choice takes at most: for the tenth of the layers where it is most, and the
-    last one."""
+    """Judges how much longer than the best way the choice takes: for nine of ten layers, and
+    for all."""
     if not rows:
         return
     for by, asked in (("measured", True), ("paper", False)):

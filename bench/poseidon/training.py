@@ -1,8 +1,8 @@
 """The ranks of bench.poseidon that train on pictures of 32 x 32 pixels (Poseidon, figures 9 and 11). Needs torch.
 
-The pictures are scikit-learn's digits or, with --data, CIFAR-10. Figure 9 has a small ResNet in the place of
-ResNet-152, and figure 11 CIFAR-10 quick as it is. Each rank has its own batch; all ranks together take the samples in
-the same order as one process with their whole batch.
+The pictures are scikit-learn's digits or, with --data, CIFAR-10. Figure 9 uses a small ResNet instead of ResNet-152;
+figure 11 uses CIFAR-10 quick unchanged. Each rank has its own batch; all ranks together take the samples in the same
+order as one process with their whole batch.
 """
 
 import copy
@@ -31,9 +31,9 @@ import paper_data
 
 SIDE, CLASSES, TESTS = 32, 10, 360
 MOMENTUM = 0.9
-RESNET_BATCH, RESNET_RATE = 16, 0.02  # of a rank; the rate grows with the ranks, as the whole batch does
+RESNET_BATCH, RESNET_RATE = 16, 0.02  # of one rank; the rate grows with the ranks, like the whole batch
 QUICK_BATCH, QUICK_RATE = 25, 0.01  # the batch of table 3, 100, over four ranks
-TESTED = 500  # test images whose layers are in memory at once
+TESTED = 500  # test images that are evaluated at once
 EVERY = 10  # iterations from test to test
 CHECKED = 3  # steps until parameters are compared with one process's; rounding errors grow with every step
 TOLERANCE = 0.05  # see bench.torch.ways.differing
@@ -41,7 +41,8 @@ ONE_PROCESS = "one process"
 
 
 class Residual(nn.Module):
-    """ResNet's basic block. Its normalization is by groups of channels, as that over a batch depends on its size."""
+    """ResNet's basic block. It normalizes by groups of channels, because normalizing over a batch depends on the
+    batch's size."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -145,7 +146,7 @@ class Training:
         return [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def missed(self) -> int:
-        """Images of this part of the test set that the model takes for others."""
+        """Counts the images of this part of the test set that the model misclassifies."""
         self.parameters()
         x, y = self.data.test_x[self.part :: self.parts], self.data.test_y[self.part :: self.parts]
         with torch.no_grad():
@@ -164,7 +165,7 @@ class Trainings(Group):
         return lambda plain, model: hpcomm.torch.DistributedOptimizer(plain, self.ctx, model, way=way)
 
     def error(self, training: Training) -> float:
-        """Of the test set, over all ranks."""
+        """Returns the error on the test set, over all ranks."""
         return float(sum(self.comm.allgather(training.missed())) / len(self.data.test_y))
 
     def accuracy(self) -> list[Row]:
@@ -192,7 +193,7 @@ class Trainings(Group):
         return rows if self.rank == 0 else []
 
     def alone(self, peer: Training, early: list[Tensor], first: nn.Module) -> Row:
-        """A training of the whole batches, while the other ranks sleep."""
+        """Trains on whole batches in one rank, while the other ranks sleep."""
         errors, seconds, wrong = list[float](), 0.0, 0
         for _ in range(self.options.epochs):
             began = time.perf_counter()

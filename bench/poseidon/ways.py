@@ -1,5 +1,7 @@
-"""The ways to train that bench.poseidon compares beside bench.torch.ways: hpcomm's ways, DDP's lossy hooks, and the
-exact peer, which gathers inputs and gradients of outputs over Gloo. Needs torch."""
+"""The ways to train that bench.poseidon compares besides bench.torch.ways. Needs torch.
+
+They are hpcomm's ways, DDP's lossy hooks, and the exact peer, which gathers inputs and gradients of outputs over Gloo.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -14,12 +16,12 @@ from bench.torch.models import Batch, Task
 from bench.torch.ways import ALONE, DDP, OverGloo, Rule, Way, plain
 
 ONE_BUCKET = 1000.0  # MB
-WHOLE = 1 << 30  # bytes of a chunk, so that each tensor is one: TensorFlow's placement
+WHOLE = 1 << 30  # bytes of a chunk: each tensor is one, as TensorFlow places it
 
 
 class Gathered(Way):
-    """The exact peer: each linear layer's inputs and gradients of outputs are gathered, and multiplied; autograd makes
-    the weight's own gradient all the same."""
+    """The exact peer: it gathers each linear layer's inputs and gradients of outputs, and multiplies them. autograd
+    still computes the weight's own gradient."""
 
     name = PEER
 
@@ -54,8 +56,8 @@ def _all(own: Tensor) -> Tensor:
 
 
 class Hooked(OverGloo):
-    """DDP with one of its lossy hooks. PowerSGD has one bucket: over Gloo the allreduces of several come in an order of
-    each rank's own, and it hangs or aborts (torch 2.13)."""
+    """DDP with one of its lossy hooks. PowerSGD gets one bucket: over Gloo, the ranks may order the allreduces of
+    several buckets differently, and it hangs or aborts (torch 2.13)."""
 
     def __init__(self, case: Task, batches: Sequence[Batch], name: str, rule: Rule = plain) -> None:
         super().__init__(case, batches, rule, bucket=ONE_BUCKET if name == POWER else None)

@@ -9,8 +9,8 @@ Three groups of ranks, one after another:
     host    two ranks of one host, over K: factors, and the dense hub with and without the product that makes a
             gradient of the pairs, and Auto(Factors(K)), which chooses
 
-The ways of a group take turns in the same processes, and every W is checked after each turn. table.py derives
-the columns.
+The ways of a group take turns in the same processes, and every W is checked after each turn. table.py derives the
+columns.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def job(options: argparse.Namespace) -> int:
-    """The program of a rank; 0 if no value was wrong."""
+    """Runs a rank; returns 0 if no value was wrong."""
     comm = MPI.COMM_WORLD
     part = "host" if not options.part else "hosts" if shape_of_hosts(options.part).ranks == 1 else "ranks"
     cases = cases_of(options, part)
@@ -118,7 +118,7 @@ def job(options: argparse.Namespace) -> int:
 
 
 def in_a_host(options: argparse.Namespace, given: Sequence[str], folder: Path) -> Row:
-    """What two ranks of this host have found."""
+    """Runs two ranks of this host, and returns their results."""
     output = folder / "host.json"
     command = [*launcher(2), "bench.sfb", *given, "-J", str(output)]
     status = attend(command, "factors, one host", quiet=options.json, limit=LIMIT)
@@ -128,7 +128,7 @@ def in_a_host(options: argparse.Namespace, given: Sequence[str], folder: Path) -
 
 
 def start(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Starts the groups one after another, and prints what all have found."""
+    """Starts the groups one after another, and prints the results of all."""
     document: Row = {"benchmark": "factors", "hpcomm": hpcomm.__version__, "rate": options.rate, "burst": options.burst}
     document |= {"carried": carried(options.rate), "cores": cores(), "transport": "", "torch": "", "rows": []}
     several = (("hosts", 1), ("ranks", options.per_host))

@@ -1,5 +1,5 @@
-/* add.c - the rebuilding of an update from its factors. It is no part of the library's interface:
- * add.py links this with the objects of the build. */
+/* add.c - rebuilds an update from its factors. The functions are internal to the library, so add.py links this file
+ * with the objects of the build. */
 #define _GNU_SOURCE
 #include "bench.h"
 #include "codec/factors.h"
@@ -12,13 +12,15 @@ static hpc_codec_config config_of(uint64_t rows, uint64_t columns, int pairs, in
     return config;
 }
 
-/* Bytes of an update as its trainer writes it: 64 of a head, then pairs * rows values of u, pairs * columns of v. */
+/* Returns the bytes of an update as its trainer writes it: a head of 64, then pairs * rows values of u and pairs *
+ * columns of v. */
 BENCH_API size_t bench_factors_bytes(uint64_t rows, uint64_t columns, int pairs) {
     const hpc_codec_config config = config_of(rows, columns, pairs, HPC_F32);
     return hpc_factors_bytes(&config);
 }
 
-/* Encodes an update of pairs pairs into out, of cap bytes: the bytes of the piece, or a negative error. */
+/* Encodes an update of pairs pairs into out, which has cap bytes; returns the bytes of the piece, or a negative
+ * error. */
 BENCH_API int64_t bench_factors_encode(uint64_t rows, uint64_t columns, int pairs, int values, void *update, void *out,
                                        int64_t cap) {
     const hpc_codec_config config = config_of(rows, columns, pairs, values);
@@ -28,7 +30,8 @@ BENCH_API int64_t bench_factors_encode(uint64_t rows, uint64_t columns, int pair
     return hpc_factors_encode(&config, &source, (int64_t)(rows * columns), out, cap, &kept, HPC_ISA_BEST);
 }
 
-/* Seconds of one add_all of n pieces, which all weigh 1; negative: why one is refused. */
+/* Returns the seconds of one add_all of n pieces, each of weight 1, or the negative status with which a piece is
+ * refused. */
 BENCH_API double bench_factors_add_all(float *param, uint64_t rows, uint64_t columns, int pairs, int values,
                                        const void *const *pieces, const int64_t *nbytes, int n, double rate, int isa) {
     enum { MOST = 64 };

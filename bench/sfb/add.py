@@ -28,7 +28,7 @@ ROW_MAJOR, NO_TRANS, TRANS = 101, 111, 112  # of CBLAS
 
 
 def loops(folder: Path = BUILD) -> ctypes.CDLL:
-    """bench/sfb/add.c with the codec of the tree's build."""
+    """Loads bench/sfb/add.c with the codec of the tree's build."""
     library = with_objects(folder, "libbenchfactors.so", "sfb/add.c", "factors.c")
     pointer, many, small, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
     library.bench_factors_bytes.restype = ctypes.c_size_t
@@ -41,7 +41,7 @@ def loops(folder: Path = BUILD) -> ctypes.CDLL:
 
 
 def sgemm_of(blas: ctypes.CDLL, name: str) -> Callable[[Floats, Floats, Floats], float]:
-    """Seconds of W -= RATE * U^T V by a CBLAS function of OpenBLAS, on one thread."""
+    """Times W -= RATE * U^T V by a CBLAS function of OpenBLAS, on one thread."""
     gemm, integer = getattr(blas, name), ctypes.c_int64 if name.endswith("64_") else ctypes.c_int
     getattr(blas, name.replace("cblas_sgemm", "openblas_set_num_threads"))(integer(1))
 
@@ -61,7 +61,7 @@ def sgemm_of(blas: ctypes.CDLL, name: str) -> Callable[[Floats, Floats, Floats],
 
 
 def sgemm() -> Callable[[Floats, Floats, Floats], float] | None:
-    """NumPy's own OpenBLAS; None where NumPy brings none."""
+    """Returns the sgemm of NumPy's own OpenBLAS; None if NumPy has none."""
     folder = Path(np.__file__).parent.parent / "numpy.libs"
     for path in sorted(folder.glob("libscipy_openblas*.so*")):
         for name in ("scipy_cblas_sgemm64_", "scipy_cblas_sgemm"):
@@ -71,7 +71,7 @@ def sgemm() -> Callable[[Floats, Floats, Floats], float] | None:
 
 
 def sparse(random: np.random.Generator, n: int, length: int, kept: int) -> Floats:
-    """n vectors of whole numbers, of which so many are not 0."""
+    """Returns n vectors of whole numbers, with a given number of nonzero values each."""
     vectors = np.zeros((n, length), np.float32)
     for vector in vectors:
         vector[random.choice(length, kept, replace=False)] = random.integers(1, 4, kept)
@@ -79,7 +79,8 @@ def sparse(random: np.random.Generator, n: int, length: int, kept: int) -> Float
 
 
 class Updates:
-    """The updates of some ranks, so many pairs each, as pieces; u and v hold the pairs of all these ranks."""
+    """The updates of some ranks, each with the same number of pairs, as pieces; u and v hold the pairs of all these
+    ranks."""
 
     def __init__(self, native: ctypes.CDLL, u: Floats, v: Floats, ranks: int) -> None:
         (k, self.rows), self.columns = u.shape, v.shape[1]
@@ -111,7 +112,7 @@ class Updates:
 
 
 def medians(repeats: int, *ways: Callable[[], float]) -> list[float]:
-    """The median seconds of each of some ways, which take turns."""
+    """Lets some ways take turns; returns the median seconds of each."""
     seconds: list[list[float]] = [[] for _ in ways]
     for _ in range(repeats + 1):
         for its, way in zip(seconds, ways, strict=True):
@@ -120,7 +121,7 @@ def medians(repeats: int, *ways: Callable[[], float]) -> list[float]:
 
 
 def touch(w: Floats) -> float:
-    """Seconds of reading and writing all of W once."""
+    """Times reading and writing all of W once."""
     start = time.perf_counter()
     np.subtract(w, np.float32(RATE), out=w)
     return time.perf_counter() - start

@@ -13,11 +13,11 @@ the paper (section 5) and its supplement, at sizes that take minutes here:
     target  MLR of 4,000 classes and 5,000 features on 8 hosts, and Q = 4 of 7
 
 All trainings of a figure with the same hosts run in one job, one after the other. A training ends at the objective that
-the first one of its group has reached.
+the first training of its group has reached.
 
-With --compute SECONDS the computing of a step takes one host at least so long, and several hosts, which share the
-samples of a step in figures 7 and S4, their part of it: a host computes its real gradient, and then sleeps. So hosts
-that share the cores of this machine scale as separate machines do.
+With --compute SECONDS the computing of a step takes one host at least that long. Several hosts, which share the samples
+of a step in figures 7 and S4, each take their part of it. A host computes its real gradient, and then sleeps. So hosts
+that share the cores of this machine scale like separate machines.
 """
 
 import argparse
@@ -54,8 +54,8 @@ from factors import data, dml, job, mlr, sc, sdca
 from factors.model import Model
 
 LIMIT = 3600.0  # seconds of one job
-MORE = 3  # times the steps of the first training of a group, which the others may take
-SAMPLES, STORED = 4096, 30  # of synthetic data; values other than 0 of each
+MORE = 3  # times the first training's steps: the limit for the others of its group
+SAMPLES, STORED = 4096, 30  # of synthetic data: samples, and nonzero values of each
 STALE = 20  # the paper's
 HOSTS = 4
 L2 = 0.01
@@ -64,7 +64,7 @@ TEXT = "text"
 RATES = {"mlr": 50.0, "dml": 2.0, "sc": 5.0, "sdca": 1.0, TEXT: mlr.Regression.lr}  # of learning
 WAYS = {"factors": job.FACTORS, "dense": job.DENSE}
 
-try:  # updates may go on to ranks that no edge leads to
+try:  # whether updates can be relayed to ranks that no edge leads to
     hpcomm.PeerToPeer(hpcomm.graphs.ring(3), relay=True)
     RELAYS = True
 except hpcomm.NotSupported:
@@ -77,13 +77,13 @@ class Training:
 
     Attributes:
         size: (J, D) of W, for mlr and sdca features x classes; for text the data give the classes.
-        group: trainings of one name end at the objective of the first of them.
-        steps: of the first of a group; the others take twice as many at the most.
-        stored: values other than 0 of a sample.
-        samples: how many there are.
-        noise: the part of samples whose class is any.
-        compute: seconds that the computing of a step takes at least.
-        data: a folder with the rows of text, in place of Debian's packages.
+        group: trainings of one group end at the objective of its first training.
+        steps: of the group's first training; it limits the others too.
+        stored: nonzero values of a sample.
+        samples: the number of samples.
+        noise: the share of samples with a random class.
+        compute: the least seconds of computing in a step.
+        data: a folder with the rows of text, instead of Debian's packages.
     """
 
     figure: str
@@ -153,7 +153,7 @@ def by_size(figure: str, staleness: int, models: Sequence[str] = MODELS) -> Iter
 
 
 def by_pairs(figure: str, staleness: int, every: Sequence[int]) -> Iterator[Training]:
-    """The samples are as many for each K, and so the steps are not."""
+    """Scales steps by K, so that every K trains on as many samples."""
     for pairs in every:
         one = Training(figure, "mlr", SIZES["mlr"][1], f"mlr {pairs}", pairs=pairs, staleness=staleness)
         one = replace(one, steps=1600 // pairs)
@@ -161,7 +161,7 @@ def by_pairs(figure: str, staleness: int, every: Sequence[int]) -> Iterator[Trai
 
 
 def by_hosts(figure: str, staleness: int) -> Iterator[Training]:
-    """The samples of a step are the same for any number of hosts: so the steps are, too."""
+    """Keeps the samples and the number of steps for every number of hosts."""
     for model in MODELS:
         for hosts in (1, 2, 4, 8):
             size, pairs = SIZES[model][1], 256 // hosts
@@ -263,7 +263,7 @@ def trained(ctx: hpcomm.Context, one: Training, target: float | None) -> Row:
 
 
 def rank(path: Path, output: Path, progress: Path | None) -> int:
-    """Trains by the list at path. MPI brings the ranks up."""
+    """Runs a rank: trains by the list at path. MPI starts the ranks."""
     wanted = json.loads(path.read_text(encoding="utf-8"))
     rows: list[Row] = []
     aims: dict[str, float] = dict(wanted["aims"])
@@ -285,7 +285,7 @@ def rank(path: Path, output: Path, progress: Path | None) -> int:
 
 
 def jobs(trainings: Sequence[Training]) -> Iterator[tuple[int, list[Training]]]:
-    """By number of hosts; the job of most hosts is the first, whose objectives the others reach too."""
+    """Groups trainings by number of hosts. The job with the most hosts is first; the others train to its objectives."""
     for hosts in sorted({one.hosts for one in trainings}, reverse=True):
         yield hosts, [one for one in trainings if one.hosts == hosts]
 
@@ -319,8 +319,8 @@ def measure(figure: str, options: argparse.Namespace) -> list[Row]:
 
 
 def alone(rows: Sequence[Row]) -> Row | None:
-    """scikit-learn's LogisticRegression (L-BFGS) on one core of one host: how long it takes to the objective of the
-    targets' first training. Iterations double until it is there."""
+    """Times scikit-learn's LogisticRegression (L-BFGS), on one core of one host, to the objective of the targets'
+    first training. It doubles the iterations until it gets there."""
     first = next((row for row in rows if row["group"] == "mlr rows" and not row["staleness"]), None)
     if first is None:
         return None
@@ -384,7 +384,7 @@ def begin(options: argparse.Namespace) -> int:
                 if figure == "target" and document.get("scikit-learn"):
                     found = document["scikit-learn"]
                     print(f"# scikit-learn, one host: {found['seconds']:.1f} s, {found['iterations']} iterations")
-            write(options, json.dumps(document, indent=1))  # kept if this run is ended early
+            write(options, json.dumps(document, indent=1))  # kept if this run ends early
     except Unavailable as why:
         print(f"sfb.apps: no hosts here: {why}", file=sys.stderr)
         return UNABLE

@@ -1,4 +1,4 @@
-"""Tables, findings and plots of sfb.apps: it makes them of rows that its ranks have written."""
+"""Makes the tables, findings and plots of sfb.apps from the rows that its ranks have written."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ def size_of(row: Row) -> float:
 
 
 def ratio(rows: Sequence[Row], **chosen: Any) -> str:
-    """Seconds of the dense way over seconds of factors."""
+    """Returns the seconds of the dense way over the seconds of factors."""
     own = [row for row in rows if all(row[name] == value for name, value in chosen.items())]
     found = {row["way"]: row["seconds"] for row in own}
     dense, factors = found.get("dense"), found.get("factors")
@@ -70,7 +70,7 @@ def lines(figure: str, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def findings(figure: str, rows: Sequence[Row]) -> Iterator[str]:
-    """The results of a figure, in a line each."""
+    """Returns the results of a figure, one line each."""
     if figure == "target":
         yield from target_lines(rows)
     if figure in ("6", "S5"):

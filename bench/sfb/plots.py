@@ -1,4 +1,4 @@
-"""The plots of bench.sfb: the ways between hosts, over K in a host, and the paper's figure 4. Needs matplotlib."""
+"""Draws bench.sfb: the ways between hosts, the ways over K in a host, and the paper's figure 4. Needs matplotlib."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -40,7 +40,7 @@ def draw(document: Row, path: Path) -> bool:
 
 
 def _figure_4(axis: Any, rows: Sequence[Row]) -> None:
-    """Bytes of a step and memory of a rank: by formula and measured."""
+    """Draws the bytes of a step and the memory of a rank, by formula and as measured."""
     own = [row for row in rows if row["name"] in TITLES]
     series = {
         "bytes of a step, by formula": [formulas(row)[0] for row in own],
@@ -59,7 +59,7 @@ def _figure_4(axis: Any, rows: Sequence[Row]) -> None:
 
 
 def _over_pairs(axis: Any, document: Row, shape: tuple[int, int]) -> None:
-    """The time of a step over K, of each way."""
+    """Draws the time of a step over K, for each way."""
     own = [row for row in document["rows"] if row["part"] == "host" and (row["rows"], row["columns"]) == shape]
     for name, (colour, dashes) in STYLES.items():
         points = [(row["K"], 1e3 * median(row)) for row in own if row["name"] == name]

@@ -1,7 +1,7 @@
 """The ranks of bench.sfb: ways to bring all ranks' pairs of vectors into a matrix, in turns.
 
-The pairs are small whole numbers, so every product and sum is exact and W is checked after each turn: it is what NumPy
-makes of all ranks' pairs, or of the in-neighbours' and a rank's own where the way sends to some ranks only.
+The pairs are small whole numbers, so every product and sum is exact, and W is checked after each turn. It must be
+NumPy's result from the pairs of all ranks or, if the way sends to some ranks only, of the in-neighbours and this rank.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from hpcomm.codec import Auto, Factors
 Floats = NDArray[np.float32]
 Ways = dict[str, tuple[str, Callable[[], "Turn"]]]  # role and set-up, by name
 RATE = 0.5  # of learning: a power of two
-LONG = 0.6  # seconds that the timed steps of a turn take, about
+LONG = 0.6  # roughly, the seconds of the timed steps of a turn
 MOST_STEPS = 20
 REBUILDS = 5  # of a turn
 _SERVERS = topology.ParameterServer()
@@ -41,7 +41,7 @@ _SERVERS = topology.ParameterServer()
 
 @dataclass(frozen=True)
 class Case:
-    """W is of rows x columns; each rank has so many pairs a step."""
+    """W has rows x columns; each rank has `pairs` pairs a step."""
 
     rows: int
     columns: int
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def values(self) -> int:
-        """Values of one rank's update as pairs."""
+        """Returns how many values one rank's update has as pairs."""
         return self.pairs * (self.rows + self.columns)
 
     def of_rank(self, rank: int) -> tuple[Floats, Floats]:
@@ -66,12 +66,12 @@ class Case:
 
 @dataclass
 class Turn:
-    """One way, set up.
+    """One way that is set up for a turn.
 
     Attributes:
         step: brings all pairs of a step into W.
         param: W.
-        sources: the ranks whose pairs come into it.
+        sources: the ranks whose pairs are added to it.
         sent: bytes that this rank has sent to others so far.
     """
 
@@ -84,7 +84,7 @@ class Turn:
 
 @dataclass
 class Found:
-    """A rank's figures of a turn. used: seconds of all its threads in a step. memory: bytes that the way took."""
+    """A rank's figures of a turn. used: seconds of all its threads in a step. memory: bytes that the way used."""
 
     seconds: list[float]
     used: float
@@ -95,7 +95,7 @@ class Found:
 
 @dataclass
 class Series:
-    """All turns of one way in one case, by cycle; each the results of all ranks."""
+    """All turns of one way in one case, by cycle; each turn has the results of all ranks."""
 
     facts: Row
     cycles: list[list[Found]] = field(default_factory=list)
@@ -135,7 +135,7 @@ def by_auto(ctx: hpcomm.Context, case: Case) -> Turn:
 
 
 def by_hub(ctx: hpcomm.Context, case: Case, product: bool, who: Any = _SERVERS) -> Turn:
-    """Servers: the products are there, or are made in each step by sgemm."""
+    """Makes the way by servers: the products are given, or sgemm makes them in each step."""
     made = _exchange(ctx, case, who, None)
     gradient, (u, v) = made.gradient("w"), case.of_rank(ctx.rank)
     np.matmul(u.T, v, out=gradient)
@@ -149,7 +149,8 @@ def by_hub(ctx: hpcomm.Context, case: Case, product: bool, who: Any = _SERVERS) 
 
 
 def by_gloo(ctx: hpcomm.Context, case: Case) -> Turn:
-    """The exact peer: all ranks' vectors by all_gather over Gloo, then a sgemm for each rank, in the order of ranks."""
+    """Makes the exact peer: it gathers all ranks' vectors by all_gather over Gloo, then calls sgemm for each rank,
+    in order."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -177,7 +178,7 @@ def _sent(made: Any) -> int:
 
 
 def memory() -> int:
-    """Bytes of this process, with its part of shared memory."""
+    """Returns the bytes of this process, with its part of shared memory."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
@@ -190,7 +191,7 @@ class Ranks:
 
     def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
         self.options, self.ctx, self.comm = options, ctx, MPI.COMM_WORLD
-        self.expected: dict[tuple[Case, tuple[int, ...]], Floats] = {}  # updates of one case, by whose pairs they are
+        self.expected: dict[tuple[Case, tuple[int, ...]], Floats] = {}  # updates, by the ranks whose pairs they hold
 
     def turn(self, made: Callable[[], Turn], case: Case) -> Found:
         gc.collect()
@@ -220,7 +221,7 @@ class Ranks:
         return Found(seconds[:steps], used, sent, took, wrong)
 
     def wrong(self, way: Turn, case: Case, steps: int) -> int:
-        """How many elements of W are not what so many steps make of zeros."""
+        """Counts the elements of W that differ from the result of this many steps from zeros."""
         key = case, tuple(way.sources)
         if key not in self.expected:
             self.expected = {other: update for other, update in self.expected.items() if other[0] == case}
@@ -233,8 +234,8 @@ class Ranks:
         return found
 
     def measure(self, case: Case, ways: Ways, part: str, last: Callable[[], object] = lambda: None) -> Iterator[Row]:
-        """The rows of all ways of a case, by name: role and how to set it up; nothing on ranks other than 0. last: ends
-        each cycle."""
+        """Measures all ways of a case, given by name as a role and a function that sets the way up; returns their
+        rows, nothing on ranks other than 0. last: is called at the end of each cycle."""
         ways = {name: way for name, way in ways.items() if self.wanted(name)}
         found = {name: Series(self.facts(case, name, role, part)) for name, (role, _) in ways.items()}
         names = list(ways)
@@ -300,7 +301,8 @@ class Ranks:
         return rows
 
     def host(self, cases: list[Case]) -> list[Row]:
-        """The ranks of one host. A hub that is given the products does not depend on K: it runs once for a shape."""
+        """Measures the ranks of one host. A hub that is given the products does not depend on K, so it runs once for
+        each shape."""
         rows: list[Row] = []
         for i, case in enumerate(cases):
             first = all((case.rows, case.columns) != (one.rows, one.columns) for one in cases[:i])
@@ -317,8 +319,8 @@ class Ranks:
 
 
 class Rebuilds:
-    """One rank's rebuild of all ranks' pairs, by exchanges of one rank each, without any wire: as many at once as there
-    are cores. Its row is part of a bound: see table.py."""
+    """Rebuilds all ranks' pairs by exchanges of one rank each, without a wire, as many at once as there are cores.
+    Its row is part of a bound: see table.py."""
 
     def __init__(self, ranks: Ranks, case: Case) -> None:
         self.ranks, self.case, self.busy = ranks, case, min(cores(), ranks.ctx.size)

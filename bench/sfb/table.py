@@ -1,5 +1,5 @@
-"""What bench.sfb tells of its rows: columns, the paper's figure 4, and what issue 30 asks. Needs neither torch nor
-MPI nor hpcomm."""
+"""Tabulates the rows of bench.sfb with the paper's figure 4, and judges them by the targets of issue 30. Needs
+neither torch nor MPI nor hpcomm."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -90,12 +90,13 @@ def vectors(row: Row) -> int:
 
 
 def wire(document: Row, row: Row) -> float:
-    """Seconds in which a link carries the pairs of all other ranks."""
+    """Returns the seconds in which a link carries the pairs of all other ranks."""
     return float((row["ranks"] - 1) * vectors(row) / document["carried"])
 
 
 def bound(document: Row, rows: Sequence[Row]) -> Row:
-    """All pairs at the link's rate, then the rebuilds of all ranks, by as many cores as this machine has for them."""
+    """Returns the bound: the time of all pairs at the link's rate, plus the rebuilds of all ranks on this machine's
+    cores."""
     rebuild = of_name(rows, REBUILD)
     assert rebuild is not None
     turns = rebuild["ranks"] / rebuild["busy"]
@@ -103,7 +104,7 @@ def bound(document: Row, rows: Sequence[Row]) -> Row:
 
 
 def real_hosts(document: Row, rows: Sequence[Row]) -> list[str]:
-    """The step of hosts that are machines: a link and one rebuild each. It is derived, not measured."""
+    """Returns a step on separate machines: the link, and one rebuild each. It is derived, not measured."""
     rebuild, hub = of_name(rows, REBUILD), of_name(rows, HUB)
     if rebuild is None:
         return []
@@ -118,8 +119,9 @@ def real_hosts(document: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def formulas(row: Row) -> tuple[float, float, float]:
-    """Bytes that all ranks send in a step, floats that one rank holds at least, and multiply-adds of all ranks' updates
-    of W, as figure 4 of the paper has them. Dense: a rank's own part of W is not sent, and comes back to all others."""
+    """Returns figure 4's formulas: bytes that all ranks send in a step, least floats that one rank holds, and
+    multiply-adds of all ranks' updates of W. Dense: a rank's own part of W is not sent, and comes back to all
+    others."""
     P, Q, K, W = row["ranks"], row["Q"], row["K"], row["rows"] * row["columns"]
     if row["name"] == HUB:
         return 2 * (P - 1) * W * FLOAT, W, P * W + P * K * W
@@ -129,7 +131,8 @@ def formulas(row: Row) -> tuple[float, float, float]:
 
 
 def figure_4(document: Row, rows: Sequence[Row]) -> list[str]:
-    """Bytes, memory and time by formula, beside the measured ones. The time is that of the wire and of the rebuilds."""
+    """Returns bytes, memory and time by formula, beside the measured ones. The time is the wire's plus the
+    rebuilds'."""
     rebuild = of_name(rows, REBUILD)
     found = [
         "\n# figure 4 of the paper: a step by formula, and measured",
@@ -140,7 +143,7 @@ def figure_4(document: Row, rows: Sequence[Row]) -> list[str]:
     for row in (row for row in rows if row["name"] in TITLES):
         sent, floats, work = formulas(row)
         seconds = sent / row["ranks"] / document["carried"]
-        if rebuild is not None and row["name"] != HUB:  # a hub's rebuilds are in the gradient that it is given
+        if rebuild is not None and row["name"] != HUB:  # a hub's rebuilds are in the gradient that it gets
             whole = formulas({**row, "name": ALL, "Q": row["ranks"] - 1})[2]
             seconds += work / whole * row["ranks"] / rebuild["busy"] * median(rebuild)
         measured = f"{row['sent']:.4g}", f"{row['sent'] / sent:.3f}"

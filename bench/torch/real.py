@@ -41,7 +41,7 @@ class Real(Group):
         each: dict[str, list[Block]] = {name: [] for name in names}
         firsts: list[float] = []
         for cycle in range(self.options.run_cycles):
-            at = cycle % len(names)  # the order of ways changes from cycle to cycle
+            at = cycle % len(names)  # each cycle begins with another way
             for name in names[at:] + names[:at]:
                 way = torch_ways.make(name, case, self.ctx, torch_ways.adamw)
                 for _ in range(WARMUP):

@@ -164,7 +164,7 @@ class Group:
             for model in models:
                 with neighbour() if model != key and self.rank == 0 else nullcontext():
                     for k in range(len(ways)):
-                        at = (k + max(0, cycle)) % len(ways)  # the order of ways changes from cycle to cycle
+                        at = (k + max(0, cycle)) % len(ways)  # each cycle begins with another way
                         block = self.block(ways[at], steps, self.options.tail)
                         if cycle >= 0:
                             each[model][at].append(block)

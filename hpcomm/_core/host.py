@@ -91,9 +91,7 @@ class Waiting:
 @dataclass(frozen=True)
 class ShownRank:
     job: str  # "": not known
-    state: (
-        str  # "runs", "starts", "silent" (no answer in time), "foreign" (hung up: another version, or it ends), "gone"
-    )
+    state: str  # "runs", "starts", "silent" (no answer in time), "foreign" (hung up: other version, or ends), "gone"
     rank: int  # -1: not known
     size: int  # -1: not known
     pid: int  # 0: not seen from here
