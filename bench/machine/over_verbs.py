@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from hpcomm.bench.put_bw import Stream
     from hpcomm.bench.put_lat import PingPong
 
-PAGE_WORDS, SHIFTS = 512, 512  # bytes of the memory through which a bound streams
-RING = 4 << 20  # pushes in a sample of push and pull
-PIECES = 128  # Returns whether hpcomm uses verbs for any peer.
+PAGE_WORDS, SHIFTS = 512, 512  # as in bench.h
+RING = 4 << 20  # bytes of the memory through which a bound streams
+PIECES = 128  # pushes in a sample of push and pull
 Words = NDArray[np.uint64]
 
 
 def goes(bench: Bench) -> bool:
-    """Returns one Raw for all sizes, closed with the benchmark; None, with a note, without plain verbs."""
+    """Returns whether hpcomm uses verbs for any peer."""
     return "verbs" in bench.transports
 
 
@@ -37,7 +37,7 @@ _raws: WeakKeyDictionary[Bench, Raw | None] = WeakKeyDictionary()
 
 
 def raw(bench: Bench, room: int) -> Raw | None:
-    """One for all sizes, closed with the benchmark; None, which is noted, where plain verbs are not to be had."""
+    """Returns one Raw for all sizes, closed with the benchmark; None, with a note, without plain verbs."""
     if bench not in _raws:
         try:
             if bench.size % 2:
@@ -62,8 +62,8 @@ def has(bench: Bench, program: str) -> bool:
 
 
 def trips(pair: "PingPong", room: int) -> list[Contender]:
-    """Makes contenders: plain signals behind the same bytes, and ib_write_lat. If ranks outnumber cores, only those
-    that sleep."""
+    """Makes contenders: plain signals behind the same bytes, and ib_write_lat. If ranks outnumber cores, only the
+    sleeping ones."""
     bench, plain = pair.bench, raw(pair.bench, room)
     if plain is None:
         return []

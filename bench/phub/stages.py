@@ -79,7 +79,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--warmup", type=int, default=2, help="steps of a turn before the timed ones")
     p.add_argument("-N", "--run_cycles", type=int, default=3, help="alternated cycles: stacks and stages take turns")
     p.add_argument("--plant", action="store_true", help="spoil a value of each stage, to see that #wrong counts it")
-    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
+    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of these ranks
     p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
     add_quick(p, "two ranks on two hosts and on one, a small network, one cycle")
     add_output(p, "stacked bars")

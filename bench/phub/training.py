@@ -51,7 +51,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--steps", type=int, default=2, help="timed steps of a turn")
     p.add_argument("-N", "--run_cycles", type=int, default=1, help="turns of each system")
     p.add_argument("--plant", action="store_true", help="spoil the parameters, to see that #wrong counts it")
-    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
+    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of these ranks
     p.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)  # of these ranks; another one serves
     p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
     add_quick(p, "two workers, two small networks, one step")

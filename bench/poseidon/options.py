@@ -49,7 +49,7 @@ def options_of(arguments: Sequence[str] | None, about: str) -> argparse.Namespac
     p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
     add_pictures(p)
     add_quick(p, "two hosts, small models, one cycle, two random layers")
-    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
+    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of these ranks
     p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
     add_output(p, "figures with timers, and of trainings,")
     options = p.parse_args(arguments)

@@ -77,7 +77,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--rate", type=rate_of, default="1gbit", help="of each host's link, as tc writes it")
     p.add_argument("--burst", default="256k", help="bucket of the links; a smaller one slows the dense hub down")
     p.add_argument("--plant", action="store_true", help="spoil a value of each way, to see that #wrong counts it")
-    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
+    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of these ranks
     p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
     add_quick(p, "small matrices, one cycle")
     add_output(p, "figures")

@@ -57,7 +57,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("-N", "--run_cycles", type=int, default=5, help="alternated cycles: the ways take turns")
     p.add_argument("--tail", type=int, default=2, help="more steps of a block, in which the tail is timed")
     p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
-    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
+    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of these ranks
     add_quick(p, "the small model, one batch or shape, one cycle")
     p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
     add_output(p, "")

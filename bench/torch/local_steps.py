@@ -61,7 +61,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("-N", "--run_cycles", type=int, default=3, help="alternated cycles: the ways take turns")
     p.add_argument("--burst", default="256k", help="bucket of the links")
     p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
-    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of which these are the ranks
+    p.add_argument("--part", default="", help=argparse.SUPPRESS)  # the shape of these ranks
     p.add_argument("--rate", default="", help=argparse.SUPPRESS)  # of their links
     p.add_argument("--address", default="", help=argparse.SUPPRESS)  # of rank 0
     add_quick(p, "a small model, a short H, one cycle")

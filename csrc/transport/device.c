@@ -14,7 +14,7 @@ typedef struct word {
     const char *name;
     size_t length;
     int exact;
-    int port; /* 0: every one */
+    int port; /* 0: all ports */
 } word;
 
 static size_t trimmed(const char *text, size_t length) {

@@ -15,11 +15,11 @@ typedef enum hpc_fabric { HPC_FABRIC_NONE = 0, HPC_FABRIC_INFINIBAND = 1, HPC_FA
 typedef enum hpc_no_verbs {
     HPC_VERBS_READY = 0,
     HPC_VERBS_NOT_ALLOWED, /* the rank's HPCOMM_TRANSPORT leaves verbs out */
-    HPC_VERBS_NOT_BUILT,   /* without rdma-core's headers */
+    HPC_VERBS_NOT_BUILT,   /* the build had no rdma-core headers */
     HPC_VERBS_NO_LIBRARY,  /* no libibverbs.so.1 */
-    HPC_VERBS_NO_DEVICE,   /* or none that config's devices name */
-    HPC_VERBS_NO_ACCESS,   /* none that can be opened */
-    HPC_VERBS_NO_PORT      /* none active with an address */
+    HPC_VERBS_NO_DEVICE,   /* no device, or none that HPCOMM_DEVICES allows */
+    HPC_VERBS_NO_ACCESS,   /* no device can be opened */
+    HPC_VERBS_NO_PORT      /* no port is active and has an address */
 } hpc_no_verbs;
 
 typedef struct hpc_port_address {

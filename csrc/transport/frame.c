@@ -101,7 +101,7 @@ static int place(hpc_reader *reader, const hpc_sink *sink, const char **why) {
     return HPC_OK;
 }
 
-/* Payload that came behind a header. */
+/* Takes payload that was staged behind its header. */
 static void unstage(hpc_reader *reader) {
     size_t nbytes = reader->staged - reader->used;
     if (nbytes > reader->left) nbytes = (size_t)reader->left;

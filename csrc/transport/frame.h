@@ -35,7 +35,7 @@ enum { HPC_FRAME_SIGNAL = 1, HPC_FRAME_EVENT = 2 }; /* flags of a PUT: at most o
 typedef struct hpc_frame {
     uint16_t magic; /* HPC_FRAME_MAGIC */
     uint8_t type, flags;
-    uint32_t window; /* the receiver's number of it */
+    uint32_t window; /* the receiver's number for the window */
     uint64_t offset; /* bytes, in the window's data */
     uint64_t nbytes; /* payload bytes, which follow the header and the fences */
     uint64_t value;  /* the signal's value; for an event, the bytes of the whole put */
@@ -61,10 +61,10 @@ typedef struct hpc_sink {
     void *arg;
 } hpc_sink;
 
-/* One stream's. */
+/* The reader of one stream. */
 typedef struct hpc_reader {
     int stream, streams;
-    int state;           /* of frame.c */
+    int state;           /* a state of frame.c */
     size_t staged, used; /* bytes in staging; used: how many of them have been handled, 0 between calls */
     hpc_frame frame;
     uint64_t fences[HPC_TCP_STREAMS - 1];
@@ -74,7 +74,7 @@ typedef struct hpc_reader {
     unsigned char *staging; /* HPC_STAGING bytes */
 } hpc_reader;
 
-/* HPC_OK or HPC_ERR_MEMORY (not recorded). */
+/* Returns HPC_OK, or HPC_ERR_MEMORY without recording it. */
 int hpc_reader_init(hpc_reader *reader, int stream, int streams);
 void hpc_reader_free(hpc_reader *reader);
 

@@ -22,7 +22,7 @@ typedef enum { PUT, SIGNAL, EVENT } operation_kind;
 typedef struct operation {
     struct operation *next;
     operation_kind kind;
-    const hpc_lane *lane; /* the sender's: a name, never followed */
+    const hpc_lane *lane; /* the sender's lane: compared, never followed */
     hpc_memory *memory;   /* keeps dst mapped */
     char *dst;            /* target: a put's address, a signal's word, or an event's ring */
     const char *src;
@@ -178,7 +178,7 @@ static int hold_back(hpc_lane *lane, int peer, operation_kind kind, hpc_memory *
     pthread_mutex_unlock(&to->inbox->lock);
     while (step(to->inbox, NULL) > MOST_HELD) {
     }                                                              /* delayed, but not endlessly */
-    hpc_bell_ring(hpc_control_bell(lane->context->control, peer)); /* its wait makes the other steps */
+    hpc_bell_ring(hpc_control_bell(lane->context->control, peer)); /* the peer's waits run the other steps */
     return HPC_OK;
 }
 

@@ -66,11 +66,11 @@ struct hpc_context {
     struct hpc_probes *probes;                 /* of bandwidth: probe/probe.h */
     uint32_t followers; /* number of exchanges so far whose thresholds follow the network, the same on every rank */
     hpc_task *tasks;
-    _Atomic int n_tasks; /* 0 spares the look at them */
+    _Atomic int n_tasks; /* if 0, waits skip the list */
     _Atomic int working; /* a thread runs the tasks, holds them, or changes their list */
     int connecting, connected;
     struct hpc_context *root; /* the first context of its family (context/close.c): itself, or one that it holds */
-    pthread_mutex_t family;   /* the root's: of open and heirs */
+    pthread_mutex_t family;   /* root only: guards open and heirs */
     int open;                 /* root only: number of contexts of the family that have not left it */
     struct hpc_context *heirs, *next_heir; /* root only: its heirs that are not closed */
     int *first;                            /* heirs only: the root's rank number of each rank; NULL in a root */
@@ -152,8 +152,8 @@ static inline _Atomic uint64_t *hpc_own_signal(const hpc_window *window, int sig
 
 typedef struct hpc_lane_peer {
     void *in;           /* the transport's: events from this peer */
-    void *out;          /* and to it */
-    hpc_memory *memory; /* behind out, if mapped */
+    void *out;          /* the transport's: events to this peer */
+    hpc_memory *memory; /* the memory that contains out, if mapped */
 } hpc_lane_peer;
 
 /* The rail of lanes that all use one rail to a peer, chosen by worker (PHub, section 4.5). */
@@ -165,7 +165,7 @@ struct hpc_lane {
     int own;              /* the context's first lane, which holds no reference to the context */
     hpc_memory *memory;   /* the rings into which peers write events */
     hpc_lane_peer *peers; /* by rank */
-    int next;             /* where poll looks first */
+    int next;             /* the peer at which poll begins */
     int keeps;            /* some transport keeps puts back while this lane is corked */
     int corked;           /* its thread makes several puts in a row, and will uncork the lane soon */
     uint32_t turn;        /* place in the sending order of the puts that it makes now (hpc_lane_take_turn); 0: none */

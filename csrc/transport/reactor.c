@@ -43,9 +43,9 @@ enum { KNOWN = 1, NEWS = 2 };
 static const uint64_t ALARM = UINT64_MAX;
 
 typedef struct slot {
-    hpc_source source; /* written before there */
+    hpc_source source; /* set before there */
     _Atomic int there;
-    _Atomic int calls; /* running now */
+    _Atomic int calls; /* number of calls in progress */
 } slot;
 
 struct hpc_reactor {
@@ -61,20 +61,20 @@ struct hpc_reactor {
     _Atomic int n_slots;
     _Atomic unsigned to_arm; /* bit i: the source in slot i must be armed */
     _Atomic uint32_t polls;  /* number of polls by waits: while it grows, waits do the reading */
-    _Atomic uint32_t loops;  /* of calls, each at a part */
+    _Atomic uint32_t loops;  /* polls by calls, each of one connection only */
     _Atomic int hurried;     /* some source is not patient */
     _Atomic int drowsy;      /* a wait sleeps in the set */
-    _Atomic int listening;   /* the service thread sleeps in it */
-    _Atomic int napping;     /* it keeps away */
+    _Atomic int listening;   /* the service thread sleeps in the set */
+    _Atomic int napping;     /* the service thread naps */
     _Atomic int broken;      /* KNOWN, NEWS or 0 */
-    _Atomic int owed;        /* a look, by the service thread */
+    _Atomic int owed;        /* the service thread must look */
 };
 
 static void clear(int eventfd) {
     uint64_t count;
     ssize_t n = read(eventfd, &count, sizeof count);
     hpc_calls_count(HPC_CALL_ALARM);
-    (void)n; /* nothing there: as good */
+    (void)n; /* it was not raised: no matter */
 }
 
 static void raise_event(int eventfd) {
@@ -156,7 +156,7 @@ static void arm(hpc_reactor *r, unsigned mask) {
     }
 }
 
-/* Nonzero if more is left. */
+/* Calls look of each source in the mask; returns nonzero if more is left. */
 static int look(hpc_reactor *r, unsigned mask) {
     int left = 0;
     for (int i = 0; i < HPC_REACTOR_SOURCES; i++) {
@@ -301,7 +301,7 @@ static int listen_once(hpc_reactor *r) {
     atomic_exchange(&r->owed, 0);
     arm(r, mask);
     left = look(r, mask);
-    if (left) atomic_store(&r->listening, 0); /* it comes again by itself */
+    if (left) atomic_store(&r->listening, 0); /* this thread looks again by itself */
     n = epoll_wait(r->epoll_fd, events, EVENTS, left ? 0 : atomic_load(&r->broken) ? 100 : -1);
     hpc_calls_count(HPC_CALL_POLL);
     if (!left) hpc_calls_count(HPC_CALL_WAKEUP);
@@ -326,7 +326,7 @@ static void *serve(void *arg) {
         uint32_t loops = atomic_load_explicit(&r->loops, memory_order_relaxed);
         int drowsy = atomic_load(&r->drowsy);
         if (atomic_load(&r->broken)) report_broken(r);
-        if (!called && (polls != seen || drowsy)) { /* they handle the rest, too */
+        if (!called && (polls != seen || drowsy)) { /* waits poll, and handle the rest too */
             called = nap(r, milliseconds);
             milliseconds = longer(r, milliseconds, drowsy);
         } else if (!called && loops != seen_loops && atomic_load(&r->group->bell->sleepers) == 0) {
@@ -334,7 +334,7 @@ static void *serve(void *arg) {
             milliseconds = longer(r, milliseconds, 0);
             left = hpc_reactor_poll(r, SERVICE_BUDGET);
             left |= look(r, atomic_load(&r->to_arm));
-        } else if (!called && !due && left) { /* no event tells of it */
+        } else if (!called && !due && left) { /* no event will report it */
             called = nap(r, NAP_MS);
             due = 1;
         } else {

@@ -83,7 +83,7 @@ static void lane_detach(hpc_lane *lane, int peer) {
 
 static inline void store_fence(size_t nbytes) {
 #if defined(__x86_64__)
-    if (nbytes >= 1024) __builtin_ia32_sfence(); /* no memcpy streams less */
+    if (nbytes >= 1024) __builtin_ia32_sfence(); /* smaller memcpys never stream */
 #else
     (void)nbytes;
 #endif
@@ -110,7 +110,7 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
 static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
                       uint32_t imm) {
     hpc_ring *ring = lane->peers[peer].out;
-    uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed); /* its only writer is this lane */
+    uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed); /* only this lane writes it */
     if (hpc_ring_is_full(ring, tail)) return HPC_IN_PROGRESS;
     put(lane, w, peer, src, nbytes, offset);
     hpc_ring_push(ring, tail, imm, nbytes);

@@ -27,9 +27,9 @@ typedef struct hpc_blob {
 
 struct hpc_address;
 
-/* Bytes, as of a transport's carried. */
+/* Byte counts of connections; hpc_transport.carried fills them in. */
 typedef struct hpc_carried {
-    uint64_t sent, received; /* by connections that are open */
+    uint64_t sent, received; /* by open connections */
     uint64_t waiting;        /* bytes given to the kernel that the receiver has not acknowledged yet */
     uint64_t sent_to;        /* the part of sent that went to the rank `to` */
     uint64_t waiting_to;     /* the part of waiting for the rank `to` */
@@ -69,7 +69,7 @@ typedef struct hpc_transport {
     /* Sends the puts to peer that were kept while the lane was corked (hpc_lane.corked): a transport may keep a few
      * puts, in order, to send them together. NULL: this transport sends each put at once. */
     void (*uncork)(hpc_lane *lane, int peer);
-    /* HPC_IN_PROGRESS until remote completion. */
+    /* Returns HPC_IN_PROGRESS until all earlier puts of the lane to peer are in place. */
     int (*flush)(hpc_lane *lane, int peer);
     /* Returns whether a peer sees the puts of a lane in the order in which they were made. If not, why gets the
      * setting that allows another order, and the change that restores the order. NULL: puts may arrive in any order. */
@@ -104,7 +104,7 @@ enum {
     HPC_CAP_PEER_VIEW = 1,   /* window_attach maps the peer's memory: plain loads and stores reach it */
     HPC_CAP_ONE_HOST = 2,    /* connects ranks of one host only; their control links are Unix sockets */
     HPC_CAP_ONE_PROCESS = 4, /* connects threads of one process only; used only when asked for by name */
-    HPC_CAP_NICS = 8         /* the context's NICs carry its data */
+    HPC_CAP_NICS = 8         /* carries its data by the context's NICs */
 };
 
 /* Only transport.c names these, in its list; other code asks for capabilities. */
