@@ -408,7 +408,7 @@ static void ask_about(question *questions, int n, double until) {
     }
 }
 
-/* ---- all of it ---- */
+/* ---- the whole list ---- */
 
 static int by_job(const void *a, const void *b) {
     const hpc_shown_rank *x = &((const question *)a)->answer.of, *y = &((const question *)b)->answer.of;
@@ -438,7 +438,7 @@ static int find_here(const name *names, int n_names, question *found, double tim
 static int add_missing(question **found, int n, double until) {
     int k = list_missing(*found, n, NULL, 0);
     question *more = k == 0 ? NULL : realloc(*found, (size_t)(n + k) * sizeof *more);
-    if (more == NULL) return n; /* fewer are shown */
+    if (more == NULL) return n; /* out of memory: shows fewer ranks */
     *found = more;
     list_missing(more, n, more + n, k);
     ask_about(more + n, k, until);

@@ -41,7 +41,7 @@ int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index) {
 
 void hpc_mesh_poke(hpc_control *c) {
     uint64_t one = 1;
-    if (write(c->poke_fd, &one, sizeof one) < 0) return; /* full of pokes: it is awake */
+    if (write(c->poke_fd, &one, sizeof one) < 0) return; /* no room for a poke: the thread is awake already */
 }
 
 /* ---- Unix ---- */
@@ -324,8 +324,8 @@ static void watch_process(hpc_control *c, int rank) {
     if (pidfd >= 0) {
         struct pollfd died = {.fd = pidfd, .events = POLLIN};
         c->links[rank].pidfd = pidfd;
-        if (poll(&died, 1, 0) == 1)
-            hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died"); /* before it could connect */
+        if (poll(&died, 1, 0) == 1) /* It died before this rank could connect. */
+            hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
         else
             hpc_mesh_watch(c, pidfd, HPC_WATCH_PROCESS, rank);
     } else if (errno == ESRCH) {

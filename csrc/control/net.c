@@ -181,7 +181,7 @@ static int endpoint_of_interface(const struct ifaddrs *i, int with_ipv6, hpc_end
     return 1;
 }
 
-/* Lower is better. */
+/* Rates an endpoint of this host; lower is better. */
 static int grade(const hpc_endpoint *e) {
     if (hpc_net_is_loopback(e)) return e->family == 4 ? 3 : 4;
     if (is_link_local(e)) return 2;
@@ -250,7 +250,7 @@ static int find_endpoints(const char *interfaces, int with_ipv6, hpc_endpoint en
 
 /* ---- sockets ---- */
 
-/* A listening socket; -1 with errno. */
+/* Makes a listening socket; returns -1 with errno on failure. */
 static int listen_on(const address *a, socklen_t nbytes, int only_ipv6) {
     const int on = 1, family = a->any.sa_family;
     int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), error;
@@ -388,7 +388,7 @@ int hpc_net_connect(const hpc_endpoint *to, double deadline, int *fd, int *error
         *error = errno;
         return HPC_ERR_TRANSPORT;
     }
-    /* Interrupted, it goes on by itself. */
+    /* An interrupted connect goes on by itself. */
     if (connect(*fd, &a.any, nbytes) != 0)
         *error = errno == EINPROGRESS || errno == EINTR ? await_connected(*fd, deadline) : errno;
     if (*error == 0 && is_own_echo(*fd)) *error = ECONNREFUSED;
@@ -415,7 +415,8 @@ void hpc_net_tune(int fd, double silence) {
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval);
     set(fd, IPPROTO_TCP, TCP_KEEPCNT, probes);
     set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, ms >= 1 ? (ms < INT_MAX ? (int)ms : INT_MAX) : 1); /* 0 is the default */
+    /* 0 would mean the default. */
+    set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, ms >= 1 ? (ms < INT_MAX ? (int)ms : INT_MAX) : 1);
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 

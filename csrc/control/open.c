@@ -59,7 +59,7 @@ static hpc_control *create(hpc_group *group, hpc_memory *bell) {
     return c;
 }
 
-/* 0, or -1 with errno. */
+/* Listens on the Unix socket; returns 0, or -1 with errno. */
 static int listen_unix(hpc_control *c) {
     struct sockaddr_un name;
     socklen_t length = hpc_mesh_name(c->self.name, &name);

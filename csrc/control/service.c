@@ -33,7 +33,7 @@ static void end_link(hpc_control *c, int rank, const char *why) {
     if (l->ended) return;
     l->ended = 1;
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
-    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why); /* unless its last word was another */
+    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why); /* unless its last word gave another reason */
     /* Ends the waits of the peer for this end, and this rank's sends. */
     if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);
 }
@@ -80,7 +80,7 @@ static void listen_again(hpc_control *c, int listen) {
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Gives the descriptor up, open. */
+/* Frees a stranger's place and returns its descriptor, still open. */
 static int release_place(hpc_control *c, hpc_stranger *s) {
     int fd = s->fd;
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
@@ -155,7 +155,7 @@ static void on_accept(hpc_control *c, int kind) {
         /* Out of descriptors: the caller stays in the backlog, so epoll would report it again and again. */
         if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) poll(NULL, 0, 1);
         char hint[HPC_FILES_HINT];
-        if (error == EMFILE) keep_refusal(c, "a peer", hpc_files_hint(error, hint) + 2); /* behind its "; " */
+        if (error == EMFILE) keep_refusal(c, "a peer", hpc_files_hint(error, hint) + 2); /* skips its leading "; " */
         return;
     }
     if (kind == HPC_LINK_TCP && !hpc_net_is_local(fd, c->self.endpoints)) {
@@ -280,7 +280,7 @@ static void tick_link(hpc_control *c, int rank, double now) {
     char why[HPC_REASON_BYTES];
     if (atomic_load(&l->fd) < 0 || l->kind != HPC_LINK_TCP || l->ended) return;
     if (now - l->heard > c->silence) {
-        on_link(c, rank, TURN_BYTES); /* its bytes may lie unread */
+        on_link(c, rank, TURN_BYTES); /* the peer's bytes may be unread */
         if (!l->ended && now - l->heard > c->silence) {
             snprintf(why, sizeof why, "nothing was heard from it for %.3g s", c->silence);
             hpc_link_drop(c, rank); /* in case it is still alive */

@@ -40,8 +40,7 @@ typedef struct hpc_frame {
     uint64_t nbytes; /* payload bytes, which follow the header and the fences */
     uint64_t value;  /* the signal's value; for an event, the bytes of the whole put */
     uint32_t word;   /* the signal's index, or the event's immediate */
-    uint16_t fences; /* number of fences, each a uint64_t between header and payload: streams - 1 or 0, and 0 on streams
-                        other than 0 */
+    uint16_t fences; /* uint64_t fences between header and payload: streams - 1 or 0, on stream 0 only */
     uint16_t behind; /* bytes queued behind this frame on its stream when it was sent, in units of HPC_BEHIND */
 } hpc_frame;
 

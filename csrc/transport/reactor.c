@@ -43,7 +43,7 @@ enum { KNOWN = 1, NEWS = 2 };
 static const uint64_t ALARM = UINT64_MAX;
 
 typedef struct slot {
-    hpc_source source; /* set before there */
+    hpc_source source; /* written before the store of there */
     _Atomic int there;
     _Atomic int calls; /* number of calls in progress */
 } slot;

@@ -132,7 +132,7 @@ static void unlock_sent(tcp_link *l, int error) {
 
 int tcp_link_put(tcp_link *l, const hpc_frame *given, const void *src, const hpc_lane *lane) {
     const int corked = lane->corked;
-    const uint32_t turn = l->n_streams == 1 ? lane->turn : 0; /* frames may not pass fences */
+    const uint32_t turn = l->n_streams == 1 ? lane->turn : 0; /* with several streams no frame may pass a fence */
     hpc_frame frame = *given;
     int error = 0;
     pthread_mutex_lock(&l->sending);
@@ -245,7 +245,8 @@ static int place(void *arg, const hpc_frame *f, char **at, hpc_memory **memory, 
     } else if (w->memory != NULL) {
         *memory = hpc_memory_retain(w->memory);
         *at = (char *)hpc_memory_data(w->memory) + f->offset;
-        if (f->flags & HPC_FRAME_SIGNAL) l->signals_offset = w->signals_offset; /* stream 0 alone has such frames */
+        /* Only frames of stream 0 have signals. */
+        if (f->flags & HPC_FRAME_SIGNAL) l->signals_offset = w->signals_offset;
     }
     pthread_mutex_unlock(&t->lock);
     return status;
@@ -416,7 +417,7 @@ int tcp_link_visit(tcp_link *l, int stream, uint32_t events, size_t budget) {
     if (stream < 0 || stream >= l->n_streams) return 0;
     if (events & (EPOLLOUT | EPOLLERR)) send_more(l, stream);
     if (!(events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))) return 0;
-    if (events & (EPOLLRDHUP | EPOLLHUP)) atomic_fetch_or(&l->hung_up, 1 << stream); /* for the thread that reads */
+    if (events & (EPOLLRDHUP | EPOLLHUP)) atomic_fetch_or(&l->hung_up, 1 << stream); /* tells the thread that reads */
     atomic_fetch_or(&l->again, 1 << stream);
     while (!atomic_exchange(&l->reading, 1)) {
         int streams = atomic_exchange(&l->again, 0), closed;

@@ -76,7 +76,7 @@ typedef struct tcp_link {
     uint64_t issued, asked;   /* number of puts made; of puts before the last FLUSH */
     _Atomic uint64_t flushed; /* number of puts known to be in place at the peer */
     _Atomic uint64_t credited;
-    _Atomic int wanted;                    /* the peer waits for credit */
+    _Atomic int wanted;                    /* the peer has sent WANT: it waits for credit */
     _Atomic int closed_here, closed_there; /* the lane was freed */
 
     _Atomic int silent, ended; /* silent: sends nothing more; ended: reads nothing more */
@@ -119,7 +119,7 @@ tcp_link *tcp_link_at(hpc_tcp *tcp, int slot); /* adds a reference; NULL if the 
 
 int tcp_watch(hpc_tcp *tcp, const tcp_link *link, int stream, int fd, int again);
 void tcp_drop_link(hpc_tcp *tcp, tcp_link *link); /* frees its slot and the slot's reference; may be repeated */
-void tcp_carried(hpc_context *context, int to, hpc_carried *sum); /* the vtable's */
+void tcp_carried(hpc_context *context, int to, hpc_carried *sum); /* implements hpc_transport.carried */
 
 /* ---- orders.c: under the link's sending ---- */
 

@@ -32,7 +32,7 @@ void tcp_link_release(tcp_link *l) {
 
 /* ---- the table ---- */
 
-/* Into a free slot. */
+/* Puts the link into a free slot. */
 static int add(hpc_tcp *t, tcp_link *link) {
     int slot = 0;
     pthread_mutex_lock(&t->lock);

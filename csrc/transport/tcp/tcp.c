@@ -115,7 +115,7 @@ static int export_number(uint64_t number, hpc_blob *blob) {
 
 static uint64_t read_number(const hpc_blob *blob) {
     uint64_t number;
-    if (blob->fd >= 0) close(blob->fd); /* meant for ranks of its host */
+    if (blob->fd >= 0) close(blob->fd); /* the descriptor is for ranks that share memory */
     memcpy(&number, blob->bytes, sizeof number);
     return number;
 }
@@ -258,7 +258,7 @@ static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
     tcp_link *link = lane->peers[peer].out;
     int status = hpc_ring_pop(ring, event);
     if (status != HPC_OK) return status;
-    int wanted = atomic_fetch_add(&link->wanted, 0); /* a barrier, too */
+    int wanted = atomic_fetch_add(&link->wanted, 0); /* an atomic add: it is also a full barrier */
     uint64_t owed = atomic_load_explicit(&ring->head, memory_order_relaxed) -
                     atomic_load_explicit(&link->credited, memory_order_relaxed);
     if (owed >= HPC_NOTIFY_DEPTH / 2 || wanted) tcp_link_give_credit(link);

@@ -10,7 +10,7 @@
 
 enum {
     BATCH = VERBS_BATCH,
-    ROUNDS = 64 /* batches of one visit */
+    ROUNDS = 64 /* most batches of one visit */
 };
 
 static verbs_link *link_of(const verbs_iface *f, uint32_t qp) {
@@ -46,7 +46,7 @@ static void store_signal(verbs_link *l, uint32_t number, uint32_t signal, int is
 
 static void push_event(verbs_link *l, uint32_t imm, uint64_t nbytes) {
     uint64_t tail = atomic_load_explicit(&l->ring->tail, memory_order_relaxed);
-    if (hpc_ring_is_full(l->ring, tail)) /* credits rule it out */
+    if (hpc_ring_is_full(l->ring, tail)) /* cannot happen with a valid peer: credits prevent it */
         verbs_link_break(l, "more events than this rank has granted", "the peer runs another version?", 0);
     else
         hpc_ring_push(l->ring, tail, imm, nbytes);
@@ -78,7 +78,7 @@ static void take_message(verbs_link *l, const verbs_message *m) {
         atomic_store(&l->closed_there, 1);
         atomic_store(&l->iface->closing, 1);
         break;
-    default: /* VERBS_CREDIT: the words are there */
+    default: /* VERBS_CREDIT only says that the words are written */
         break;
     }
 }
@@ -120,7 +120,7 @@ static verbs_link *take(verbs_iface *f, const struct ibv_wc *wc, int *comes) {
     return l;
 }
 
-/* The queues themselves have failed. */
+/* Breaks all links after the queues themselves have failed. */
 static void break_all(verbs_iface *f, const char *what) {
     for (int i = 0; i < f->n_links; i++)
         if (f->links[i] != NULL) verbs_link_break(f->links[i], what, "see dmesg", 0);
@@ -213,7 +213,7 @@ int verbs_iface_visit(verbs_iface *f) {
     if (atomic_load_explicit(&f->starved, memory_order_relaxed) != 0) go_on(f);
     if (atomic_load_explicit(&f->closing, memory_order_relaxed)) gone = remove_closed(f);
     verbs_leave_reading(f);
-    while (gone-- > 0) verbs_iface_release(f); /* the caller has one */
+    while (gone-- > 0) verbs_iface_release(f); /* not the last reference: the caller has one */
     return result;
 }
 

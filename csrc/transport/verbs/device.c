@@ -404,7 +404,7 @@ void verbs_nics_open(const char *names, hpc_nics **nics, hpc_device_address *add
     opening o = {.state = HPC_VERBS_NO_DEVICE};
     *nics = NULL;
     *address = (hpc_device_address){.state = HPC_VERBS_NO_DEVICE};
-    if (!has_devices()) return; /* the library is not even loaded */
+    if (!has_devices()) return; /* avoids loading the library at all */
     const verbs_library *l = library_of(&why);
     if (l == NULL) {
         address->state = HPC_VERBS_NO_LIBRARY;

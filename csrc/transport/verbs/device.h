@@ -47,17 +47,17 @@ typedef struct verbs_nic {
     struct ibv_pd *pd;
     int port, gid_index, node; /* node: NUMA, -1 if unknown */
     hpc_port_address address;
-    size_t most_message; /* bytes of one message */
+    size_t most_message; /* most bytes of one message */
     int most_cqe, most_srq, most_sends;
 } verbs_nic;
 
 struct hpc_nics {
     const verbs_library *library;
     int n;
-    verbs_nic nics[HPC_RAILS]; /* in the order of the address */
+    verbs_nic nics[HPC_RAILS]; /* in the order of the rank's address */
 };
 
-/* The transport's slots. */
+/* Implement the transport's slots of the same names. */
 void verbs_nics_open(const char *names, hpc_nics **nics, hpc_device_address *address);
 void verbs_nics_close(hpc_nics *nics);
 int verbs_nics_node(const hpc_nics *nics);

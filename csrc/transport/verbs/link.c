@@ -122,7 +122,7 @@ int verbs_link_connect(verbs_link *l, const verbs_greeting *g) {
     struct ibv_qp_attr send = {.qp_state = IBV_QPS_RTS,
                                .timeout = ACK_TIMEOUT,
                                .retry_cnt = RETRIES,
-                               .rnr_retry = RETRIES - 1, /* 7 would be for ever */
+                               .rnr_retry = RETRIES - 1, /* 7 would retry for ever */
                                .sq_psn = l->qp->qp_num & 0xffffff,
                                .max_rd_atomic = 1};
     address_of(nic, peer, &ready.ah_attr);
@@ -472,7 +472,7 @@ static int may_notify(verbs_link *l) {
     return 0;
 }
 
-/* With l->sending. */
+/* Tries to put; the caller holds l->sending. */
 static int try_put(verbs_link *l, verbs_order *o, int is_event, int stages, const char *op) {
     if (is_silent(l)) {
         l->lost = 1; /* flush must not report it as delivered */

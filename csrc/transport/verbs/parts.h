@@ -179,7 +179,7 @@ typedef struct verbs_link {
     struct verbs_iface *iface;
     int peer, slot;  /* slot: in the iface's links */
     uint64_t lane;   /* number of the lane */
-    uint32_t number; /* of the link, in this context */
+    uint32_t number; /* a number of the link, unique in this context */
     struct ibv_qp *qp;
     int depth;       /* pending sends at most */
     int inline_most; /* most bytes that a send can carry itself */
@@ -192,7 +192,7 @@ typedef struct verbs_link {
     pthread_mutex_t sending;
     uint64_t posted;
     int connected;
-    int failed;               /* a post was refused */
+    int failed;               /* the library refused a post */
     int lost;                 /* a put was accepted but not posted */
     int starved;              /* orders wait for credit */
     int unsignalled;          /* writes since the last that asked for a completion */
@@ -211,13 +211,13 @@ typedef struct verbs_link {
     verbs_stage stage;
     _Atomic uint64_t told_granted, told_taken;
     int owes, owes_message; /* credit words, or a message, that could not be posted yet */
-    _Atomic int busy;       /* go_on has work */
+    _Atomic int busy;       /* verbs_link_go_on has work */
     _Atomic uint64_t done;  /* completed sends; the thread with the iface's reading writes it */
 
     uint64_t reaped; /* sends that completed or failed; under reading, like received */
     uint64_t received;
     _Atomic uint64_t consumed; /* receives posted again */
-    _Atomic int wanted;        /* the peer waits for credit */
+    _Atomic int wanted;        /* the peer has sent WANT: it waits for credit */
     _Atomic int closed_here, closed_there;
     _Atomic int silent; /* broken: nothing goes out any more */
     int local;          /* the fault is this rank's; set before silent, like why */
@@ -231,7 +231,7 @@ typedef struct verbs_link {
 typedef struct verbs_iface {
     struct hpc_verbs *verbs;
     int nic;
-    _Atomic int references; /* the lane's, each link's, each visitor's */
+    _Atomic int references; /* held by the lane, each link and each visitor */
     struct ibv_cq *cq;
     struct ibv_srq *srq;
     int credits, receives, depth; /* receives of a link; receives of all links; sends of a link */
@@ -241,7 +241,7 @@ typedef struct verbs_iface {
     verbs_credit *credit;      /* by slot */
     verbs_message_room *rooms; /* by receive */
     verbs_link **links;        /* by slot; NULL: free */
-    int n_links, n_slots;      /* slots that there can be */
+    int n_links, n_slots;      /* n_slots: the most slots */
     struct verbs_number {
         uint32_t qp;
         int slot; /* -1: free */
@@ -393,7 +393,7 @@ int verbs_link_can_go(verbs_link *link); /* both ends are closed, or it is broke
 /* ---- source.c ---- */
 
 int verbs_source_is_small(size_t nbytes); /* it may be staged */
-/* Registers the order's source. */
+/* Registers the order's source for this put. */
 int verbs_source_lend(verbs_link *link, verbs_order *order, const char *op);
 int verbs_source_stage(verbs_link *link, verbs_order *order);    /* copies the source; 0: the stage has no room */
 int verbs_source_asks(verbs_link *link, const verbs_loan *loan); /* whether its write needs a completion */

@@ -19,7 +19,7 @@
 
 enum {
     HOT_MOST = 16, /* most polls in a row of a wait that look at one iface only */
-    ASYNC = 256    /* tag of a NIC's other events */
+    ASYNC = 256    /* tag of a NIC's asynchronous events */
 };
 
 static const double GRACE = 1; /* seconds in which the peer of a broken queue pair may still say that it leaves */
@@ -81,7 +81,7 @@ static int look_at_all(hpc_verbs *v) {
     return visit_all(v);
 }
 
-/* Arriving credit makes no event. */
+/* Credit arrives without an event. */
 static int left_over(hpc_verbs *v, int visited) {
     return (visited & VERBS_LEFT ? HPC_LEFT : 0) | (atomic_load(&v->starved) > 0 ? HPC_AWAITED : 0);
 }
