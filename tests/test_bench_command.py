@@ -1,5 +1,6 @@
 """hpcomm bench: its benchmarks run without MPI, find what is planted, and their verdict says what the rows say."""
 
+import argparse
 import contextlib
 import io
 import json
@@ -199,3 +200,10 @@ def test_adapters_are_read_from_sys(tmp_path: Path) -> None:
     assert (round(eth0.slot_gbits), round(eth0.most_gbits)) == (63, 252)
     assert (port.name, port.gbits, port.slot_gbits) == ("mlx5_0:1", 200.0, 16.0)
     assert hardware.has_rdma(tmp_path)
+
+
+def test_a_long_run_says_so_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    for iters, limit in ((0, None), (100, 5.0), (100, None)):  # short, bounded, long
+        harness.tell_length(argparse.Namespace(iters=iters, run_cycles=10, limit=limit), 8, each=0.5, usual=2)
+    said = "# 8 B: about 500 s for 100 samples of each contender in 10 cycles; --iters, --run_cycles or --limit"
+    assert [line[: len(said)] for line in capsys.readouterr().err.splitlines()] == [said]

@@ -28,6 +28,7 @@ from .options import add_output, write
 from .ranks import is_mpi, mpi_library
 from .rows import HEADER, SUBHEADER, Row, line, table, where
 
+LONG = 20.0  # seconds of one size, from which a run says how long it will take
 TRANSPORTS = _core.transports("default")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -223,6 +224,22 @@ def parser(benchmark: Benchmark, prog: str = "") -> argparse.ArgumentParser:
 # ---- running -------------------------------------------------------------------------------------------------------
 
 
+def tell_length(options: argparse.Namespace, size: int, each: float, usual: int) -> None:
+    """Says on stderr how long one size will take, if that is long.
+
+    each: seconds of one sample of all contenders together.
+    usual: samples of a contender in a cycle, if --iters does not give them.
+    """
+    samples = options.iters or usual
+    seconds = each * samples * options.run_cycles
+    if seconds > LONG and options.limit is None:
+        print(
+            f"# {size} B: about {seconds:.0f} s for {samples} samples of each contender in {options.run_cycles} "
+            "cycles; --iters, --run_cycles or --limit makes it shorter",
+            file=sys.stderr,
+        )
+
+
 def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: float, until: float) -> list[Row]:
     """Runs all cycles of one size. Returns the rows on rank 0, an empty list on other ranks.
 
@@ -247,6 +264,8 @@ def run_size(bench: Bench, benchmark: Benchmark, size: int, done: float, share: 
                 if isinstance(contender.measure, WithProcessor) and contender.measure.used:
                     contender.processor.append(statistics.fmean(contender.measure.used[-samples:]))
         now = time.monotonic()
+        if cycle < 0 and samples > 0 and bench.rank == 0:
+            tell_length(options, size, (now - began) / samples, benchmark.samples(size))
         longest, began = max(longest, now - began), now
         if options.limit is not None and bench.comm.bcast(cycle >= 0 and now + longest > until):
             if bench.rank == 0 and cycle + 1 < options.run_cycles:
