@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 
 class Calls:
-    """The part of an exchange that its calls need: its address in C, its keys, and an unfinished step, if there is one."""
+    """The part of an exchange that calls need: its address in C, its keys, and the unfinished step, if any."""
 
     __slots__ = (
         "_address",
@@ -94,7 +94,7 @@ class Calls:
     # ---- a key ----
 
     def _sent(self, call: Any, name: str, flags: int, grad: Any, timeout: float | None) -> tuple[KeyState, int]:
-        """Makes call (_start or _call) for a key, and returns the key and a ticket (after _start) or 0 (after _call)."""
+        """Makes call (_start or _call) for a key. Returns the key and the ticket of _start, or 0 for _call."""
         try:
             key = self._keys[name]
         except (KeyError, TypeError):
@@ -169,8 +169,8 @@ class Calls:
         limits: tuple[float, float],
         before: tuple[int, Any],
     ) -> int:
-        """Continues a start whose first slice returned status, and returns its ticket. before: the key's flags and gradient
-        as they were before the start."""
+        """Continues a start whose first slice returned status, and returns its ticket. before: the key's flags and
+        gradient before the start."""
         try:
             if status == _INVALID and flags == PULL and before[0] & PUSH:
                 key.flags = before[0]
@@ -183,9 +183,7 @@ class Calls:
             )
         except Timeout as late:
             key.gradient = before[1]
-            if (
-                flags & PUSH and _ready(self._address, array("i", [key.index])) == 0
-            ):  # the push was waiting for a free slot
+            if flags & PUSH and _ready(self._address, array("i", [key.index])) == 0:  # it still waits for a slot
                 key.flags = before[0]
                 told = f"{late}; the slot of key {key.name!r} is not free, and nothing was sent: make the call again"
                 raise Timeout(told, op=late.op, waiting_for=late.waiting_for, culprits=late.culprits) from None
@@ -200,7 +198,7 @@ class Calls:
             raise
 
     def _resume(self, key: KeyState, limits: tuple[float, float]) -> None:
-        """Sends the rest of a start that was cut short. If no start was cut short, C refuses this like any other call."""
+        """Sends the rest of a start that was cut short; if none was, C refuses this like any other call."""
         address, keep = self._address, self._keep
         self._until(lambda left: _start(address, key.index, key.flags, None, key.nbytes, keep, left), *limits)
 
@@ -221,12 +219,12 @@ class Calls:
         return limit, monotonic() + limit - min(limit, SLICE)
 
     def _usual(self) -> float:
-        """Returns the timeout of a call that gives none: the context's default, or the one of EngineOptions.patience."""
+        """Returns the timeout of a call that gives none: the context's default, or by EngineOptions.patience."""
         return float(_core.exchange_stats(self._handle)["timeout"]) if self._learns else self._default
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
         """Repeats call(seconds) until it returns 0 or more, and returns this value. status: the result of an earlier
-        slice; None: there was none, so call is made at least once, even after the deadline."""
+        slice; None: no slice was made, so call is made once even after the deadline."""
         before = _core.slices_limit(limit)
         try:
             while status is None or is_slice_over(status):

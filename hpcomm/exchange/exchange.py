@@ -415,8 +415,8 @@ class Exchange(Calls):
 
     @property
     def rule(self) -> RuleOrRules:
-        """The rule with the hyper-parameters of this rank's next pushes; on a rank that only serves, those that came
-        with the last pushes. If keys have different rules, a dict by key."""
+        """The rule with the hyper-parameters of this rank's next pushes; on a rank that only serves, the values
+        that came with the last pushes. If keys have different rules, a dict by key."""
         return optim.gathered(self._state.rules_now())
 
     def set(self, *, keys: Iterable[str] | str | None = None, timeout: float | None = None, **changes: Any) -> None:

@@ -61,7 +61,7 @@ class TwoCalls:
     lowest rank does. The next fold waits until the mean is applied or skipped. With a Hierarchy a host counts as one
     worker, and its ranks must make the same calls with the same scale.
 
-    **SSP(s) and ASYNC, with servers or peers.** Each update is applied by itself. fold keeps this worker's own update
+    **SSP(s) and ASYNC with servers or peers, and peers with a quorum.** fold keeps this worker's own update
     and sends nothing; apply scales and pushes it. So each worker clips, scales and skips its own updates, and waits for
     no call of others. squares and gather return values of the update as it was folded, before its weight in the mean.
     """
@@ -153,8 +153,8 @@ class TwoCalls:
         """Asks for the sum of squares of a key's mean; wait of the handle returns the sum.
 
         It is summed in float64, and has the same bits on all ranks that fold the same updates. The owners still keep
-        the mean. For factors it is computed without making the matrix: the sum of (u . u') (v . v') over all two pairs
-        (u, v) and (u', v')."""
+        the mean. For factors it is computed without making the matrix: the sum of (u . u') (v . v') over every
+        combination of two pairs (u, v) and (u', v')."""
         key = self._ex._key(name)
         return Squares(self._ex, key, self._use(key, _core.exchange_squares, timeout), pulls=False)
 
