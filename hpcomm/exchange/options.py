@@ -83,11 +83,12 @@ class EngineOptions:
             and the rank.
         split: fold and apply are two calls, those in Exchange.split (TwoCalls). Allowed:
 
-            - BSP with servers or peers, also with a quorum. Between the calls owners keep the mean, 4 bytes an element;
-              peers keep the updates.
+            - BSP with servers, also with a quorum: between the calls owners keep the mean, 4 bytes an element. BSP with
+              peers: each rank keeps the updates that have come to it.
             - a graph with any consistency, quorum and number of phases. Each rank decides for its own parameters. With
               one phase and BSP or NOTIFY_ACK a rank keeps the updates, otherwise the mean.
-            - SSP(s) or ASYNC with servers or peers. Each worker keeps its own update until it applies it.
+            - SSP(s) or ASYNC with servers or peers, and peers with a quorum. Each worker keeps its own update until it
+              applies it.
 
             In the first two a key has one pending update, whatever depth is. Owners work on the keys first that come
             first in params.
