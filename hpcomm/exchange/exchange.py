@@ -66,25 +66,27 @@ class Exchange(Calls):
             give the same mapping.
         topology: which ranks serve, and how several NICs are used. One of these, or a mapping from names of keys to
             these; keys that the mapping does not name are flat:
-            ParameterServer(placement, servers, affinity, interfaces), or "flat": the one with default arguments;
-            Hierarchy: updates are folded inside each host first;
-            "auto": a Hierarchy if ranks share hosts and the consistency is BSP without further options, otherwise
-            "flat";
-            PeerToPeer: every rank applies the updates of all ranks to its own parameters (SFB, section 3); for BSP,
-            SSP(s) and ASYNC;
-            a Graph of hpcomm.graphs: every rank has its own parameters, and folds its update with its in-neighbours'
-            updates, weighted as the graph says (ASAP, sections 3 and 4);
-            several graphs, which steps take in turn, or a function, such as hpcomm.graphs.root_expander, that returns
-            the graphs for a number of ranks;
-            a Topology of your own.
+
+            - ParameterServer(placement, servers, affinity, interfaces), or "flat": the one with default arguments.
+            - Hierarchy: updates are folded inside each host first.
+            - "auto": a Hierarchy if ranks share hosts and the consistency is BSP without further options, otherwise
+              "flat".
+            - PeerToPeer: every rank applies the updates of all ranks to its own parameters (SFB, section 3); for BSP,
+              SSP(s) and ASYNC.
+            - a Graph of hpcomm.graphs: every rank has its own parameters, and folds its update with its in-neighbours'
+              updates, weighted as the graph says (ASAP, sections 3 and 4).
+            - several graphs, which steps take in turn, or a function, such as hpcomm.graphs.root_expander, that returns
+              the graphs for a number of ranks.
+            - a Topology of your own.
         consistency: when a worker may continue. One of these, or a mapping from names of keys to these; keys that the
             mapping does not name are BSP:
-            BSP: a chunk's update is applied when every worker has pushed it;
-            ASYNC: each update is applied when it comes;
-            SSP(s): likewise, and no worker is more than s steps ahead of the slowest worker;
-            NOTIFY_ACK and BARRIER: for graphs; with servers they are the same as BSP;
-            Consistency(quorum=q, late="drop"): a fold needs the updates of only q workers (with a Hierarchy, of q
-            hosts; on a graph, of q in-neighbours). `late` then names the keys whose update missed its fold.
+
+            - BSP: a chunk's update is applied when every worker has pushed it.
+            - ASYNC: each update is applied when it comes.
+            - SSP(s): likewise, and no worker is more than s steps ahead of the slowest worker.
+            - NOTIFY_ACK and BARRIER: for graphs; with servers they are the same as BSP.
+            - Consistency(quorum=q, late="drop"): a fold needs the updates of only q workers (with a Hierarchy, of q
+              hosts; on a graph, of q in-neighbours). `late` then names the keys whose update missed its fold.
         rule: SGD, Momentum, Nesterov, Adam, AdamW, ProxSGD, Dual, Average, or your own Rule; or a mapping that gives
             every key its rule. A key with a prox (ProxSGD, Dual) must be a 2-D array. None means SGD(lr=0.01), and rank
             0 warns of this once.
