@@ -1,6 +1,7 @@
-"""How an exchange calls C: in slices, so that Python can look for signals (Ctrl-C) between them, until the deadline.
+"""The calls of an exchange to C. A wait is a series of short waits (slices), until the deadline, so that Python can
+handle signals (Ctrl-C) between them.
 
-A call that its timeout or Ctrl-C has cut short goes on later: no part of a push is lost or sent twice.
+A call that a timeout or Ctrl-C has cut short can be resumed later: no part of a push is lost or sent twice.
 """
 
 import math
@@ -23,12 +24,12 @@ from .keys import KeyState, unknown
 
 _TIMED_OUT, _INVALID = _core.TIMED_OUT, _core.INVALID
 _WRONG = (TypeError, ValueError, OverflowError, BufferError)
-_SHORT = 65536  # bytes of an exchange whose work takes microseconds: its calls may keep the GIL
+_SHORT = 65536  # at most so many bytes in an exchange: its calls take microseconds, so they may keep the GIL
 
 
 class Step(NamedTuple):
-    """A step over all keys: their numbers in its order, their sources (None: all in place), the bytes of each, and the
-    gradients as the trainer gave them."""
+    """A step over all keys: the keys' numbers in the order of the step, the arrays to copy from (None: each key sends
+    its gradient array), the bytes of each key, and the gradients as the trainer gave them."""
 
     order: Any
     sources: list[Any] | None
@@ -37,7 +38,7 @@ class Step(NamedTuple):
 
 
 class Calls:
-    """An exchange as its calls need it: its address in C, its keys, and the step that is left half done, if any."""
+    """The part of an exchange that calls need: its address in C, its keys, and the unfinished step, if any."""
 
     __slots__ = (
         "_address",
@@ -67,11 +68,11 @@ class Calls:
     _learns: bool
 
     def _begin(self, keys: dict[str, KeyState], *, finite: bool, learns: bool, settles: bool, products: bool) -> None:
-        """Needs _handle, _rank and _default (the timeout of calls without one) to be set. settles: a pull may end
-        before its push is applied. products: some keys may have from_pairs."""
+        """Sets up the calls; _handle, _rank and _default (the timeout of calls that give none) must be set before.
+        settles: a pull may end before its push is applied. products: some keys may have from_pairs."""
         self._settles = settles
         self._address = address_of(self._handle)
-        self._keys = self._every = keys  # _keys is empty while a step is left half done
+        self._keys = self._every = keys  # _keys is empty while a step is unfinished
         self._turning = tuple(key for key in keys.values() if key.rotates)
         self._finite, self._learns, self._closed = finite, learns, False
         self._products = products
@@ -85,7 +86,7 @@ class Calls:
         self._words = array("Q", bytes(8 * (len(keys) + 2)))
 
     def _train_in_place(self, models: dict[str, Any]) -> None:
-        """From now on pushes send the parameters. models: by key, kept up to date here."""
+        """Makes pushes send the parameters from now on. models: the arrays by key, which _came keeps up to date."""
         self._models = models
         for key in self._every.values():
             key.slots[key.params.ctypes.data] = key.gradient = key.params
@@ -93,7 +94,7 @@ class Calls:
     # ---- a key ----
 
     def _sent(self, call: Any, name: str, flags: int, grad: Any, timeout: float | None) -> tuple[KeyState, int]:
-        """The key, and the result of call: a ticket from _start, 0 from _call."""
+        """Makes call (_start or _call) for a key. Returns the key and the ticket of _start, or 0 for _call."""
         try:
             key = self._keys[name]
         except (KeyError, TypeError):
@@ -126,7 +127,7 @@ class Calls:
         return key, status
 
     def _gradient(self, key: KeyState, timeout: float | None) -> Any:
-        """The array that the next push of a key sends, when its slot is free."""
+        """Waits until the slot of a key's next push is free, and returns the array in it."""
         if key.ready == self._steps:
             return key.gradient
         address: int = _gradient(self._address, key.index, self._keep, self._first(timeout))
@@ -141,15 +142,15 @@ class Calls:
         return key.gradient
 
     def _slot(self, key: KeyState, address: int) -> Any:
-        """The array of a key's slot."""
+        """Returns the array of the slot at an address, made once for each slot."""
         slot = key.slots.get(address)
         if slot is None:
             slot = key.slots[address] = key.slot(self._handle, address)
         return slot
 
     def _came(self, key: KeyState) -> None:
-        """The last push of a key is folded: takes the array of the next model from C. The model before becomes
-        read-only, as neighbours may still read it."""
+        """Is called when the last push of a key is folded: with in_place, takes the array of the next model from C. The
+        old model becomes read-only, as neighbours may still read it."""
         if self._models is None:
             return
         model = self._slot(key, _core.exchange_params_address(self._handle, key.index))
@@ -168,7 +169,8 @@ class Calls:
         limits: tuple[float, float],
         before: tuple[int, Any],
     ) -> int:
-        """The ticket of a start whose first slice returned status. before: the key's flags and gradient."""
+        """Continues a start whose first slice returned status, and returns its ticket. before: the key's flags and
+        gradient before the start."""
         try:
             if status == _INVALID and flags == PULL and before[0] & PUSH:
                 key.flags = before[0]
@@ -181,7 +183,7 @@ class Calls:
             )
         except Timeout as late:
             key.gradient = before[1]
-            if flags & PUSH and _ready(self._address, array("i", [key.index])) == 0:  # it has waited for its slot
+            if flags & PUSH and _ready(self._address, array("i", [key.index])) == 0:  # it still waits for a slot
                 key.flags = before[0]
                 told = f"{late}; the slot of key {key.name!r} is not free, and nothing was sent: make the call again"
                 raise Timeout(told, op=late.op, waiting_for=late.waiting_for, culprits=late.culprits) from None
@@ -196,7 +198,7 @@ class Calls:
             raise
 
     def _resume(self, key: KeyState, limits: tuple[float, float]) -> None:
-        """Sends the rest of a start that was cut short; if none was, this is refused like any other call."""
+        """Sends the rest of a start that was cut short; if none was, C refuses this like any other call."""
         address, keep = self._address, self._keep
         self._until(lambda left: _start(address, key.index, key.flags, None, key.nbytes, keep, left), *limits)
 
@@ -208,21 +210,21 @@ class Calls:
         self._came(key)
 
     def _first(self, timeout: float | None) -> float:
-        """The first slice of a wait, after which Python looks for signals."""
+        """Returns the seconds of the first slice of a wait, after which Python handles signals."""
         return self._slice if timeout is None else min(seconds(timeout, timeout), SLICE)
 
     def _limits(self, timeout: float | None) -> tuple[float, float]:
-        """The limit in seconds and the deadline of a call whose first slice is over."""
+        """Returns the timeout in seconds and the deadline of a call whose first slice is over."""
         limit = seconds(timeout, self._usual())
         return limit, monotonic() + limit - min(limit, SLICE)
 
     def _usual(self) -> float:
-        """The limit of a call without a timeout: the context's default, or by EngineOptions.patience."""
+        """Returns the timeout of a call that gives none: the context's default, or by EngineOptions.patience."""
         return float(_core.exchange_stats(self._handle)["timeout"]) if self._learns else self._default
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
-        """Repeats call(seconds) until it returns 0 or more, and returns that; without a status it calls at least
-        once."""
+        """Repeats call(seconds) until it returns 0 or more, and returns this value. status: the result of an earlier
+        slice; None: no slice was made, so call is made once even after the deadline."""
         before = _core.slices_limit(limit)
         try:
             while status is None or is_slice_over(status):
@@ -271,7 +273,7 @@ class Calls:
     # ---- checks ----
 
     def _end(self) -> None:
-        """From here on calls are refused."""
+        """Marks the exchange as closed: it refuses calls from here on."""
         self._closed, self._left, self._keys = True, None, self._every
 
     def _check_open(self, op: str) -> None:
@@ -307,7 +309,7 @@ class Calls:
         return unknown(name, self._every, self._rank)
 
     def _new_step(self, grads: Any, deadline: float) -> Step:
-        """A step that may start: all its keys are idle, and their gradients valid."""
+        """Checks that all keys are idle and their gradients valid, and returns the step, ready to start."""
         plain = grads is None and not self._finite and not self._products
         step = self._in_place if plain else self._checked_step(grads, deadline)
         place = _ready(self._address, step.order)
@@ -354,11 +356,11 @@ class Calls:
 
 
 class Handle:
-    """A push, a pull or both that has been started by push_nb, pull_nb or push_pull_nb.
+    """A started operation: a push, a pull or both, from push_nb, pull_nb or push_pull_nb, or a call of Exchange.split.
 
     Attributes:
-        name: of the key.
-        done: whether test or wait has seen its end.
+        name: the key's name.
+        done: whether test or wait has found that the operation has ended.
     """
 
     __slots__ = ("_exchange", "_key", "_pulls", "_ticket", "done", "name")
@@ -369,10 +371,11 @@ class Handle:
         self.done = False
 
     def test(self) -> bool:
-        """Whether it has ended. It never waits for others; with inline progress it works on updates that have come.
+        """Returns whether the operation has ended, without waiting. With inline progress it works on updates that have
+        come.
 
         Raises:
-            PeerFailed: it can never end.
+            PeerFailed: the operation can never end.
         """
         if not self.done:
             status = _test(self._exchange._address, self._key.index, self._ticket, self._exchange._keep)
@@ -384,10 +387,13 @@ class Handle:
         return self.done
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Waits for its end; returns the key's parameters after a pull, None after a push.
+        """Waits until the operation has ended. Returns the key's parameters if it pulls, otherwise None.
+
+        Args:
+            timeout: seconds; None means the context's default.
 
         Raises:
-            Timeout, PeerFailed: with the ranks still waited for.
+            Timeout, PeerFailed: the error names the ranks still waited for. After a Timeout wait may be called again.
         """
         if not self.done:
             self._exchange._wait(self._key, self._ticket, timeout)

@@ -1,7 +1,7 @@
 """The exchange: a trainer pushes the gradients of its layers and pulls their parameters (PHub, section 3.1).
 
-A key is a layer. The arrays gradient(key) and params[key] lie in the exchange's memory: a trainer that uses them copies
-nothing. Pushing another array costs one copy.
+A key is a named tensor, such as a layer's weights. The arrays gradient(key) and params[key] lie in the exchange's
+memory: a trainer that uses them copies nothing. A push of another array costs one copy.
 """
 
 import math
@@ -50,82 +50,93 @@ _DEFAULT_ENGINE = EngineOptions()
 
 
 class Exchange(Calls):
-    """The updates of a job: workers push gradients, owners fold them and apply the rule, workers pull parameters.
+    """Exchanges a job's updates: workers push gradients, owners fold them and apply the rule, workers pull parameters.
 
-    As in PHub (sections 3.1 to 3.2.4): keys are cut into chunks, and one core of one server owns each chunk for life.
-    That core folds, applies and sends back the chunks of a key as soon as their updates have come, while other keys are
-    still travelling. Owners on the same host read and write a worker's gradients and parameters in place.
+    As in PHub (sections 3.1 to 3.2.4), keys are cut into chunks, and one core of one server owns each chunk for life.
+    This core folds, applies and sends back the chunks of a key as soon as their updates have come, while other keys
+    still travel. Owners on a worker's host read and write the worker's gradients and parameters in place.
 
-    Collective: every rank makes it, with the same keys in the same order and the same settings (progress may differ).
-    If a rank's arguments are refused, it raises on every rank.
+    Creating an exchange is collective: every rank must give the same keys in the same order and the same settings
+    (only progress and patience may differ). If one rank's arguments are refused, every rank raises.
 
     Args:
-        ctx: the ranks.
-        params: an ordered mapping of names to float32 arrays (C-contiguous, native), which are copied. Their shapes are
-            the keys, and every rank starts from rank 0's values. A rank that only serves gives the same.
-        topology: who serves, and how several NICs are used: ParameterServer(placement, servers, affinity, interfaces);
-            "flat" is its default. A Hierarchy folds updates inside each host first; "auto" is a Hierarchy where ranks
-            share hosts and BSP has no further options, otherwise "flat". With a PeerToPeer every rank applies the
-            updates of all ranks to its own parameters (SFB, section 3), under BSP, SSP(s) or ASYNC. On a Graph of
-            hpcomm.graphs every rank keeps its own parameters, and folds its update with its in-neighbours' updates by
-            the graph's weights (ASAP, sections 3 and 4); steps take several graphs in turn, and a function such as
-            hpcomm.graphs.root_expander may return them for a number of ranks. A user's own Topology works too, and a
-            mapping from names of keys to these; keys that it does not name are flat.
-        consistency: BSP (a chunk is applied when every worker has pushed it), ASYNC (each update as it comes) or SSP(s)
-            (each as it comes, and no worker is more than s steps ahead). On a graph also NOTIFY_ACK and BARRIER.
-            Consistency(quorum=q, late="drop") is BSP that goes on without stragglers: the updates of q workers, with a
-            Hierarchy of q hosts, are enough, see late. On a graph it is NOTIFY_ACK without stragglers, and a fold
-            needs the updates of q in-neighbours. Or a mapping from names of keys to these; keys that it does not name
-            are BSP. Keys of one consistency, with servers, on one graph or with the same peers, are a scheme. Schemes
-            stand side by side, and each works as in a separate exchange. All keys have the same workers.
-        rule: SGD, Momentum, Nesterov, Adam, AdamW, ProxSGD, Dual, Average, or a user's Rule; or a mapping that
-            gives every key its own. ProxSGD and Dual with a prox are for keys that are matrices. None: SGD(lr=0.01),
-            and a warning says so once.
-        plan: PlanOptions, by which the plan of the topology is made; or a Plan that was made earlier: topology, which
-            must be with servers, and the fields of PlanOptions are then ignored.
+        ctx: the ranks of the job.
+        params: an ordered mapping of names to float32 arrays (C-contiguous, native byte order), which are copied. Each
+            name with its array's shape is a key. Every rank starts from rank 0's values. A rank that only serves must
+            give the same mapping.
+        topology: which ranks serve, and how several NICs are used. One of these, or a mapping from names of keys to
+            these; keys that the mapping does not name are flat:
+
+            - ParameterServer(placement, servers, affinity, interfaces), or "flat": the one with default arguments.
+            - Hierarchy: updates are folded inside each host first.
+            - "auto": a Hierarchy if ranks share hosts and the consistency is BSP without further options, otherwise
+              "flat".
+            - PeerToPeer: every rank applies the updates of all ranks to its own parameters (SFB, section 3); for BSP,
+              SSP(s) and ASYNC.
+            - a Graph of hpcomm.graphs: every rank has its own parameters, and folds its update with its in-neighbours'
+              updates, weighted as the graph says (ASAP, sections 3 and 4).
+            - several graphs, which steps take in turn, or a function, such as hpcomm.graphs.root_expander, that returns
+              the graphs for a number of ranks.
+            - a Topology of your own.
+        consistency: when a worker may continue. One of these, or a mapping from names of keys to these; keys that the
+            mapping does not name are BSP:
+
+            - BSP: a chunk's update is applied when every worker has pushed it.
+            - ASYNC: each update is applied when it comes.
+            - SSP(s): likewise, and no worker is more than s steps ahead of the slowest worker.
+            - NOTIFY_ACK and BARRIER: for graphs; with servers they are the same as BSP.
+            - Consistency(quorum=q, late="drop"): a fold needs the updates of only q workers (with a Hierarchy, of q
+              hosts; on a graph, of q in-neighbours). `late` then names the keys whose update missed its fold.
+        rule: SGD, Momentum, Nesterov, Adam, AdamW, ProxSGD, Dual, Average, or your own Rule; or a mapping that gives
+            every key its rule. A key with a prox (ProxSGD, Dual) must be a 2-D array. None means SGD(lr=0.01), and rank
+            0 warns of this once.
+        plan: PlanOptions: how the plan is made from the topology. Or a Plan that was made earlier: topology, which must
+            then be one with servers, and the fields of PlanOptions are ignored.
         engine: EngineOptions: how the exchange works.
-        options: codec, chunk_bytes, depth and reduce of PlanOptions, and split and progress of EngineOptions, may stand
-            alone: codec="float16" is plan=PlanOptions(codec="float16"). Given beside plan or engine they win.
+        options: some fields of plan and engine as keywords: codec, chunk_bytes, depth, reduce, split and progress.
+            codec="float16" means plan=PlanOptions(codec="float16"). A keyword overrides the field of plan or engine.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
     Attributes:
-        params: the parameters by name, float32 arrays of the keys' shapes in the exchange's memory, read-only with
-            shared_params; empty on a rank that only serves. They outlive the exchange. Their values change between a
-            push and the end of the pull that follows: read them after that. With in_place the trainer writes them, and
-            after each push they are other arrays: take the array that pull or push_pull returns, or look it up again.
-            Without in_place do not write them: the part that this rank owns would change for all ranks, and the next
-            pull would undo the rest. To change parameters use load_state_dict or the rule Average.
-        plan: who owns which chunk.
-        graph: the graphs that the steps take in turn, of the first keys that are on graphs; () with servers.
-        codecs: by name of the key, the codec of its updates, given or chosen by "auto": a value of hpcomm.codec.
-        rule: the rule with its present hyper-parameters; where keys differ, a dict by key.
+        params: the parameters by name: float32 arrays of the keys' shapes in the exchange's memory; empty on a rank
+            that only serves. With shared_params they are read-only. They stay valid after close. Between a push and the
+            end of the following pull their values change, so do not read them then. Without in_place never write them:
+            a write would change the part that this rank owns for all ranks, and the next pull would undo the rest. Use
+            load_state_dict or the rule Average to change parameters. With in_place the trainer writes the arrays, and
+            each push replaces them: use the array that pull or push_pull returns, or look it up again.
+        plan: which rank and core owns which chunk.
+        graph: the graphs that the steps take in turn, for the first keys that are on graphs; () with servers.
+        codecs: by name of the key: the codec of its updates, a value of hpcomm.codec, given or chosen by "auto".
+        rule: the rule with its present hyper-parameters; if keys have different rules, a dict by key.
 
-    Under SSP(s) with servers a pull may end before its push is applied: call gradient(name) before each gradient is
-    written, and it waits until the slot is free. A second pull without a push between always asks the owners, who have
-    applied all pushes before it; so all updates are in params when all workers have made such a second pull of every
-    key, met (Context.barrier) and pulled every key again.
+    **SSP(s) with servers.** A pull may end before its push is applied, so call gradient(name) before you write each
+    gradient: it waits until the slot is free. A second pull without a push in between always asks the owners, which
+    have applied all pushes before it. To get all updates into params at the end, every worker pulls each key in this
+    way, calls Context.barrier, and pulls every key again.
 
-    Under SSP(s) and ASYNC with a Hierarchy (or a plan of several stages) parameters come with the answer to a push, for
-    all keys of that consistency, flat ones too: a pull without a push brings nothing new, and a key has one pending
-    push. All updates are in params when all workers have pulled every push, met and called
+    **SSP(s) and ASYNC with a Hierarchy**, or with a plan of several stages: for all keys of this consistency, flat ones
+    too, parameters come with the answer to a push. So a pull without a push brings nothing new, and a key may have one
+    pending push. To get all updates into params, every worker pulls every push, calls Context.barrier, and calls
     load_state_dict(state_dict()).
 
-    With a quorum a worker pushes every key once a step, and pulls all keys before the next step; each of several groups
-    of keys has separate steps. The parameters of a straggler stay as they are until it pushes; that push ends at once,
-    with the newest parameters, and `late` says so. With a Hierarchy a host comes late as a whole, and all its ranks are
-    told.
+    **A quorum.** A worker must push every key once a step, and pull all keys before the next step; each of several
+    groups of keys has its own steps. A straggler's parameters stay as they are until it pushes. This push ends at once
+    with the newest parameters, and `late` names its key. With a Hierarchy a host is late as a whole, and all its ranks
+    are told.
 
-    Where keys form several schemes: reduce counts with servers and peers; shared_params needs BSP for all keys,
-    and in_place graphs; checkpoints hold all keys, and recover needs BSP with servers or peers.
+    **Schemes.** Keys with the same consistency, and with servers, one graph or the same peers, form a scheme. Each
+    scheme works as a separate exchange would; all have the same workers. With several schemes, reduce has an effect
+    with servers and peers only, shared_params needs BSP for all keys, in_place needs graphs, and recover needs BSP with
+    servers or peers. Checkpoints hold all keys.
 
-    From a push until the pull that follows has returned, the key's gradient and parameters belong to the exchange.
-    The nonblocking forms end in _nb and return a Handle. An exchange belongs to one thread of a rank at a time; the GIL
-    is released while a call waits, and Ctrl-C ends every wait. Every method but close raises InvalidArgument after
-    close, and Timeout or PeerFailed with the ranks still waited for.
+    From a push until the following pull has returned, the key's gradient and parameters belong to the exchange. The
+    nonblocking calls end in _nb and return a Handle. Only one thread of a rank may use an exchange at a time. Calls
+    release the GIL while they wait, and Ctrl-C ends every wait. After close, every method but close raises
+    InvalidArgument. A wait that fails raises Timeout or PeerFailed, which name the ranks still waited for.
 
     Raises:
         InvalidArgument: an argument is wrong, here or on another rank.
-        ConfigError: ranks disagree; every rank is told.
+        ConfigError: ranks gave different arguments; every rank raises it.
         NotSupported: this host cannot do shared_params or progress as given.
         OutOfMemory: a host has too little memory.
     """
@@ -144,7 +155,7 @@ class Exchange(Calls):
         "plan",
     )
 
-    _isa = "best"  # of its kernels; all give the same bits, which tests show
+    _isa = "best"  # the instruction set of the kernels; tests check that all sets give the same bits
 
     def __init__(
         self,
@@ -178,8 +189,8 @@ class Exchange(Calls):
         ctx._exchanges[self._address] = self
 
     def _created(self, given: Checked, engine: EngineOptions, timeout: float) -> Any:
-        """The exchange in C, with a configuration for each scheme."""
-        # their machine code must stay as long as the engine
+        """Makes the exchange in C, with a configuration for each scheme."""
+        # rules and codecs whose machine code must live as long as the engine
         keep = (tuple(given.rules.values()), given.codecs.keep, given.codecs.configs)
         configs, end = [], 0
         for one in given.schemes:
@@ -210,7 +221,7 @@ class Exchange(Calls):
         )
 
     def _open(self, given: Checked, names: tuple[str, ...]) -> None:
-        """The keys and the parameters, as they lie in C. names: of the keys, as the user has them."""
+        """Takes the keys and the parameter arrays from C. names: the keys in the user's order; C may have another."""
         engine, facts, codecs = self._state.made.engine, self._state.facts, given.codecs.values
         shapes = {name: value.shape for name, value in given.values.items()}
         numbers = {name: i for i, name in enumerate(shapes)}
@@ -233,7 +244,7 @@ class Exchange(Calls):
             products=any(isinstance(key, ProductKey) for key in keys.values()),
         )
         found = _core.exchange_params(self._handle, list(shapes.values()), not engine.shared_params)
-        every = dict(zip(shapes, found, strict=False))  # none on a rank that only serves
+        every = dict(zip(shapes, found, strict=False))  # found is empty on a rank that only serves
         arrays = {name: every[name] for name in names if name in every}
         for name, array in arrays.items():
             keys[name].params = array
@@ -250,11 +261,15 @@ class Exchange(Calls):
     # ---- gradients -------------------------------------------------------------------------------------------------
 
     def gradient(self, name: str, timeout: float | None = None) -> NDArray[Any]:
-        """The array that the next push of a key sends: the key's shape, writable, in the wire's dtype (bfloat16 is
-        ml_dtypes.bfloat16 where that package is installed, else the bits as uint16).
+        """Returns the array that the next push of a key sends, once its slot is free.
 
-        It waits until the slot is free again, and is valid until the push: with depth > 1 the next one is another.
-        Its first content is not defined. With in_place it is params[name], when the last push is folded.
+        The array is writable, has the key's shape and the dtype of the key's codec. For bfloat16 the dtype is
+        ml_dtypes.bfloat16 if that package is installed, otherwise uint16 with the bits of bfloat16. The array is valid
+        until the push; with depth > 1 the next push sends another array. Its first values are undefined. With in_place
+        it is params[name], and the call waits until the last push is folded.
+
+        Raises:
+            InvalidArgument: the key's codec is Factors(K): write its vectors into factors(name).
         """
         key = self._key(name)
         if isinstance(key, FactorsKey):
@@ -266,19 +281,19 @@ class Exchange(Calls):
         return self._gradient(key, timeout)  # type: ignore[no-any-return]
 
     def factors(self, name: str, timeout: float | None = None) -> Pairs:
-        """The pairs of vectors that the next push of a key sends, where its codec is Factors(K) (SFB, section 2): u, a
-        float32 array (K, J), v, one of (K, D), and count, which says how many pairs there are. A push without data
-        sends the first count of them.
+        """Returns the pairs of vectors that the next push of a key sends, for a key with the codec Factors(K) (SFB,
+        section 2): u and v, float32 arrays of shapes (K, J) and (K, D), and count, which the trainer sets. A push
+        without an array sends the first count pairs.
 
             pairs = ex.factors("fc")
             pairs.u[:32], pairs.v[:32], pairs.count = output_gradients, inputs, 32
             ex.push_pull("fc")
 
-        It waits until the memory is free again, and is valid until the push. Content and count stay as they are from
-        push to push.
+        The call waits until the memory is free again. The arrays are valid until the push. Values and count are kept
+        from push to push.
 
         Raises:
-            InvalidArgument: the key has another codec.
+            InvalidArgument: the key's codec takes no pairs of vectors.
         """
         key = self._key(name)
         if isinstance(key, ProductKey):
@@ -294,42 +309,47 @@ class Exchange(Calls):
     # ---- push and pull ---------------------------------------------------------------------------------------------
 
     def push(self, name: str, grad: object = None, timeout: float | None = None) -> None:
-        """Sends the gradient of a key, and returns when it is on its way (PHub, section 3.1).
+        """Sends the gradient of a key, and returns when the gradient is on its way (PHub, section 3.1).
 
         Args:
-            name: of the key.
-            grad: None or the array of gradient(name): the gradient is in place, and nothing is copied. Another float32
-                array of the key's shape (C-contiguous; NumPy, the buffer protocol or DLPack) is copied once, and
-                encoded if the wire is 16 bits wide; it is free to reuse on return. Where the codec is Factors(K): None
-                sends the pairs in factors(name); a tuple (u, v) is copied: float32 arrays (k, J) and (k, D), single
-                vectors (J,) and (D,), or lists of vectors. Each vector of a list is an array or a tuple (indices,
-                values), and a tuple for u or v is one such vector. k may be 0 to K.
-            timeout: seconds to wait while the owner has no room for one more event.
+            name: the key's name.
+            grad: the gradient. None, or the array that gradient(name) returned, sends that array without a copy.
+                Another float32 array of the key's shape (C-contiguous; NumPy, the buffer protocol or DLPack) is copied
+                once, and encoded if the codec has 16 bits; the caller may reuse it on return. With the codec
+                Factors(K), None sends the pairs in factors(name), and a tuple (u, v) is copied: float32 arrays of
+                shapes (k, J) and (k, D) with k from 0 to K, single vectors (J,) and (D,), or lists of vectors. A vector
+                may be an array or, if it is sparse, a tuple (indices, values).
+            timeout: seconds to wait while the owner has no room for one more event; None means the context's default.
 
         Raises:
-            InvalidArgument: an unknown key, another dtype or shape, NaN or Inf with check_finite, a rank that is no
-                worker, a closed exchange, or too many pending pushes of the key: one under BSP, and under ASYNC and
-                SSP with a Hierarchy; otherwise depth under ASYNC (under SSP push waits). pull, gradient and the handle
-                of push_nb wait for pending pushes. Nothing has been sent then.
+            InvalidArgument: nothing has been sent. The key is unknown; dtype or shape is wrong; check_finite finds NaN
+                or Inf; this rank is no worker; the exchange is closed; or the key has too many pending pushes. The
+                limit is depth under ASYNC without a Hierarchy, otherwise one; under SSP without a Hierarchy push waits
+                for a free slot instead. pull, gradient and the handle of push_nb wait for pending pushes.
         """
         self._sent(_start, name, PUSH, grad, timeout)
 
     def pull(self, name: str, timeout: float | None = None) -> NDArray[np.float32]:
-        """The parameters of a key, params[name]: under BSP once the last push is applied, under ASYNC as their owners
-        have them now, under SSP as soon as they are fresh enough; under both with a Hierarchy as they came with the
-        answer to the last push. It also ends a push or a push_pull that a Timeout or Ctrl-C has cut short."""
+        """Waits for the parameters of a key, and returns params[name].
+
+        Under BSP they contain the last push. Under ASYNC they are the owners' present parameters. Under SSP(s) the call
+        returns as soon as this rank's copy is fresh enough. Under ASYNC or SSP(s) with a Hierarchy they are the
+        parameters that came with the answer to the last push. After a Timeout or Ctrl-C in a push or push_pull, pull
+        finishes that call.
+        """
         return self._sent(_call, name, PULL, None, timeout)[0].params  # type: ignore[no-any-return]
 
     def push_pull(self, name: str, grad: object = None, timeout: float | None = None) -> NDArray[np.float32]:
         """push, then pull, in one round (PHub, section 3.1). See push and pull.
 
-        After a Timeout or Ctrl-C the gradient is on its way, or partly: pull(name) waits for it, and nothing is lost.
-        A Timeout in the wait for a free slot (SSP, graphs) says that nothing was sent: make the call again.
+        After a Timeout or Ctrl-C all or part of the gradient is on its way: pull(name) sends the rest and waits, so
+        nothing is lost. The exception is a Timeout in the wait for a free slot (SSP, graphs): its message says that
+        nothing was sent, so call push_pull again.
         """
         return self._sent(_call, name, PUSH_PULL, grad, timeout)[0].params  # type: ignore[no-any-return]
 
     def push_nb(self, name: str, grad: object = None, timeout: float | None = None) -> Handle:
-        """push, with a handle whose end means that the update has been applied and its slot is free again."""
+        """Starts a push; wait of the handle returns when the update is applied and its slot is free again."""
         key, ticket = self._sent(_start, name, PUSH, grad, timeout)
         return Handle(self, key, ticket, pulls=False)
 
@@ -344,20 +364,20 @@ class Exchange(Calls):
         return Handle(self, key, ticket, pulls=True)
 
     def step(self, grads: Mapping[str, Any] | None = None, timeout: float | None = None) -> Params:
-        """push_pull of every key: starts all of them, in the order given, then waits for all.
+        """Does a push_pull of every key: starts them all in the order of grads, then waits for all.
 
-        After a Timeout or Ctrl-C the step is not lost: step() again, without gradients or with the same mapping, goes
-        on where it stopped. Until it has ended, no key can be pushed or pulled otherwise.
+        After a Timeout or Ctrl-C the step is not lost: call step again, without gradients or with the same mapping, and
+        it continues where it stopped. Until the step has ended, any other push or pull raises InvalidArgument.
 
         Args:
-            grads: a gradient for each key, as push takes them. None: all are in place.
+            grads: a gradient for each key, as push takes it. None sends the array of gradient(name) for every key.
             timeout: seconds for the whole step; None means the context's default.
 
         Returns:
             params, with the new values.
 
         Raises:
-            InvalidArgument: as push does; nothing of the step has been sent then.
+            InvalidArgument: as in push; nothing of the step has been sent.
         """
         with self.context.span("step"):
             self._take_step(grads, timeout)
@@ -365,26 +385,29 @@ class Exchange(Calls):
 
     @property
     def split(self) -> TwoCalls:
-        """The calls by which an exchange made with split=True folds and applies: fold, apply, skip, gather, squares."""
+        """The calls of an exchange that was made with split=True: fold, apply, skip, gather and squares (TwoCalls)."""
         return TwoCalls(self)
 
     def version(self, name: str | None = None) -> int:
-        """How many folds the newest parameters that this rank knows of have had since the exchange was made: with a
-        quorum this may be more than the pushes of this rank. Without a quorum it is the pushes of the key.
+        """Returns how many folds the newest parameters that this rank knows of contain, counted since the exchange was
+        made. With a quorum this may exceed the number of this rank's pushes. Without one it is the number of this
+        rank's pushes of the key.
 
         Args:
-            name: of the key, whose version with a quorum is its group's; None: the largest version of all keys.
+            name: the key's name; with a quorum all keys of a group have one version. None returns the largest version
+                of all keys.
 
         Raises:
-            InvalidArgument: an unknown key, or a closed exchange.
+            InvalidArgument: the key is unknown, or the exchange is closed.
         """
         self._check_open("version")
         return _core.exchange_version_of(self._handle, _core.EVERY_KEY if name is None else self._key(name).index)
 
     @property
     def late(self) -> tuple[str, ...]:
-        """With a quorum: the keys whose last push by this rank, once it has ended, was late and left out, as a whole or
-        in shares (the part of a key that one core owns). It costs microseconds, so ask it after every step."""
+        """With a quorum, the keys whose last push by this rank missed its fold, so that the update was left out: as a
+        whole, or in some shares (the parts of a key on one core). It is valid once the push has ended, and costs
+        microseconds, so read it after every step. Without a quorum it is empty."""
         self._check_open("late")
         if not _core.exchange_late(self._handle, -1):
             return ()
@@ -394,32 +417,37 @@ class Exchange(Calls):
 
     @property
     def rule(self) -> RuleOrRules:
-        """The rule with the hyper-parameters of this rank's next pushes; on a rank that only serves, of the last ones
-        that came. Where keys differ, a dict by key."""
+        """The rule with the hyper-parameters of this rank's next pushes; on a rank that only serves, the values
+        that came with the last pushes. If keys have different rules, a dict by key."""
         return optim.gathered(self._state.rules_now())
 
     def set(self, *, keys: Iterable[str] | str | None = None, timeout: float | None = None, **changes: Any) -> None:
-        """Changes hyper-parameters of the rule, e.g. set(lr=0.01), from this rank's next push of a key on.
+        """Changes hyper-parameters of the rule, e.g. set(lr=0.01), from this rank's next push of each key on.
 
-        The values travel with that push, so the call waits for no rank, and pending pushes keep their values. Under
-        BSP every worker sets the same values before the same push; where they differ the exchange ends in ConfigError.
-        On a graph they are for this rank's own parameters, and under ASYNC and SSP for its own updates; with a
-        Hierarchy for all updates of its host, whose ranks set the same.
+        The values travel with this push, so the call does not wait, and pending pushes keep their values. With split
+        they travel with the next apply. Which updates they affect depends on the consistency:
+
+        - BSP: all. Every worker must set the same values before the same push; otherwise the exchange ends with
+          ConfigError.
+        - A quorum: the values of the lowest rank in a fold count.
+        - ASYNC and SSP: this rank's own updates; with a Hierarchy all updates of its host, and all ranks of the host
+          must set the same.
+        - On a graph: this rank's own parameters.
 
         Args:
-            keys: whose rules change; None means all.
-            timeout: says nothing any more.
+            keys: the keys whose rules change; None means all.
+            timeout: has no effect, as the call does not wait.
             changes: hyper-parameters by name.
 
         Raises:
-            InvalidArgument: a rule has no hyper-parameter of that name, the value is out of its range, or a name is not
-                a key's; nothing has changed then.
+            InvalidArgument: a rule has no hyper-parameter of this name, a value is out of range, or a key is unknown.
+                Nothing has changed.
         """
         self._check_open("set")
         rules = self._state.rules
         names = list(rules) if keys is None else [keys] if isinstance(keys, str) else list(keys)
         before = {self._key(name).name: rules[name] for name in names}
-        made = {id(rule): optim.changed(rule, changes) for rule in before.values()}  # keys share their rules
+        made = {id(rule): optim.changed(rule, changes) for rule in before.values()}  # keys may share a rule
         if len(made) == 1 and len(before) == len(rules):
             _core.exchange_set_args(self._handle, _core.EVERY_KEY, optim.arguments(*made.values()))
         else:
@@ -428,17 +456,20 @@ class Exchange(Calls):
         self._state.rules = {**rules, **{name: made[id(rule)] for name, rule in before.items()}}
 
     def set_codec(self, *, delta: float, keys: Iterable[str] | str | None = None, of: str | None = None) -> None:
-        """Changes the delta of Threshold on this rank, from its next encodings on. Ranks may have different ones, as
-        decoding a piece needs no delta; nothing is lost. It may be called at any time, by any thread.
+        """Changes the delta of the codec Threshold on this rank, from its next encoding on.
+
+        Ranks may have different deltas, as a decoder needs none. Values below the new delta stay in the residual, so
+        none is lost. Any thread may call this at any time.
 
         Args:
-            delta: 0 or more, before it decays.
-            keys: whose thresholds change; None means all keys that have one.
-            of: "pushes" (this rank's as a worker), "folds" (which it sends on as an owner), or None for both.
+            delta: the threshold before decay, 0 or more.
+            keys: the keys whose delta changes; None means all keys with the codec Threshold.
+            of: the encodings whose delta changes: "pushes" (this rank's updates as a worker), "folds" (sums that it
+                sends on as an owner), or None for both.
 
         Raises:
-            InvalidArgument: a name is no key, a key has no threshold or one that follows the network, or a value is out
-                of range.
+            InvalidArgument: a key is unknown, has no threshold or one that follows the network, or a value is out of
+                range.
         """
         self._check_open("set_codec")
         if of not in _core.DELTA_OF:
@@ -451,17 +482,17 @@ class Exchange(Calls):
     # ---- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
-        """This rank's part of a checkpoint, a dict of arrays, ints and texts that numpy.savez takes: the rule, its
-        arguments, the keys, and for each row that this rank owns its place, step, parameters and state; under ASYNC
-        and SSP with servers also the clock.
+        """Returns this rank's shard of a checkpoint: a dict of arrays, ints and strings that numpy.savez takes.
+
+        It holds the rule, the rule's arguments, the keys, and for each row that this rank owns the row's place, step,
+        parameters and state; under ASYNC and SSP with servers also the clock. The shards of all ranks are the whole
+        checkpoint. A worker calls this after a step; a rank that only serves calls it while no worker pushes, e.g.
+        after serve. Under ASYNC and SSP others may push meanwhile, as each row is copied between two updates; under SSP
+        the call first waits until this rank's pushes are applied. A Checkpointer makes these calls at intervals.
 
         Args:
-            out: the dict of an earlier call: its arrays are written again, and it is returned.
-
-        A worker calls it after a step; a rank that only serves while no worker pushes, e.g. after serve. The shards of
-        all ranks are the whole checkpoint. Under ASYNC and SSP others may push meanwhile: each row is copied between
-        two updates. Under SSP it waits until this rank's pushes are applied. Checkpointer does all this every so many
-        steps.
+            out: a dict that an earlier call returned: its arrays are overwritten, and it is returned. None makes
+                a new dict.
 
         Raises:
             NotSupported: in a user's plan an element has no owner, or several owners that fold it separately.
@@ -472,23 +503,24 @@ class Exchange(Calls):
 
     def load_state_dict(self, shards: Shard | Iterable[Shard], timeout: float | None = None) -> None:
         """Restores a checkpoint bit for bit: parameters, state, steps and the rule's hyper-parameters. Collective.
-        Under ASYNC and SSP with servers clock is then the furthest worker's, on all ranks.
+
+        Under ASYNC and SSP with servers, clock is then the furthest worker's clock on all ranks.
 
         Args:
-            shards: a dict of state_dict, or several of them, in any order and of any plan for the same keys: together
+            shards: a dict that state_dict returned, or several, in any order, from any plan for the same keys. Together
                 they must hold every element that this rank owns.
-            timeout: seconds to wait for the other ranks.
+            timeout: seconds to wait for the other ranks; None means the context's default.
 
         Raises:
-            InvalidArgument: a shard is of another rule or other keys, elements are missing, or a push or pull is
-                pending, here or on another rank; nothing has changed then, on any rank.
+            InvalidArgument: here or on another rank a shard has another rule or other keys, elements are missing, or a
+                push or pull is pending. Nothing has changed on any rank.
             ConfigError: the ranks' shards have different hyper-parameters.
         """
         limit, wrong = self._default, None
         try:
             limit = seconds(timeout, limit)
             self._check_rows("load_state_dict")
-        except Exception as refused:  # the other ranks wait for this one
+        except Exception as refused:  # restore tells it to the other ranks, which wait for this one
             wrong = refused
         self._state.restore(shards, wrong, limit)
 
@@ -498,23 +530,24 @@ class Exchange(Calls):
 
     @property
     def clock(self) -> int:
-        """How many steps the rows of this rank have had since the start of the training; on a graph these are the
-        trainer's own. With a quorum the clock of a straggler jumps when it catches up. Under ASYNC and SSP with
-        servers, where rows count updates: the pushes of a key that this worker has begun since then. Read it while
-        nothing is pending here, or after a rank has died. 0 on a rank that owns no rows, or that only serves under
-        ASYNC or SSP."""
+        """The number of steps since the start of the training, earlier exchanges included.
+
+        It counts the folds that this rank's rows have applied; on a graph these are the trainer's own steps. With
+        a quorum a straggler's clock jumps when it catches up. Under ASYNC and SSP with servers, where rows count
+        updates, it counts the pushes of a key that this worker has begun. It is 0 on a rank that owns no rows, or that
+        only serves under ASYNC or SSP. Read it while nothing is pending on this rank, or after a rank has died."""
         return self._state.clock()
 
     # ---- serving, and the end --------------------------------------------------------------------------------------
 
     def together(self) -> AbstractContextManager[None]:
-        """From here on starts of many small keys take few messages: they may be kept back, in their order, until the
-        with block ends, or until one waits or some 64 KiB are kept. step() does so by itself.
+        """Returns a context manager in which the starts of many small keys travel in few messages.
 
             with ex.together():
                 handles = [ex.push_pull_nb(name) for name in names]
 
-        Start them at once, one after another: other ranks wait for messages that are kept back.
+        Starts may be kept back, in their order, until the block ends, a call waits, or 64 KiB are kept for one rank.
+        So make all starts at once: other ranks wait for messages that are kept back. step() does this by itself.
         """
         self._check_open("together")
         _core.exchange_together(self._handle, True)
@@ -529,24 +562,27 @@ class Exchange(Calls):
                 _core.exchange_together(self._handle, False)
 
     def progress(self) -> None:
-        """Works for the rows that this rank owns, without waiting: for a trainer with inline progress that computes for
-        long between two steps."""
+        """Works on the rows that this rank owns, without waiting. A trainer with inline progress calls it now and then
+        if it computes for long between two steps."""
         self._check_open("progress")
         _core.exchange_progress(self._handle)
 
     def serve(self, timeout: float | None = None) -> None:
-        """Serves until every worker has closed its exchange. For ranks that are no workers. timeout: seconds; None
-        means no deadline.
+        """Serves until every worker has closed its exchange. It is for ranks that only serve.
+
+        Args:
+            timeout: seconds; None means no deadline.
 
         Raises:
-            InvalidArgument: this rank is a worker, which serves the others in its waits and in close.
+            InvalidArgument: this rank is a worker. Workers serve the others in their waits and in close.
             PeerFailed: a worker died.
+            Timeout: a worker has not closed within timeout seconds.
         """
         self._check_open("serve")
         _core.exchange_serve(self._handle, seconds(timeout, math.inf))
 
     def stats(self) -> ExchangeStats:
-        """This exchange's counts on this rank so far."""
+        """Returns the counts of this exchange on this rank so far (pushes, bytes, waits); see hpcomm.stats."""
         self._check_open("stats")
         stats = _core.exchange_stats(self._handle)
         calls = {name: stats.pop(name) for name in CALLS}
@@ -583,17 +619,17 @@ class Exchange(Calls):
         return found
 
     def close(self, timeout: float | None = None) -> None:
-        """Tells every rank that no push comes from here any more; a second call is no error.
+        """Waits for pending pushes and pulls, then tells every rank that this one pushes no more.
 
-        It first waits for pending pushes and pulls. Where the others' pushes do not wait for this rank's own
-        (under ASYNC or SSP, with a quorum, or if it only serves), a rank that owns rows serves the others until they
-        have closed too. params stays valid. Keys that a step cut short has not pushed stay unpushed. With a quorum a
-        last push that this rank did not wait for may find no quorum, as too many others have closed: context.notes and
-        the logger tell of it.
+        A rank that owns rows then serves the others until they have closed too, if their pushes do not wait for its
+        own: under ASYNC or SSP, with a quorum, or if it only serves. params stays valid. If a step was cut short, keys
+        that it has not pushed stay unpushed. With a quorum, the last push may find no quorum because too many workers
+        have closed; if no call has waited for it, context.notes and the logger report this. A second call of close does
+        nothing.
 
         Raises:
             Timeout: not all of this was done in timeout seconds; close may be called again.
-            PeerFailed: a pending push or pull can never end. The exchange is closed then.
+            PeerFailed: a pending push or pull can never end. The exchange is closed.
         """
         if self._closed:
             return
@@ -610,7 +646,7 @@ class Exchange(Calls):
 
     @property
     def _is_over(self) -> bool:
-        """Whether it is closed, or its context is, or another context has taken the place of that."""
+        """Whether the exchange or its context is closed, or another context has replaced this context."""
         return self._closed or self.context._is_over
 
     def __enter__(self) -> "Exchange":

@@ -17,40 +17,39 @@ Consistencies = Consistency | Mapping[str, Consistency]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """How an exchange makes the plan of its topology. Give the same on all ranks; Exchange checks this, and tells all
-    ranks.
+    """The options for making an exchange's plan from its topology. All ranks must give the same values; otherwise
+    Exchange raises on every rank.
 
     Attributes:
         chunk_bytes: bytes of float32 in a chunk, a multiple of 64 (PHub, section 3.2.3). None: hpcomm chooses the size
-            from the keys, the servers' cores and the hosts; all ranks choose alike:
+            from the topology, the keys, the servers' cores and the hosts; all ranks choose alike:
 
             - servers, with shared memory or RDMA: 32 KiB; in a Hierarchy 64 KiB.
-            - servers, with TCP: each server core gets an equal part of every key, of 16 KiB at least. Chunks have
-              256 KiB; or half of it, and so on down to 64 KiB, until each core gets four chunks of all keys.
-            - Tree: 128 KiB. HostGraph: 256 KiB.
-            - a graph: 256 KiB. With several cores half of it, and so on down to 32 KiB, until each core gets four
+            - servers, with TCP: each core gets an equal part of every key, in parts of at least 16 KiB. A chunk has at
+              most 256 KiB; this maximum is halved, down to 64 KiB, until each core gets four chunks of all keys.
+            - a Tree: 128 KiB. A HostGraph: 256 KiB.
+            - a graph: 256 KiB; with several cores halved, down to 32 KiB, until each core gets four chunks of all keys.
+            - servers or a Hierarchy, with codecs of pieces: 1 MiB, halved down to 32 KiB until each core gets eight
               chunks of all keys.
-            - any of these with codecs of pieces: 1 MiB, or half of it, and so on down to 32 KiB, until each core gets
-              eight chunks of all keys.
-        depth: slots for gradients of a key, 1 to 32. It allows this many pending pushes of a key under ASYNC; under BSP
-            one, while the trainer writes the next gradient; under SSP with servers a push waits for a free slot. If
-            receivers or peers apply the rule, depth must be at least staleness + 2 under SSP(s), and at least 6 under
-            ASYNC, where a worker may be depth - 2 steps ahead of the slowest one. On a graph it is the number of
-            updates that a neighbour may not have folded yet: at least staleness + 2, with split at least 2, with
-            in_place at most 31.
+        depth: the number of slots for gradients of a key, 1 to 32. Under ASYNC a key may have depth pending pushes.
+            Under BSP it may have one; with depth 2 the trainer can write the next gradient meanwhile. Under SSP with
+            servers a push waits for a free slot. If receivers or peers apply the rule, hpcomm raises depth to
+            staleness + 2 under SSP(s), and to 6 under ASYNC, where a worker may be depth - 2 steps ahead of the slowest
+            worker. On a graph a slot is in use until the neighbours have folded its update; hpcomm raises depth to
+            staleness + 2, or with split to 2. With in_place depth must be at most 31.
         codec: the encoding of gradients: "float32", "float16", "bfloat16", a value of hpcomm.codec such as TopK(0.01)
             or Factors(32), or "auto", which measures whether TopK(0.01) is faster; or a mapping from names of keys to
-            these, in which the default is float32. Sums are float32. With a Plan, codec gives the arguments of codecs
-            of pieces, which a plan lacks.
-        codec_out: the encoding of parameters from servers to workers, given in the same way. With "float16" or
-            "bfloat16" params stay float32 arrays, with rounded values (float16's largest number is 65504) that are the
-            same bits on every worker. Each server adds updates to a float32 master, which checkpoints hold. Refused
-            with shared_params, and on a graph, where parameters stay at their rank.
-        reduce: "mean" or "sum" of the workers' updates. Under ASYNC every update is applied with weight 1; under SSP
-            with servers each with its weight in the mean or sum.
-        cores: of each server. None: as many as its host has CPUs for beside the threads with which workers computed
-            when they called init, and at least 1 for each of its interfaces; exactly 1 for each if any rank has
-            progress="inline".
+            these, where keys that it does not name are float32. Sums are float32. With an earlier Plan, give the plan's
+            codecs here again: a Plan does not hold the arguments of codecs of pieces.
+        codec_out: the encoding of parameters from servers to workers, given likewise. With "float16" or "bfloat16"
+            params stay float32 arrays, but their values are rounded, to the same bits on every worker; float16 turns
+            values beyond 65504 into Inf. Each server adds updates to a float32 master, and checkpoints hold the
+            masters. It is refused with shared_params and on graphs, where parameters do not travel.
+        reduce: "mean" or "sum" of the workers' updates. Under ASYNC every update has weight 1 in both cases; under SSP
+            with servers each has its weight in the mean or sum.
+        cores: the number of cores of each server. None: as many as its host has CPUs to spare beside the threads with
+            which workers computed when they called init, and at least one for each NIC of the server; exactly one for
+            each NIC if any rank has progress="inline".
     """
 
     chunk_bytes: int | None = None
@@ -67,42 +66,44 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How an exchange works. Give the same on all ranks; only progress and patience may differ. Exchange checks this,
-    and tells all ranks.
+    """The options for the work of an exchange. All ranks must give the same values, except for progress and patience;
+    otherwise Exchange raises on every rank.
 
     Attributes:
-        in_place: on a graph with the rule Average: the trainer trains params[name] itself, and a push without an array
-            sends it: `w = ex.params["w"]`, then repeatedly `w -= lr * grad` and `w = ex.push_pull("w")`. Nothing is
-            copied: the average is folded into another array while neighbours still read the pushed one, which is
-            read-only from then on. gradient(name) returns params[name]. If any key has a 16-bit codec, pushes of all
-            keys are copied or encoded, and params stay the same arrays. A key has one pending push.
-        shared_params: the workers of a host read one copy of the parameters, which none may write. Only under BSP. The
-            ranks of a host must map each other's memory, by transport shm. If hosts have several workers, a rank of
-            each host writes its copy: this needs topology "auto" or a Hierarchy, not "flat".
-        check_finite: refuse a push of NaN or Inf, or of a value too large for the wire; the error names key and rank.
-        split: fold and apply are two calls (fold, apply, skip, gather and squares of Exchange.split). Between the
-            two, owners keep the mean, 4 bytes an element; peers, and ranks on a graph of one phase, keep the updates.
-            Allowed:
+        in_place: the trainer trains params[name] where it lies, and a push without an array sends it. Only for graphs
+            with the rule Average. Take `w = ex.params["w"]` once, then repeat `w -= lr * grad` and
+            `w = ex.push_pull("w")`. Nothing is copied: the average is written into another array, which push_pull
+            returns, while neighbours still read the array that was pushed; that one is read-only from then on.
+            gradient(name) returns params[name]. If any key has a 16-bit codec, pushes of all keys are copied or
+            encoded, and params stay the same arrays. A key may have one pending push.
+        shared_params: the workers of a host read one copy of the parameters, which none may write. It needs BSP, and
+            the ranks of a host must map each other's memory (transport shm). If hosts have several workers, one rank of
+            each host must write the host's copy: this needs topology "auto" or a Hierarchy, not "flat".
+        check_finite: a push of NaN, Inf or a value too large for the wire raises InvalidArgument, which names the key
+            and the rank.
+        split: fold and apply are two calls, those in Exchange.split (TwoCalls). Allowed:
 
-            - BSP; also with a quorum if all workers push to the servers directly.
-            - a graph with any consistency, quorum and number of phases: each rank decides for its own parameters, and
-              gather and squares show the mean that apply would apply.
-            - SSP(s) or ASYNC with servers or peers: each worker keeps its own update until it applies it.
+            - BSP with servers, also with a quorum: between the calls owners keep the mean, 4 bytes an element. BSP with
+              peers: each rank keeps the updates that have come to it.
+            - a graph with any consistency, quorum and number of phases. Each rank decides for its own parameters. With
+              one phase and BSP or NOTIFY_ACK a rank keeps the updates, otherwise the mean.
+            - SSP(s) or ASYNC with servers or peers, and peers with a quorum. Each worker keeps its own update until it
+              applies it.
 
-            Except with SSP(s) or ASYNC and servers or peers one update of a key is pending, whatever the depth. Owners
-            work first for the keys that were given first.
-        progress: who works for the chunks that this rank owns: "thread" (one thread for each core), "inline" (this
-            rank's trainer, in every wait), or "auto": threads if the ranks that share CPUs with this one have a CPU for
-            each thread with which they compute and for each core, otherwise inline. A worker counts as computing with
+            In the first two a key has one pending update, whatever depth is. Owners work on the keys first that come
+            first in params.
+        progress: who works on the chunks that this rank owns: "thread" (a thread for each core), "inline" (this rank's
+            trainer, in every wait), or "auto": threads if the ranks that share CPUs with this one have a CPU for each
+            thread that computes and for each core, otherwise inline. A worker counts as computing with
             torch.get_num_threads() threads if torch is imported, otherwise with OMP_NUM_THREADS, otherwise with one. If
-            there are CPUs for all of them, each thread is pinned to a separate CPU, until others keep that busy.
-        groups: sequences of names of keys, each key in exactly one; None: one group of all keys. With a quorum versions
-            are counted by group: a worker pushes each key of a group once for a version, and may push groups at
-            different times. Without a quorum groups change nothing, as every key is counted by itself. The order of
-            groups and names has no effect.
-        patience: a push, pull or step without a timeout waits for patience times stats().usual, a high estimate of push
-            latency (ASAP, section 5: a dynamic timeout by the time taken for the reduce); at least 1 s, and at most the
-            context's default. None: the context's default.
+            there are CPUs for all of them, each thread is pinned to a separate CPU, until others keep that CPU busy.
+        groups: sequences of names of keys, with each key in exactly one of them. None: all keys are one group. With a
+            quorum each group has its own versions: a worker pushes each key of a group once for a version, and may push
+            different groups at different times. Without a quorum groups have no effect. The order of groups, and of
+            names in a group, has no effect.
+        patience: the timeout of pushes, pulls and steps that give none, as a multiple of stats().usual, the learned
+            high estimate of push latency (ASAP, section 5: a dynamic timeout). The timeout is at least 1 s, and at most
+            the context's default. None: the timeout is the context's default.
     """
 
     in_place: bool = False
@@ -140,8 +141,8 @@ class KeywordsButCodec(TypedDict, total=False):
 
 
 class Keywords(KeywordsButCodec, total=False):
-    """The fields of PlanOptions and EngineOptions that Exchange also takes as keywords; the other fields need the
-    values."""
+    """The fields of PlanOptions and EngineOptions that Exchange also takes as keywords; the other fields
+    are given by plan= and engine=."""
 
     codec: Codecs | None
 
@@ -167,7 +168,7 @@ _ENGINE = frozenset(field.name for field in fields(EngineOptions))
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Raises TypeError for a keyword that is no field, as Python does for an unknown parameter."""
+    """Raises TypeError for a keyword that Exchange does not take, as Python does for an unknown parameter."""
     known = Keywords.__optional_keys__
     for name in keywords:
         if name not in known:
@@ -184,7 +185,7 @@ def apart(call: str, name: str) -> TypeError | None:
 
 
 def plan_options(plan: object, keywords: Mapping[str, Any]) -> PlanOptions:
-    """Returns plan with the fields among the keywords; if plan is a Plan, the defaults with these."""
+    """Returns plan with the fields in keywords replaced; if plan is a Plan or None, the defaults with these fields."""
     if not isinstance(plan, Plan | PlanOptions | None):
         raise InvalidArgument(f"plan is {plan!r}: must be a Plan or PlanOptions")
     base = plan if isinstance(plan, PlanOptions) else PlanOptions()
@@ -193,7 +194,7 @@ def plan_options(plan: object, keywords: Mapping[str, Any]) -> PlanOptions:
 
 
 def engine_options(engine: object, keywords: Mapping[str, Any]) -> EngineOptions:
-    """Returns engine with the fields among the keywords."""
+    """Returns engine with the fields in keywords replaced."""
     if not isinstance(engine, EngineOptions):
         raise InvalidArgument(f"engine is {engine!r}: must be EngineOptions")
     return replace(engine, **{name: value for name, value in keywords.items() if name in _ENGINE})
