@@ -1,8 +1,8 @@
-"""Local steps: ranks train by themselves and exchange their progress once in H steps (DiLoCo).
+"""Local steps: each rank trains by itself, and ranks exchange their progress once in H steps (DiLoCo).
 
-fragments.py: which keys are exchanged together. schedule.py: at which steps. values.py: a rank's own parameters.
-agree.py: checks that all ranks give the same settings. roll_call.py: meetings of all ranks. fragment.py: an exchange
-that has begun. steps.py: LocalSteps, which uses them all.
+fragments.py tells which keys are exchanged together, schedule.py at which steps. values.py has a rank's own parameters.
+agree.py checks that all ranks give the same settings. roll_call.py has meetings of all ranks. fragment.py has the state
+of one fragment's exchange. steps.py has LocalSteps, which uses all of these.
 """
 
 from .fragments import Strided

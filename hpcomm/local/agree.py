@@ -1,4 +1,4 @@
-"""Before local steps begin: ranks tell each other whether they refuse their arguments, and whether all give the
+"""Checks before local steps begin: ranks tell each other whether they refuse their arguments, and whether all gave the
 same."""
 
 import hashlib
@@ -19,7 +19,7 @@ _TOLD = 400  # bytes of a refusal's text for the other ranks
 
 
 def settings(ex: Exchange, every: int, fragments: object, delay: int, mix: float) -> tuple[Schedule, Fragments]:
-    """Returns the schedule, and the fragments of the keys of an exchange."""
+    """Returns the schedule, and the fragments of the exchange's keys."""
     sizes = {name: int(np.prod(value.shape)) for name, value in ex.params.items()}
     if not sizes:
         raise InvalidArgument(
@@ -30,7 +30,7 @@ def settings(ex: Exchange, every: int, fragments: object, delay: int, mix: float
 
 
 def check_exchange(ex: Exchange, schedule: Schedule, fragments: Fragments) -> None:
-    """Raises InvalidArgument if an exchange cannot take the updates of local steps."""
+    """Raises InvalidArgument if the exchange cannot take the updates of local steps."""
     refused = _refuses_updates(ex)
     if refused is not None:
         raise InvalidArgument(f"local steps: {refused}")
@@ -52,8 +52,7 @@ def check_exchange(ex: Exchange, schedule: Schedule, fragments: Fragments) -> No
 
 
 def _refuses_updates(ex: Exchange) -> str | None:
-    """Returns a sentence if the exchange cannot take updates that a trainer writes key by key at any time; otherwise
-    None."""
+    """Returns a sentence if the trainer cannot push single keys at any time in this exchange; otherwise None."""
     made = ex._state.made
     if not all(one.topology.updates_of == "all" for one in made.schemes):
         return (
@@ -77,7 +76,7 @@ def digest_of(schedule: Schedule, fragments: Fragments) -> bytes:
 
 
 def tell(ctx: Context, wrong: Exception | None, digest: bytes = bytes(_DIGEST)) -> None:
-    """Tells all ranks the settings of this one, or why it refuses. Collective.
+    """Tells all ranks the digest of this rank's settings, or why this rank refuses. Collective.
 
     Raises:
         InvalidArgument: another rank refuses.
@@ -98,10 +97,11 @@ def tell(ctx: Context, wrong: Exception | None, digest: bytes = bytes(_DIGEST)) 
 
 
 def ended_early(ctx: Context, failed: PeerFailed, made: str, at: int, cure: str) -> PeerFailed:
-    """Returns the same failure in terms of steps, if it says only that ranks have ended or have closed their exchange.
+    """Returns the failure with a text about steps, if ranks have only ended or closed their exchange; otherwise the
+    failure unchanged.
 
     Args:
-        made: how many steps these ranks made, as text: " (5)", or "" if unknown.
+        made: how many steps the ended ranks made, as text such as " (5)"; "" if unknown.
         at: the step of this rank.
         cure: the calls that allow unequal numbers of steps.
     """

@@ -1,4 +1,4 @@
-"""A fragment of local steps: how often it has been exchanged, and its exchange that has begun and is not taken yet."""
+"""A fragment of local steps: how many exchanges it has had, and its exchange that has begun but is not taken yet."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -8,31 +8,33 @@ from ..errors import PeerFailed
 from ..exchange import Exchange, Handle
 from .values import Array
 
-NOTHING = -1  # in a state, for begun: no exchange has begun
+NOTHING = -1  # the value of begun in a state if no exchange has begun
 
 
 class Fragment:
     """A fragment, and its exchange that has begun.
 
+    To take an exchange is to mix its new parameters into this rank's own. A sync is a call of LocalSteps.sync().
+
     Attributes:
-        names: of its keys.
-        begun: the step at which the exchange began; None: no exchange has begun.
-        full: whether that exchange belongs to a sync, and is taken in full.
-        is_extra: whether it belongs to a sync and was not due by its step.
-        pushed: the keys whose updates are pushed, or at least encoded; after a checkpoint was loaded, all keys.
-        cut: pushed keys whose push was interrupted.
-        handles: of the keys that have not come, in reverse order; after a checkpoint was loaded, empty.
-        left: the keys that are still to be taken.
-        since: by key, a copy of this rank's parameters from the begin, or from the step of an interrupted take, so that
-            the take keeps later changes. A key that is taken at its step needs no copy.
-        is_late: whether the take was interrupted at its step; since is then from that step.
+        names: the names of the fragment's keys.
+        begun: the step at which the exchange began; None if no exchange has begun.
+        full: whether a sync began the exchange, so that it is taken with mix 1.
+        is_extra: whether a sync began the exchange although it was not due by its step.
+        pushed: the keys whose updates are encoded, and perhaps pushed. After a checkpoint was loaded, all keys.
+        cut: those keys of pushed whose push was interrupted.
+        handles: handles of the keys that have not come yet, in reverse order. Empty after a checkpoint was loaded.
+        left: the keys that are not taken yet.
+        since: for each key, a copy of this rank's parameters at the begin (or at the step of an interrupted take), so
+            that the take can keep later changes. A key that is taken at the step of its begin needs no copy.
+        is_late: whether the take was interrupted at its step. The copies in since are then from that step.
         scheduled: how many exchanges have begun because they were due by their step.
         extra: how many exchanges a sync has begun that were not due by their step.
-        is_owed: whether a sync has still to begin such an exchange.
-        has_learned: whether this rank has made steps whose changes are in no exchange.
-        trained_since: the time.monotonic() from which training has continued beside the exchange; None once the
-            exchange is known to have come.
-        sent: bytes of exchanges before a recovery.
+        is_owed: whether a sync must still begin one more exchange that is not due.
+        has_learned: whether this rank has made steps whose changes are in no exchange yet.
+        trained_since: the time.monotonic() since which training overlaps the exchange; None once the exchange is known
+            to have come.
+        sent: bytes of the fragment's exchanges before a recovery.
     """
 
     __slots__ = (
@@ -72,11 +74,11 @@ class Fragment:
 
     @property
     def rounds(self) -> int:
-        """The number of exchanges that have begun."""
+        """The number of exchanges that have begun, scheduled and extra."""
         return self.scheduled + self.extra
 
     def begin(self, step: int, *, full: bool) -> None:
-        """Begins a new exchange."""
+        """Begins a new exchange. full: whether a sync takes it with mix 1."""
         self.begun, self.full = step, full
         self.is_late = self.has_learned = False
         self.pushed.clear()
@@ -84,7 +86,7 @@ class Fragment:
         self.left[:] = self.names
 
     def end(self) -> None:
-        """Forgets an exchange that was taken or is lost."""
+        """Forgets an exchange that was taken or lost."""
         self.begun, self.full, self.is_late = None, False, False
         self.handles.clear()
         self.cut.clear()
@@ -92,7 +94,7 @@ class Fragment:
         self.since.clear()
 
     def come(self, ex: Exchange) -> None:
-        """Waits until the exchange has come."""
+        """Waits until all keys of the exchange have come."""
         while self.handles:
             self.handles[-1].wait()
             self.handles.pop()
@@ -101,8 +103,8 @@ class Fragment:
             self.cut.pop()
 
     def look(self) -> bool:
-        """Returns whether the exchange has come; with inline progress it also works for it. Ignores ranks that died: a
-        take raises PeerFailed for them."""
+        """Returns whether the exchange has come. With progress "inline" it also works for the exchange. It ignores
+        ranks that died; LocalSteps raises PeerFailed when it takes the exchange."""
         with suppress(PeerFailed):
             while self.handles and self.handles[-1].test():
                 self.handles.pop()
@@ -114,7 +116,7 @@ class Fragment:
     # ---- state ----
 
     def numbers(self) -> dict[str, int]:
-        """Returns the numbers of a state."""
+        """Returns the fragment's counts and flags as ints, for a checkpoint."""
         return {
             "rounds": self.rounds,
             "syncs": self.extra,
@@ -123,7 +125,7 @@ class Fragment:
         }
 
     def load(self, numbers: Mapping[str, int], since: Mapping[str, Any]) -> None:
-        """Takes a result of numbers. An exchange that had begun counts as come."""
+        """Loads a result of numbers(). An exchange that had begun when it was saved counts as come."""
         self.end()
         self.extra, self.scheduled = int(numbers["syncs"]), int(numbers["rounds"]) - int(numbers["syncs"])
         self.is_owed, self.has_learned = False, bool(numbers["learned"])

@@ -13,14 +13,14 @@ Fragments: TypeAlias = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Strided:
-    """Fragments of layers that lie far apart: layer i is in fragment i mod number. Streaming DiLoCo (arXiv 2501.18512)
-    finds that they give a slightly lower loss than fragments of neighbouring layers.
+    """Fragments of layers that lie far apart: layer i is in fragment i mod number. According to Streaming DiLoCo (arXiv
+    2501.18512) their loss is slightly lower than with fragments of neighbouring layers.
 
     Attributes:
-        number: how many fragments, 1 or more.
+        number: the number of fragments, 1 or more.
 
     Raises:
-        InvalidArgument: number is no int, or below 1.
+        InvalidArgument: number is not an int, or is below 1.
     """
 
     number: int
@@ -30,16 +30,17 @@ class Strided:
 
 
 def fragments_of(sizes: Mapping[str, int], given: object) -> Fragments:
-    """Returns the fragments of keys.
+    """Returns the fragments: for each, the names of its keys.
 
     Args:
-        sizes: the number of elements of each key by name, in the order of the model. Keys with the same name up to the
-            last dot form a layer.
-        given: a number: as many groups of neighbouring layers, with about as many elements each; Strided(number); or a
-            sequence of fragments, each a sequence of names.
+        sizes: the number of elements of each key by name, in the order of the model. Keys that have the same name up to
+            the last dot form a layer.
+        given: the user's argument. A number n: n groups of neighbouring layers, with about the same number of elements
+            each. Strided(n): see there. Otherwise a sequence of fragments, each a sequence of key names.
 
     Raises:
-        InvalidArgument: there are fewer layers than fragments; a name is no key; or a key is in no fragment or in two.
+        InvalidArgument: there are fewer layers than fragments; a name is not a key; or a key is in no fragment or in
+        two.
     """
     if isinstance(given, Strided):
         layers = _layers(sizes)
@@ -59,7 +60,8 @@ def _check_enough(number: int, layers: int) -> None:
 
 
 def _layers(sizes: Iterable[str]) -> list[list[str]]:
-    """Returns groups of keys with the same name up to the last dot, in the order of their first keys."""
+    """Returns the layers: lists of keys that have the same name up to the last dot, in the order of their first
+    keys."""
     found: dict[str, list[str]] = {}
     for name in sizes:
         prefix, dot, _ = name.rpartition(".")
@@ -68,7 +70,7 @@ def _layers(sizes: Iterable[str]) -> list[list[str]]:
 
 
 def _side_by_side(sizes: Mapping[str, int], layers: Sequence[Sequence[str]], number: int) -> Fragments:
-    """Cuts the layers, in their order, into parts whose numbers of elements are nearly equal; no part is empty."""
+    """Cuts the list of layers into parts with nearly equal numbers of elements. No part is empty."""
     counts = [sum(sizes[name] for name in layer) for layer in layers]
     total, so_far, start = sum(counts), 0, 0
     found = []

@@ -1,6 +1,7 @@
-"""Meetings of all ranks that Ctrl-C or a Timeout may interrupt: the same call, made again, continues the meeting.
+"""Meetings of all ranks: each rank tells all others a row of numbers. A meeting that was interrupted by Ctrl-C or a
+Timeout continues when the same call is made again.
 
-A collective of a context cannot do that: once one has failed, ranks no longer agree on which one comes next.
+A collective of a context cannot continue: once one has failed, ranks no longer agree on which collective is next.
 """
 
 import _thread
@@ -15,13 +16,13 @@ from .. import _core
 from ..context import Context
 from ..errors import ConfigError, Timeout
 
-_SLOTS = 2  # a rank is at most one meeting ahead of another, which may still read the last meeting's row
+_SLOTS = 2  # a rank can be one meeting ahead of another, which may still read its last row
 
 
 class RollCall:
-    """A meeting at which each rank tells all others a row of numbers. Collective to make.
+    """Meetings at which each rank tells all others a row of numbers. Making one is collective.
 
-    A row lies in the window of its reader. Each writer has a signal there, which counts its rows.
+    A writer puts its row into the reader's window, and counts its rows with a signal in that window.
     """
 
     def __init__(self, ctx: Context, numbers: int, timeout: float | None = None) -> None:
@@ -29,16 +30,16 @@ class RollCall:
         shape = (_SLOTS, ctx.size, self._row)
         self._window = ctx.window(shape, np.int64, signals=ctx.size, timeout=timeout)
         self._ended = 0
-        self._told: list[int] = []  # ranks that have got this rank's row of the present meeting
+        self._told: list[int] = []  # ranks that have got this rank's row for the current meeting
         self._mine: NDArray[np.int64] | None = None
 
     def gather(self, op: str, numbers: Sequence[int], timeout: float | None = None) -> NDArray[np.int64]:
-        """Returns the numbers of all ranks, one row for each rank. A meeting that was interrupted continues with its
-        old numbers.
+        """Returns the numbers of all ranks, one row for each rank. If the last meeting was interrupted, it continues
+        with the numbers that were given then.
 
         Raises:
-            ConfigError: another rank makes another call.
-            Timeout, PeerFailed: they name the rank that did not come.
+            ConfigError: another rank meets in another operation (op).
+            Timeout, PeerFailed: the error names the rank that did not come.
         """
         ctx, window, number = self._ctx, self._window, self._ended + 1
         slot = number % _SLOTS
@@ -57,7 +58,7 @@ class RollCall:
         for peer in others:
             left = None if until is None else max(0.0, until - monotonic())
             window.wait_signal(peer, number, left, peer)
-        window.flush(timeout=timeout)  # as this rank may close after the last meeting
+        window.flush(timeout=timeout)  # needed since this rank may close after the last meeting
         every: NDArray[np.int64] = window.array[slot].copy()
         self._ended, self._mine = number, None
         self._told.clear()
@@ -79,8 +80,8 @@ def _number_of(op: str) -> int:
 
 
 class Aside:
-    """A collective call of several parts that runs in a separate thread. If its caller is interrupted the call
-    continues, and the next caller waits for the same one."""
+    """A collective call that runs in a separate thread. If its caller is interrupted, the call continues, and the next
+    caller waits for the same call."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call, self._over = call, threading.Lock()
@@ -96,7 +97,7 @@ class Aside:
         except BaseException as failed:
             self._failed = failed
         finally:
-            del self._call  # the call may hold an exchange, which must not live as long as this thread
+            del self._call  # the call may hold an exchange, which should not live as long as this thread
             self._over.release()
 
     @property
@@ -107,8 +108,8 @@ class Aside:
         """Waits until the call has ended.
 
         Raises:
-            Timeout: the call continues; wait again.
-            Others: as the call.
+            Timeout: the call still continues; wait again.
+            Others: the errors of the call.
         """
         until = monotonic() + timeout
         while not self._over.acquire(timeout=max(0.0, min(_core.SLICE, until - monotonic()))):

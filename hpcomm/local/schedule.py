@@ -8,14 +8,14 @@ from ..stage import whole
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps at which fragments are exchanged, by the number of a rank's own steps, which begin with 1.
+    """The steps at which fragments are exchanged. Steps are a rank's own, counted from 1.
 
     Attributes:
-        every: H, the steps from one exchange of a fragment to the next, 1 or more.
-        fragments: the number of fragments. Their exchanges are spread over H steps: fragment p is due at step s if s
-            mod H = (p + 1) * H // fragments mod H; so the last fragment is due at multiples of H.
-        delay: tau, the steps from the begin of an exchange until its parameters are taken, 0 to H - 1.
-        mix: how much of the new parameters a rank takes, more than 0 and at most 1 (1 - alpha in the paper).
+        every: H, the number of steps from one exchange of a fragment to its next, 1 or more.
+        fragments: the number of fragments. Their exchanges are spread over H steps: fragment p is due after step s if s
+            mod H = (p + 1) * H // fragments mod H. So the last fragment is due after multiples of H.
+        delay: tau, the number of steps between the begin of an exchange and the take of its parameters, 0 to H - 1.
+        mix: the weight of the new parameters when a rank takes them, above 0 and at most 1 (1 - alpha in the paper).
 
     Raises:
         InvalidArgument: a number is out of its range.
@@ -42,15 +42,15 @@ class Schedule:
         object.__setattr__(self, "mix", float(mix))
 
     def offset(self, fragment: int) -> int:
-        """Returns s mod H for the steps s at which a fragment is due."""
+        """Returns s mod H, where s is any step after which the fragment is due."""
         return (fragment + 1) * self.every // self.fragments % self.every
 
     def due(self, step: int) -> bool:
-        """Returns whether the exchange of any fragment begins after a step."""
+        """Returns whether the exchange of any fragment begins after this step."""
         return any(step % self.every == self.offset(fragment) for fragment in range(self.fragments))
 
     def begun_by(self, fragment: int, step: int) -> int:
-        """Returns how many exchanges of a fragment have begun after so many steps."""
+        """Returns how many exchanges of a fragment have begun once a rank has made this step."""
         offset = self.offset(fragment)
         return (step - offset) // self.every + (offset > 0)
 
@@ -60,9 +60,9 @@ class Schedule:
         return number * self.every if offset == 0 else offset + (number - 1) * self.every
 
     def waits(self, step: int) -> bool:
-        """Returns whether a rank begins or takes an exchange after a step."""
+        """Returns whether a rank begins or takes an exchange after this step."""
         return self.due(step) or (step > self.delay and self.due(step - self.delay))
 
     def next_due(self, step: int) -> int:
-        """Returns the first step after this one at which an exchange begins."""
+        """Returns the first step after this one after which an exchange begins."""
         return step + 1 + min((self.offset(fragment) - step - 1) % self.every for fragment in range(self.fragments))

@@ -1,12 +1,12 @@
 """LocalSteps: a rank trains by itself, and exchanges fragments of the parameters every H steps.
 
-After its own step t a rank *begins* the exchange of each fragment that is due: it pushes shared - own, in which shared
-are the parameters from the fragment's last exchange. The owners fold the updates of all ranks and apply the rule.
-`delay` steps later the rank *takes* the new shared parameters; meanwhile it continues to train. (DiLoCo, algorithm 1;
-Streaming DiLoCo, algorithm 2.)
+After its step t a rank *begins* the exchange of each fragment that is due: it pushes shared - own, where own are its
+parameters and shared are the parameters that the fragment's last exchange gave. The owners fold the updates of all
+ranks and apply the rule. The rank continues to train, and `delay` steps later it *takes* the new shared parameters.
+(DiLoCo, algorithm 1; Streaming DiLoCo, algorithm 2.)
 
-The shared parameters of a fragment lie in the exchange. This file reads them only at the begin and at the take; between
-the two the owners write them.
+The shared parameters lie in the exchange. This file reads them only when an exchange begins and when it is taken;
+between the two the owners write them.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from .schedule import Schedule
 from .values import Array, Arrays, Values, checked_arrays
 
 _CURE = "local.join(), or hpcomm.torch.join of a DiLoCo,"
-_ALIGNED, _MET, _LEVEL = 1, 2, 3  # phases of a sync, by the part that has ended
+_ALIGNED, _MET, _LEVEL = 1, 2, 3  # phases of a sync, numbered by the part that has ended
 
 
 @named("local_steps()", every=True)
@@ -49,8 +49,8 @@ def local_steps(
 ) -> "LocalSteps":
     """Makes LocalSteps: each rank trains alone, and ranks exchange their progress once in H steps. Collective.
 
-    This is DiLoCo (arXiv 2311.08105, algorithm 1); with several fragments, a delay or a mix it is Streaming DiLoCo
-    (arXiv 2501.18512, algorithm 2).
+    This is DiLoCo (arXiv 2311.08105, algorithm 1). With several fragments, a delay or a mix below 1 it is Streaming
+    DiLoCo (arXiv 2501.18512, algorithm 2).
 
         ex = hpcomm.Exchange(ctx, {"w": w0}, rule=hpcomm.Nesterov(lr=0.7, momentum=0.9))
         local = hpcomm.local_steps(ex, every=50)
@@ -59,33 +59,34 @@ def local_steps(
             local.step()
         local.sync()
 
-    The rule of the exchange is the outer optimizer: its gradient is the mean over ranks of *parameters at the last
-    exchange minus parameters now*. With SGD(lr=1), local SGD, ranks take the mean of their parameters. The codec of the
-    exchange encodes updates: TopK with SGD(lr=1) is SparseLoCo (arXiv 2508.15706); TopK with Nesterov keeps the outer
-    momentum. With apply_at="receivers" updates are also encoded on their way back.
+    The rule of the exchange is the outer optimizer. Its gradient is the mean over ranks of *parameters at the last
+    exchange minus parameters now*. With SGD(lr=1), which is local SGD, ranks take the mean of their parameters.
+
+    The codec of the exchange encodes updates. TopK with SGD(lr=1) is SparseLoCo (arXiv 2508.15706); TopK with Nesterov
+    keeps the outer momentum. With apply_at="receivers" the folded updates are also encoded on their way back.
 
     Args:
         ex: an exchange over all ranks, with servers or peers. Under SSP(s) a rank may be s exchanges of a fragment
-            ahead of the slowest one. With a quorum, exchanges proceed without late ranks: these take the newest
-            parameters, count as many steps as the others and continue. Several fragments then need Exchange(groups=)
-            with the same fragments.
-        params: the trainer's array for each key: float32, of the key's shape, writable. They are set to the exchange's
-            values, which are rank 0's. None: new arrays are made.
-        every: H, this rank's steps from one exchange of a fragment to the next.
-        fragments: which keys are exchanged together. A number: as many groups of neighbouring layers, with about as
-            many elements each; keys with the same name up to the last dot form a layer. Or
-            hpcomm.local.Strided(number); or a sequence of sequences of names. Their exchanges are spread evenly over H
-            steps.
-        delay: steps from the begin of an exchange until its parameters are taken, 0 to H - 1. The exchange overlaps
-            these steps only if a thread works for it: make ex with progress="thread".
-        mix: how much of the new parameters a rank takes, above 0 and at most 1 (1 - alpha in the paper): own = (1 -
-            mix) * own + mix * shared. Below 1 codecs that keep a residual are refused.
+            ahead of the slowest rank. With a quorum, exchanges proceed without late ranks. A late rank takes the newest
+            parameters, counts as many steps as the others, and continues. With a quorum and several fragments,
+            Exchange(groups=) must name the same fragments.
+        params: the trainer's array for each key: float32, of the key's shape, writable. The arrays are overwritten with
+            the exchange's values, which are rank 0's. None: new arrays are made.
+        every: H, the number of this rank's steps from one exchange of a fragment to its next.
+        fragments: which keys are exchanged together. A number n makes n groups of neighbouring layers, with about the
+            same number of elements each; keys that have the same name up to the last dot form a layer. It may also be
+            hpcomm.local.Strided(n), or a sequence of sequences of key names. The fragments' exchanges are spread evenly
+            over H steps.
+        delay: the number of steps between the begin of an exchange and the take of its parameters, 0 to H - 1. The
+            exchange overlaps these steps only if a thread works for it: make ex with progress="thread".
+        mix: the weight of the new parameters when a rank takes them, above 0 and at most 1 (1 - alpha in the paper):
+            own = (1 - mix) * own + mix * shared. With a mix below 1, codecs that keep a residual are refused.
 
     Raises:
-        InvalidArgument: this or another rank gave an invalid argument: every below 1, a delay of every or more,
-            fragments that leave out or repeat a key, a mix outside (0, 1]; or an exchange on a graph, with the rule
-            Average, with split, or with codecs of factors.
-        ConfigError: ranks give different arguments.
+        InvalidArgument: this or another rank gave an invalid argument: every is below 1; delay is not below every;
+            fragments leave out or repeat a key; mix is outside (0, 1]; or the exchange is on a graph, has the rule
+            Average, or has split or codecs of factors.
+        ConfigError: ranks gave different arguments.
     """
     wrong = None
     try:
@@ -107,8 +108,8 @@ def local_steps(
 
 
 class _States(NamedTuple):
-    """The state of all ranks, one row for each rank: their steps, how often sync was called, whether they are in it,
-    and by fragment how many exchanges have come."""
+    """The state of all ranks, one row for each rank: its steps, how often it has called sync(), whether it is in
+    sync(), and for each fragment how many of its exchanges have come."""
 
     steps: NDArray[np.int64]
     syncs: NDArray[np.int64]
@@ -117,10 +118,10 @@ class _States(NamedTuple):
 
 
 class LocalSteps:
-    """Parameters that this rank trains, and the exchange of their changes. local_steps makes it.
+    """The parameters that this rank trains, and the exchange of their changes. local_steps() makes it.
 
     Attributes:
-        exchange: of the updates; recover replaces it.
+        exchange: the exchange of the updates; LocalSteps.recover() replaces it.
         schedule: every, delay and mix.
         steps: how many steps this rank has made.
     """
@@ -130,18 +131,18 @@ class LocalSteps:
         self._values = values
         self._fragments = [Fragment(names) for names in fragments]
         self._roll_call = RollCall(ex.context, 1 + len(self._fragments))
-        self._trained = 0  # the last step that this rank has trained itself; steps may also count others' steps
+        self._trained = 0  # the last step that this rank trained itself; steps may also count others' steps
         self._cut = False  # whether the last step was interrupted
-        self._meets = 0  # in a join block: meetings before exchanges that have not ended
+        self._meets = 0  # in a join block: how many meetings before exchanges have not ended
         self._joined = self._is_entered = False
         self._syncs = 0  # calls of sync
-        self._syncing, self._phase = False, 0  # the sync's last phase that has ended
+        self._syncing, self._phase = False, 0  # the last phase of the sync that has ended
         self._aside: Aside | None = None
         self._scratch: Array | None = None
 
     @property
     def context(self) -> Context:
-        """The ranks; after recover, the remaining ranks."""
+        """The context of the ranks. After LocalSteps.recover(), of the remaining ranks."""
         return self.exchange.context
 
     @property
@@ -151,24 +152,25 @@ class LocalSteps:
 
     @property
     def params(self) -> Mapping[str, Array]:
-        """The arrays that this rank trains, by name."""
+        """The arrays that this rank trains, by key name."""
         return self._values.arrays
 
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     @named("local.step()", every=False)
     def step(self) -> None:
-        """Begins the exchanges that are due, and takes the exchanges that were begun `delay` steps before.
+        """Begins the exchanges that are due, and takes the exchanges that began `delay` steps before.
 
         Call it after each step of this rank's training. It waits for other ranks only if an exchange that it takes has
-        not come yet. After a Timeout or Ctrl-C the step counts, and nothing is lost: continue training; the next step,
+        not come yet. After a Timeout or Ctrl-C the step counts as made, and nothing is lost: continue training; the
+        next call of step(), sync() or wait() completes it.
         sync or wait completes it.
 
         Raises:
-            PeerFailed: a rank died: call recover, and continue with the next step. Or another rank has made fewer steps
-                and has ended: use join.
+            PeerFailed: a rank died: call LocalSteps.recover(), and continue with the next step. Or another rank has
+                ended after fewer steps: use LocalSteps.join().
             Timeout: as in Exchange.push_pull.
-            InvalidArgument: the last sync was interrupted.
+            InvalidArgument: the last sync() was interrupted and not called again.
         """
         if self._syncing:
             raise InvalidArgument(f"rank {self.context.rank}: the last sync was cut short: call sync or recover first")
@@ -184,7 +186,7 @@ class LocalSteps:
             raise ended_early(self.context, failed, "", self.steps, _CURE) from failed
 
     def _complete(self) -> None:
-        """Completes the last step, and earlier steps that were interrupted."""
+        """Completes the last step, and any earlier step that was interrupted."""
         if not self._cut:
             return
         try:
@@ -198,8 +200,9 @@ class LocalSteps:
         self._cut = False
 
     def _remember(self) -> None:
-        """Notes that the step is interrupted. Exchanges that it should have taken lack the changes that this rank makes
-        from now on, so copies are kept, and these changes stay when the exchanges are taken."""
+        """Notes that the step is interrupted. Exchanges that should have been taken at this step lack the changes that
+        this rank makes from now on. So this rank copies its parameters, and keeps the later changes when it takes the
+        exchanges."""
         for one in self._fragments:
             if one.begun is None or one.full or not self._is_due(one):
                 continue
@@ -211,12 +214,12 @@ class LocalSteps:
             one.since.update((name, self._values.copy(name)) for name in new)
 
     def _is_due(self, one: Fragment) -> bool:
-        """Returns whether an exchange that has begun should be taken by now."""
+        """Returns whether an exchange that has begun should have been taken by this step."""
         return one.begun is not None and self.steps >= one.begun + self.schedule.delay
 
     def _work(self) -> None:
         """Does all that is due at this step."""
-        for number, one in enumerate(self._fragments):  # begins before it waits, so that the wire is not idle meanwhile
+        for number, one in enumerate(self._fragments):  # begin before waiting, so that the wire is not idle
             while one.scheduled < self.schedule.begun_by(number, self.steps) or one.is_owed:
                 if one.begun is not None:  # as in a sync
                     self._take(number)
@@ -233,17 +236,17 @@ class LocalSteps:
 
     @named("local.sync()", every=True)
     def sync(self) -> None:
-        """Exchanges all fragments now and takes them in full, so that all ranks have the exchange's parameters.
-        Collective.
+        """Exchanges all fragments now and takes the new parameters with mix 1, so that all ranks have the exchange's
+        parameters. Collective.
 
         Use it at the end of the training, or before an evaluation. Ranks that have made fewer steps, as after a
-        recovery, count as many as the others from now on.
+        recovery, count as many steps as the others afterwards.
 
-        An exchange that has begun and is not taken yet is taken first. A rank's changes since its begin are the update
-        of one more exchange. If no rank has trained a fragment since its last exchange, the fragment is not exchanged,
-        as only the outer momentum would act.
+        An exchange that has begun is taken first. The changes that a rank has made since that exchange began are pushed
+        in one more exchange. A fragment that no rank has trained since its last exchange is not exchanged, as only the
+        outer momentum would act.
 
-        After a Timeout or Ctrl-C call it again: it continues. Until it has ended, step raises InvalidArgument.
+        After a Timeout or Ctrl-C call sync() again: it continues. Until it has ended, step() raises InvalidArgument.
         """
         if not self._syncing:
             self._complete()
@@ -255,7 +258,7 @@ class LocalSteps:
         self._syncing, self._phase, self._aside = True, 0, None
 
     def _finish_sync(self) -> None:
-        """Does the rest of a sync, which may have been interrupted at any point."""
+        """Does the rest of a sync(), which may have been interrupted at any point."""
         if self._phase < _ALIGNED:
             self._align(SYNC)
             self._phase = _ALIGNED
@@ -270,9 +273,9 @@ class LocalSteps:
         self._syncing = False
 
     def _align(self, op: str) -> None:
-        """Makes all ranks count the steps of the rank with the most. Collective. In a sync they also agree on the
-        fragments that need one more exchange: some rank has changed them, and no exchange that is due by its steps has
-        the changes."""
+        """Sets the step count of all ranks to the largest one. Collective. In a sync() ranks also agree on the
+        fragments that need one more exchange: those that some rank has changed since their last exchange, if no
+        exchange is due that would send the changes."""
         told = [2 * one.scheduled + one.has_learned for one in self._fragments]
         every = self._roll_call.gather(op, [self.steps, *told])
         self.steps = max(int(every[:, 0].max()), self.steps)
@@ -282,9 +285,10 @@ class LocalSteps:
             one.is_owed = op == SYNC and bool((learned & (scheduled >= due)).any())
 
     def _meet(self) -> None:
-        """Makes all ranks' parameters equal, if the exchange is not under BSP. Collective. A rank's parameters may lack
-        pushes of others: once all ranks have met, owners have all updates and send them to all. Peers have added
-        updates in different orders: their copies are made equal."""
+        """Makes all ranks' parameters equal if the exchange is not under BSP. Collective.
+
+        With servers a rank's parameters may lack pushes of others. Once all ranks have met, the owners have all updates
+        and send the result to all. Peers may have added updates in different orders, so their copies are made equal."""
         if self._phase < _MET:
             self._roll_call.gather(END, [])
             self._phase = _MET
@@ -299,7 +303,7 @@ class LocalSteps:
 
     def _level(self) -> None:
         ex = self.exchange
-        facts = ex._state.facts  # keys of peers: under SSP(s) ranks have added the same updates in different orders
+        facts = ex._state.facts  # under SSP(s) peers have added the same updates in different orders
         differ = {name for name, its in facts.items() if its.peers and not its.own and not its.copied}
         shard = equal_copies(self.context, ex.state_dict(), differ, math.inf)
         ex.load_state_dict(shard, math.inf)
@@ -318,7 +322,8 @@ class LocalSteps:
         one.waited += one.trained_since - start
 
     def _push_rest(self, one: Fragment) -> None:
-        """Pushes the keys that are not pushed yet; a Timeout or Ctrl-C may have interrupted the pushes."""
+        """Pushes those keys of the fragment that are not pushed yet. A Timeout or Ctrl-C may have interrupted the
+        pushes."""
         ex = self.exchange
         trains_on = self.schedule.delay > 0 and not one.full
         self._values.begin()
@@ -343,7 +348,7 @@ class LocalSteps:
         one.handles.reverse()
 
     def _room(self, like: Array) -> Array:
-        """Returns memory for an update that the codec makes narrower."""
+        """Returns memory for an update that the codec encodes with fewer bytes than float32."""
         if self._scratch is None or self._scratch.size < like.size:
             self._scratch = np.empty(like.size, np.float32)
         return self._scratch[: like.size].reshape(like.shape)
@@ -351,9 +356,9 @@ class LocalSteps:
     def _take(self, number: int) -> None:
         """Waits for the exchange and takes it.
 
-        This rank's changes between the begin and the step of the take count for 1 - mix. They are kept in full if the
-        rank has not trained up to that step, as in a sync. If the take was interrupted at that step, later changes are
-        kept.
+        Changes that this rank has made between the begin and the step of the take get the weight 1 - mix. If this rank
+        has not trained up to that step (as in a sync), it keeps these changes in full. If the take was interrupted at
+        its step, changes since then are kept in full too.
         """
         self._unhide(number)
         one, ex, start = self._fragments[number], self.exchange, monotonic()
@@ -381,8 +386,8 @@ class LocalSteps:
         one.waited += monotonic() - start
 
     def _catch_up(self, number: int) -> None:
-        """With a quorum, if this rank's update was late: counts the exchanges that others have made without it, and as
-        many steps, so that all ranks end their training together."""
+        """With a quorum, if this rank's update was late: counts the exchanges that others made without this rank, and
+        sets the step count accordingly, so that all ranks end their training together."""
         one = self._fragments[number]
         one.scheduled = max(one.scheduled, self.exchange._state.folds(one.names[0]) - one.extra)
         steps = self.schedule.step_of(number, one.scheduled)
@@ -390,13 +395,14 @@ class LocalSteps:
             self._skip_to(steps)
 
     def _skip_to(self, steps: int) -> None:
-        """Counts so many steps, without the exchanges that were due meanwhile."""
+        """Sets the step count, without the exchanges that were due until then."""
         self.steps = steps
         for number, one in enumerate(self._fragments):
             one.scheduled = max(one.scheduled, self.schedule.begun_by(number, steps))
 
     def _unhide(self, number: int) -> None:
-        """Ends the time in which training hides a fragment's exchange: it has come, or the rank now waits for it."""
+        """Ends the time in which training overlaps a fragment's exchange: the exchange has come, or this rank now waits
+        for it."""
         one = self._fragments[number]
         if one.trained_since is not None:
             one.hidden += monotonic() - one.trained_since
@@ -405,9 +411,10 @@ class LocalSteps:
 
     @named("local.wait()", every=False)
     def wait(self) -> None:
-        """Waits until all begun exchanges have come; they are taken at their steps. Completes an interrupted step.
+        """Waits until all begun exchanges have come. step() takes them at their steps. Also completes an interrupted
+        step.
 
-        Call it before a Checkpointer saves, and before you read exchange.params, the parameters of the last exchange.
+        Call it before a Checkpointer saves, and before you read exchange.params, which are the shared parameters.
         """
         if not self._syncing:
             self._complete()
@@ -433,21 +440,22 @@ class LocalSteps:
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """A with block for ranks with unequal numbers of steps. Collective: all ranks enter and leave it.
+        """Returns a with block in which ranks may make different numbers of steps. Collective: all ranks enter and
+        leave it.
 
             with local.join():
                 for batch in batches:
                     ...
                     local.step()
 
-        A rank that has left the loop takes part in the others' exchanges, with its changes up to then, until all ranks
-        have left their loops. In the block ranks meet whenever an exchange begins, and wait for the slowest one.
-        Afterwards all ranks count as many steps as the rank with the most.
+        A rank that has left the loop takes part in the others' exchanges, with the changes that it had made, until all
+        ranks have left their loops. In the block all ranks meet whenever an exchange begins, so the exchange waits for
+        the slowest rank. Afterwards all ranks count as many steps as the rank that made the most.
         """
         if self._joined:
             raise InvalidArgument(f"rank {self.context.rank}: join: these local steps are in a join block already")
         with within("join()", every=True):
-            if not self._is_entered:  # otherwise the last call was interrupted after _align
+            if not self._is_entered:  # if it is entered, the last call was interrupted after _align
                 self._align(JOIN)
                 self._is_entered = True
             self._work()
@@ -463,8 +471,8 @@ class LocalSteps:
             self._joined = False
 
     def _runs(self, runs: bool) -> bool:
-        """Meets the other ranks before an exchange; returns whether any rank makes a step. If none does, all count the
-        same steps."""
+        """Meets the other ranks before an exchange. Returns whether any rank makes a step. If none does, all ranks get
+        the same step count."""
         every = self._roll_call.gather(STEP, [int(runs), self.steps])
         if every[:, 0].any():
             return True
@@ -481,29 +489,34 @@ class LocalSteps:
             except hpcomm.PeerFailed:
                 local.recover()
 
-        Parameters come from the remaining ranks. The following are lost, and a warning says so: a dead rank's changes
-        since its last exchange; its residuals; and, if owners apply the rule, the rule's state (such as the outer
-        momentum) of elements that the dead rank owned, which becomes zero.
+        Parameters come from the remaining ranks. The following are lost, and a warning says so:
 
-        This rank's changes stay: interrupted exchanges begin again. Under SSP and with a quorum the changes come with
-        the next exchange, codecs that keep a residual may lose a push that was being sent, and slow ranks count as many
-        steps as the others. recover completes the step or sync that raised: continue with the next step. If some ranks
-        were in a sync that others had ended, all make it again. Close the Checkpointer, and make another.
+        - the dead rank's changes since its last exchange, and its residuals;
+        - if owners apply the rule: the rule's state (such as the outer momentum) of elements that the dead rank owned.
+          It becomes zero.
+
+        The changes of the remaining ranks stay: interrupted exchanges begin again. Under SSP and with a quorum the
+        changes are pushed in the next exchange instead; codecs that keep a residual may lose a push that was being
+        sent; and slow ranks count as many steps as the others.
+
+        recover() completes the step() or sync() that raised: continue with the next step. If some ranks were in a
+        sync() that others had ended, all ranks sync again. Close the Checkpointer before, and make another one
+        afterwards.
 
         Returns:
-            the result of hpcomm.recover; its clock is this rank's number of steps. context and exchange are new objects
-            afterwards.
+            The result of hpcomm.recover(); its clock is this rank's number of steps. The attributes context and
+            exchange are new objects afterwards.
 
         Raises:
-            InvalidArgument: in a join block: leave it first.
-            PeerFailed: one more rank has died: call it again.
-            Others: as hpcomm.recover.
+            InvalidArgument: this rank is in a join block: leave it first.
+            PeerFailed: one more rank has died: call recover() again.
+            Others: the errors of hpcomm.recover().
         """
         if self._joined:
             raise InvalidArgument(
                 f"rank {self.context.rank}: recover: leave the join block first, in which ranks meet that are gone"
             )
-        if self._aside is not None:  # revoke ends it
+        if self._aside is not None:  # revoke makes this call end
             self.context.revoke()
             with suppress(HpcommError):
                 self._aside.wait(self.context.rank, SYNC, self.context.config.timeout)
@@ -518,9 +531,9 @@ class LocalSteps:
         self._roll_call = RollCall(self.context, 1 + len(self._fragments), timeout)
         self._drop_lost(states.done)
         self._meets, self._is_entered = 0, False
-        if not self.exchange._state.all.in_step:  # from now on all ranks push equally often
+        if not self.exchange._state.all.in_step:  # after recovery all ranks push equally often
             self._skip_to(int(states.steps.max()))
-        missing = (states.syncs < states.syncs.max()).any()  # some ranks have not called the others' sync
+        missing = (states.syncs < states.syncs.max()).any()  # some ranks had not called the sync of the others
         if self._syncing or (states.syncing.any() and not missing):
             self._cut = False
             self._begin_sync()
@@ -538,13 +551,14 @@ class LocalSteps:
         return _States(every[:, 0], every[:, 1], every[:, 2], every[:, 3:])
 
     def _drop_lost(self, done: NDArray[np.int64]) -> None:
-        """Forgets exchanges that had begun in the lost exchange. done: by rank and fragment, how many exchanges have
-        come.
+        """Forgets exchanges that had begun in the lost exchange. done[r, p]: how many exchanges of fragment p have come
+        to rank r.
 
-        An exchange that has come to any rank is in the shared parameters, so it counts as come here too. Any other
-        begins again under BSP, where all ranks push a fragment equally often; otherwise its changes come with the next
-        exchange. Its update is then computed again. The part that a codec has kept of the update, and under BSP the
-        part that was not applied, are in the residual, so they are taken out of this rank's parameters.
+        If an exchange has come to any rank, its result is in the shared parameters, so it counts as come on this rank
+        too. Under BSP, where all ranks push a fragment equally often, any other exchange begins again. Under another
+        consistency its changes are pushed in the next exchange. In both cases the update is computed again from the
+        parameters. The values that the residual has (under BSP also values of the update that were not applied) would
+        then count twice, so they are subtracted from this rank's changes.
         """
         ex, whole = self.exchange, self.exchange._state.all.in_step
         for one, most in zip(self._fragments, done.max(axis=0).tolist(), strict=True):
@@ -570,11 +584,10 @@ class LocalSteps:
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's state beside the exchange: its own parameters, its steps, and its exchanges not taken
-        yet.
+        """Returns this rank's state that the exchange lacks: its own parameters, its step count, and its exchanges that
+        are not taken yet. Waits for pending exchanges.
 
-        It is a dict of arrays and numbers, for the extra of a Checkpointer or for numpy.savez. Waits for pending
-        exchanges.
+        It is a dict of arrays and numbers, for the argument extra of a Checkpointer or for numpy.savez.
 
             saver = hpcomm.Checkpointer(ex, "checkpoints", every=1000)
             local.step()
@@ -588,15 +601,16 @@ class LocalSteps:
 
     @named("local.load_state_dict()", every=False)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a result of state_dict with the same bits, even if it was saved while an exchange was pending.
+        """Loads a result of state_dict(). Training then continues with the same bits, even if the state was saved while
+        an exchange was pending.
 
-        Restore the exchange first. Other entries of state are ignored.
+        Restore the exchange first. Entries of state that state_dict() does not write are ignored.
 
             found = hpcomm.restore(ex, "checkpoints")
             local.load_state_dict(found.extra)
 
         Raises:
-            InvalidArgument: the state is of other local steps.
+            InvalidArgument: the state has another schedule, other fragments or other keys.
         """
         try:
             found = {name: np.asarray(state[f"local.{name}"]).tolist() for name in self.progress()}
@@ -612,7 +626,7 @@ class LocalSteps:
         self._values.load(own)
 
     def progress(self) -> dict[str, Any]:
-        """Returns the numbers of state_dict."""
+        """Returns the numbers in state_dict(): the step count and those of each fragment."""
         return {
             "every": self.schedule.every,
             "fragments": hashlib.blake2b(repr(self.fragments).encode(), digest_size=8).hexdigest(),
@@ -625,12 +639,12 @@ class LocalSteps:
         }
 
     def since(self) -> dict[str, Array]:
-        """Returns the arrays of state_dict beside this rank's parameters: copies from the begin of pending
-        exchanges."""
+        """Returns the arrays in state_dict() that are not parameters: the copies that pending exchanges keep
+        (Fragment.since)."""
         return {name: value for one in self._fragments for name, value in one.since.items()}
 
     def check_progress(self, found: Mapping[str, Any]) -> None:
-        """Raises InvalidArgument if the progress is of other local steps."""
+        """Raises InvalidArgument if the result of progress() has another schedule, other fragments or other keys."""
         mine = self.progress()
         if missing := [name for name in mine if name not in found]:
             raise InvalidArgument(
@@ -644,8 +658,8 @@ class LocalSteps:
             )
 
     def set_progress(self, found: Mapping[str, Any], since: Mapping[str, Any]) -> None:
-        """Loads results of progress and since; an exchange that had begun there counts as come. Waits for exchanges
-        that have begun here."""
+        """Loads results of progress() and since(). An exchange that was pending when they were saved counts as come.
+        Waits for this rank's pending exchanges first."""
         self.check_progress(found)
         self.wait()
         self.steps = self._trained = int(found["steps"])

@@ -1,5 +1,5 @@
-"""A rank's own parameters, which it trains between exchanges. Arrays has NumPy arrays; hpcomm.torch has a model's
-tensors."""
+"""A rank's own parameters, which it trains between exchanges. The class Arrays has NumPy arrays; hpcomm.torch has a
+class for a model's tensors."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -13,34 +13,34 @@ Array = NDArray[np.float32]
 
 
 class Values(Protocol):
-    """The parameters of a rank by the names of an exchange's keys. `shared` are the exchange's parameters, float32 in
-    the key's shape."""
+    """The parameters of a rank (own), by the names of the exchange's keys. The argument shared of methods is the
+    exchange's parameter: float32, in the key's shape."""
 
     @property
     def arrays(self) -> dict[str, Array]:
         """All parameters by name."""
 
     def begin(self) -> None:
-        """Prepares for reads or takes of values."""
+        """Prepares for calls that read or take values."""
 
     def subtract(self, name: str, shared: Array, out: Array) -> None:
         """Writes shared - own into out."""
 
     def copy(self, name: str) -> Array:
-        """Returns a copy of own."""
+        """Returns a copy of the rank's own values of a key."""
 
     def take(self, name: str, shared: Array, mix: float, since: Array | None = None) -> None:
-        """Sets own = (1 - mix) * own + mix * shared; with mix 1 the same bits as shared. since: an earlier copy of own,
-        whose later changes are kept: own = (1 - mix) * since + mix * shared + (own - since)."""
+        """Sets own = (1 - mix) * own + mix * shared; with mix 1, own gets the bits of shared. since: an earlier copy of
+        own. If it is given, later changes are kept: own = (1 - mix) * since + mix * shared + (own - since)."""
 
     def end(self) -> None:
-        """Ends a series of takes."""
+        """Ends a series of calls of take()."""
 
     def saved(self) -> dict[str, NDArray[Any]]:
         """Returns copies of all parameters, for a checkpoint."""
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Takes a result of saved."""
+        """Loads a result of saved()."""
 
 
 class Arrays:
@@ -54,7 +54,7 @@ class Arrays:
         return self._arrays
 
     def begin(self) -> None:
-        """Does nothing: the values are always there."""
+        """Does nothing: arrays are always readable."""
 
     def subtract(self, name: str, shared: Array, out: Array) -> None:
         np.subtract(shared, self._arrays[name], out=out)
@@ -85,10 +85,10 @@ class Arrays:
 
 
 def checked_arrays(given: Mapping[str, Any] | None, shared: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the trainer's arrays, or new ones, set to the initial values of all ranks.
+    """Returns the trainer's arrays, or new ones if none were given, filled with the exchange's initial values.
 
     Raises:
-        InvalidArgument: a key has no array; or an array has another dtype or shape, or cannot be written.
+        InvalidArgument: a key has no array; or an array has another dtype or shape, or is read-only.
     """
     if given is None:
         return {name: value.copy() for name, value in shared.items()}

@@ -1,4 +1,5 @@
-"""Continuing after a failure: recover, for a loop that gets PeerFailed itself, and run, which is such a loop."""
+"""Continuing after a failure: recover(), for a loop that catches PeerFailed itself, and run(), which is a ready
+loop."""
 
 from .copies import equal_copies
 from .loop import run

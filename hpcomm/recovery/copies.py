@@ -1,5 +1,5 @@
-"""Makes copies of the same parameters on all ranks equal. They differ after an interrupted step, which only some ranks
-have applied, or if ranks have added updates in different orders."""
+"""Makes copies of the same parameters on all ranks equal. Copies differ if only some ranks have applied an interrupted
+step, or if ranks have added updates in different orders."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +13,10 @@ from .lost import Kept
 
 
 def furthest(ctx: Context, kept: Kept, keys: Container[str], timeout: float | None) -> Kept:
-    """Returns the state that this rank keeps, in which each row of these keys comes from the rank that has applied the
-    most steps to it (of several such ranks, the lowest). Collective. All ranks must have the same rows of these keys,
-    in the same order; rows with equal steps must have equal bits."""
+    """Returns this rank's state, in which each row of these keys is replaced by the row of the rank that has applied
+    the most steps to it (of several such ranks, the lowest). Collective.
+
+    All ranks must have the same rows of these keys, in the same order. Rows with equal steps must have equal bits."""
     shard = kept.shard
     copied = np.isin(shard["row_key"], [i for i, name in enumerate(shard["keys"]) if str(name) in keys])
     told = np.ascontiguousarray(shard["row_step"][copied], np.uint64)
@@ -33,8 +34,8 @@ def furthest(ctx: Context, kept: Kept, keys: Container[str], timeout: float | No
 
 
 def equal_copies(ctx: Context, shard: Mapping[str, Any], keys: Container[str], timeout: float | None) -> dict[str, Any]:
-    """Returns this rank's shard, in which rows of these keys are the same on all ranks: row i comes from rank i mod n,
-    of n ranks. Collective. All ranks must have the same rows of these keys, in the same order."""
+    """Returns this rank's shard, in which row i of these keys is replaced by row i of rank i mod n (n ranks), so that
+    all ranks have the same values. Collective. All ranks must have the same rows of these keys, in the same order."""
     copied = np.isin(shard["row_key"], [i for i, name in enumerate(shard["keys"]) if str(name) in keys])
     rows = np.flatnonzero(copied)
     if ctx.size == 1 or not rows.size:
@@ -45,7 +46,7 @@ def equal_copies(ctx: Context, shard: Mapping[str, Any], keys: Container[str], t
 def _moved(
     ctx: Context, shard: Mapping[str, Any], rows: NDArray[np.int64], sources: Sequence[int], timeout: float | None
 ) -> dict[str, Any]:
-    """Returns the shard, in which these rows have the parameters and the state of their source ranks. Collective."""
+    """Returns the shard, with parameters and state of rows[i] received from rank sources[i]. Collective."""
     count, slots = shard["row_count"], shard["slots"][shard["row_key"]]
     starts, state_starts = _starts(count), _starts(count * slots)
     shard = {**shard, **{name: shard[name].copy() for name in ("row_step", "params", "state")}}

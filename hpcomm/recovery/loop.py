@@ -23,9 +23,9 @@ def run(
     least: int = 1,
     timeout: float | None = None,
 ) -> Exchange:
-    """Calls step(exchange, n) for n from first to steps - 1, and recovers if a rank dies or leaves. Collective.
+    """Calls step(exchange, n) for n from first to steps - 1, and calls recover() if a rank dies or leaves. Collective.
 
-    The remaining ranks continue from a step on which they agree. A rank that only serves makes no steps; it serves
+    The remaining ranks continue from a step on which they agree. A rank that only serves never calls step; it serves
     until the workers have closed.
 
         def step(ex, n):
@@ -33,26 +33,29 @@ def run(
 
         ex = hpcomm.run(ex, step, steps)
 
-    In any other loop the trainer gets PeerFailed itself, and calls recover.
+    In any other loop the trainer catches PeerFailed itself, and calls recover().
 
     Args:
-        step: makes one step: it must push and pull every key of the given exchange once. After a recovery that is
-            another exchange, with other arrays. step must let PeerFailed pass, and may be called again for the same n.
-            With a quorum, a rank whose update was late continues from the n of the others.
-        first: the first n, for an exchange that was restored.
-        recovered: is called after each recovery; close the Checkpointer in it, and make another.
-        checkpoint, survivors, timeout: as in recover. serve, and the end, at which ranks wait until all are done, have
-            no deadline: the slowest rank may be far behind.
-        least: if fewer ranks remain, PeerFailed is raised. With more than half of the ranks as least, the two sides of
+        step: a function that makes one step. It must push and pull every key of the exchange that it is given exactly
+            once. After a recovery it is given another exchange, with other arrays. It must not catch PeerFailed, and
+            may be called again for the same n. With a quorum, a rank whose update was late continues from the n of the
+            other ranks.
+        first: the first n. It is more than 0 for an exchange that was restored.
+        recovered: a function that is called after each recovery. Close the lost exchange's Checkpointer in it, and make
+            another.
+        checkpoint, survivors, timeout: as in recover(). The timeout does not apply to ranks that serve, nor to the end,
+            at which ranks wait until all have made their steps: the slowest rank may be far behind.
+        least: the number of ranks below which PeerFailed is raised. If least is more than half of the ranks, the two
+            sides of a broken network cannot both continue.
             a broken network cannot both continue.
 
     Returns:
-        The exchange at the end. The trainer closes it, then its context, then the context that the trainer had made;
-        contexts between the two are closed here.
+        The exchange at the end. The trainer must close this exchange, then its context, then the context of the first
+        exchange. run() closes the contexts that it made between the two.
 
     Raises:
         PeerFailed: fewer than least ranks remain.
-        HpcommError: as step, recover and recovered.
+        HpcommError: raised by step, recover() or the function recovered.
     """
     given, n = exchange.context, first
     news: Recovered | None = None
@@ -62,14 +65,14 @@ def run(
                 recovered(news)
             make_steps(exchange, step, n, steps)
             if len(exchange.plan.workers) == exchange.context.size:
-                exchange.context.barrier(math.inf)  # no rank leaves while others may have to recover
+                exchange.context.barrier(math.inf)  # no rank leaves while others may still have to recover
             return exchange
         except PeerFailed:
             lost = exchange.context
         try:
             news = recover(exchange, checkpoint=checkpoint, survivors=survivors, timeout=timeout)
         except BaseException:
-            with suppress(HpcommError):  # the first error counts
+            with suppress(HpcommError):  # the first error is the one to raise
                 if lost is not given:
                     lost.close()
             raise
@@ -84,7 +87,8 @@ def run(
 
 
 def make_steps(exchange: Exchange, step: Callable[[Exchange, int], object], first: int, steps: int) -> None:
-    """Makes the steps of one exchange, or serves them, until a rank is lost."""
+    """Calls step(exchange, n) until n is steps; on a rank that only serves, serves the exchange until its workers
+    close."""
     if not exchange.params:
         exchange.serve()
         return
@@ -95,7 +99,7 @@ def make_steps(exchange: Exchange, step: Callable[[Exchange, int], object], firs
 
 
 def _folds(exchange: Exchange) -> int:
-    """Returns how many steps the parameters have had, from an arbitrary start."""
+    """Returns how many steps the parameters have had, plus a constant."""
     return exchange.clock if exchange._state.any.own else exchange.version()
 
 

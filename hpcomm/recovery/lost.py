@@ -1,5 +1,5 @@
-"""The knowledge of a remaining rank about an exchange that has lost ranks: its state, the ranks that are needed to
-continue from it, and the steps from which keys continue."""
+"""What a remaining rank knows of an exchange that has lost ranks: its own state, the ranks without which the state is
+incomplete, and the steps from which keys continue."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from ..exchange.facts import KeyFacts
 
 @dataclass(frozen=True)
 class Kept:
-    """The state of an exchange on this rank, also after a rank has died.
+    """The state of an exchange on this rank. It can be read after a rank has died.
 
     Attributes:
-        shard: its rows, as Exchange.state_dict gives them.
-        folded: by rank: how many of that rank's steps these rows have folded, in full or in part.
+        shard: this rank's rows, as Exchange.state_dict returns them.
+        folded: folded[r] is how many of rank r's steps these rows have folded, in full or in part.
         begun: how many steps this rank has begun since the start of the training; -1 on a rank that only serves.
-        steps: by key, the most steps of any of these rows.
+        steps: steps[k] is the most steps of any of these rows of key number k.
     """
 
     shard: Shard
@@ -42,16 +42,17 @@ def kept_of(ex: Exchange) -> Kept:
 
 @dataclass(frozen=True)
 class Heard:
-    """A remaining rank's knowledge of an exchange that has lost ranks.
+    """What one remaining rank tells the others of an exchange that has lost ranks.
 
     Attributes:
-        copies: by row of the plan: the version of this rank's copy of its elements; -1: it has no copy.
-        folds: by row: how often it was folded in this exchange, if this rank owns it; otherwise -1.
-        steps: by row: its step, if this rank owns it and it applies; otherwise -1.
-        pushes: by key: how many pushes of this rank have begun.
-        base: by key: the steps of its rows before the first fold in this exchange.
-        pushed: by number of the key: the values of its last push as pieces, if the codec keeps a residual.
-        forwarded: by row of this rank: the values of its last forwarded piece, if the codec keeps a residual.
+        copies: for each row of the plan, the version of this rank's copy of the row's elements; -1 if this rank has no
+            copy.
+        folds: for each row, how often it was folded in this exchange; -1 if another rank owns the row.
+        steps: for each row, its step; -1 if another rank owns the row, or the row's action is not apply.
+        pushes: for each key, how many pushes of this rank have begun.
+        base: for each key, the steps that its rows had before the first fold in this exchange.
+        pushed: for each number of a key whose codec keeps a residual, the values of this rank's last push as pieces.
+        forwarded: for each row of this rank whose codec keeps a residual, the values of its last forwarded piece.
     """
 
     copies: NDArray[np.int64]
@@ -64,8 +65,8 @@ class Heard:
 
 
 def heard_of(ex: Exchange, kept: Kept) -> Heard:
-    """Collects this rank's knowledge. Call it once the cores of all remaining ranks have stopped (after
-    Context.shrink), and before the context of ex is closed."""
+    """Collects Heard on this rank. Call it after Context.shrink, when the cores of all remaining ranks have stopped,
+    and before the context of ex is closed."""
     state, handle = ex._state, ex._state.handle
     owner, n = ex.plan.rows.column("owner"), len(ex.plan.rows)
     folds, steps = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
@@ -80,8 +81,10 @@ def heard_of(ex: Exchange, kept: Kept) -> Heard:
 
 
 def check_recovers(ex: Exchange) -> None:
-    """Raises NotSupported if an exchange of several schemes cannot be recovered. Schemes must be all under BSP with
-    common parameters, or all under one quorum with servers."""
+    """Raises NotSupported if an exchange of several schemes cannot be recovered.
+
+    It can be recovered if all schemes are under BSP and all ranks have the same parameters, or if all schemes are under
+    one quorum with servers."""
     state = ex._state
     schemes, every = state.made.schemes, state.all
     if len(schemes) == 1 or (every.in_step and not state.any.own):
@@ -101,8 +104,8 @@ def _where(its: KeyFacts) -> str:
 
 
 def groups(ex: Exchange) -> list[list[int]]:
-    """Returns groups of the numbers of keys whose versions are counted together: with a quorum a group for each scheme,
-    otherwise one for each key."""
+    """Returns lists of the numbers of keys. The keys of one list share a version: with a quorum each scheme has one
+    list, otherwise each key has one."""
     found: dict[tuple[int, int], list[int]] = {}
     for key, its in enumerate(ex._state.facts.values()):
         found.setdefault((its.scheme, -1 if its.counts_versions else key), []).append(key)
@@ -110,19 +113,22 @@ def groups(ex: Exchange) -> list[list[int]]:
 
 
 def needed_of(ex: Exchange) -> set[int]:
-    """Returns the ranks whose loss would lose parameters, or after whose loss copies may differ."""
+    """Returns the ranks that must all remain: without one of them parameters are lost, or copies may differ."""
     state, rows = ex._state, ex.plan.rows
     if state.any.may_differ:
         return set(range(ex.context.size))
     alone = [key for key, its in enumerate(state.facts.values()) if not its.own and not its.copied]
-    # owners of other rows only fold for their hosts, and pass the fold on
+    # the other owners only fold for their hosts, and pass the fold on
     keeps = np.isin(rows.column("action"), [_core.ACTIONS[name] for name in ("forward", "relay")], invert=True)
     return set(np.unique(rows.column("owner")[keeps & np.isin(rows.column("key"), alone)]).tolist())
 
 
 def clocks(ex: Exchange, steps: NDArray[np.uint64], clock: int) -> NDArray[np.uint64]:
-    """Returns, by key, the step from which its rows continue: the agreed clock; or the newest step in the key's group,
-    if groups count separate versions. steps: by key, the most steps of any of its rows on any rank."""
+    """Returns, for each key, the step from which its rows continue. This is the argument clock, on which ranks have
+    agreed. If each group of keys counts its own versions, it is the newest step in the key's group.
+
+    Args:
+        steps: for each key, the most steps of any of its rows on any rank."""
     found = np.full(len(steps), clock, np.uint64)
     for group in groups(ex) if len(ex._state.made.schemes) > 1 and ex._state.all.counts_versions else ():
         found[group] = steps[group].max()
@@ -130,19 +136,19 @@ def clocks(ex: Exchange, steps: NDArray[np.uint64], clock: int) -> NDArray[np.ui
 
 
 def forwards_pieces(ex: Exchange) -> list[int]:
-    """Returns the rows of the plan that forward their folds as pieces."""
+    """Returns the numbers of the plan's rows that forward their folds as pieces."""
     rows, pieces_of = ex.plan.rows, list(_core.PIECES.values())
     sends = (rows.column("action") == _core.ACTIONS["forward"]) & np.isin(rows.column("codec_out"), pieces_of)
     return np.flatnonzero(sends).tolist()  # type: ignore[no-any-return]
 
 
 def applies(ex: Exchange) -> NDArray[np.bool_]:
-    """Returns, by row of the plan, whether it applies."""
+    """Returns, for each row of the plan, whether the row's action is apply."""
     return ex.plan.rows.column("action") == _core.ACTIONS["apply"]  # type: ignore[no-any-return]
 
 
 def holds_back(ex: Exchange) -> bool:
-    """Returns whether updates are sent in pieces, which leave parts of them for later."""
+    """Returns whether any codec writes pieces, which leave values of an update for later updates."""
     return bool(ex._state.encoders.coded)
 
 
@@ -154,15 +160,19 @@ def go_on(
     clocks: NDArray[np.uint64],
     timeout: float | None,
 ) -> None:
-    """Loads this rank's state of the lost exchange into ex. Collective. args: the rules' arguments, one row for each
-    key. clock: the step on which all ranks have agreed. clocks: by key, the step of its rows."""
+    """Loads this rank's state of the lost exchange into ex. Collective.
+
+    Args:
+        args: the rules' arguments, one row for each key.
+        clock: the step on which all ranks have agreed.
+        clocks: for each key, the step of its rows."""
     state = ex._state
     shard = {**from_.shard, "replica": state.kind.replica, "args": args, "clock": clock}
-    if "encoders" in shard:  # this rank's encoders, under its new number
+    if "encoders" in shard:  # they are this rank's own, saved under its old number
         shard |= whose(state.encoders)
     if not state.any.counts_updates:
         steps, its = shard["row_step"], clocks[shard["row_key"]]
-        # rows that had no gradient in some steps
+        # a row misses steps if it had no gradient in them
         left_out = (its > steps + 1) & (not state.any.own and not state.any.jumps)
         shard["row_step"] = np.where(left_out, steps, its).astype(steps.dtype)
     ex.load_state_dict(shard, timeout)

@@ -1,4 +1,4 @@
-"""Continuing after a rank died or left, on the remaining ranks, with the state that they keep."""
+"""Continuing on the remaining ranks, with the state that they keep, after a rank died or left."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,13 +29,13 @@ class Recovered:
     """An exchange on the remaining ranks.
 
     Attributes:
-        exchange: made like the lost one, with the parameters and the rule's state of the remaining ranks. It has a new
-            context; exchange.context.ranks has the numbers of its ranks in the first context.
-        clock: the step from which all ranks agree to continue: how many steps have been made.
+        exchange: an exchange with the lost one's arguments, and the parameters and rule state of the remaining ranks.
+            It has a new context; exchange.context.ranks has the numbers that its ranks had in the job's first context.
+        clock: the step from which all ranks continue: the number of steps that count as made.
         lost: the ranks that are gone, by their numbers in the lost exchange.
-        gap: the graph's spectral gap before and after; None with servers, and for more than 512 ranks without SciPy.
-        extra: the extra values in the checkpoint, given by the rank that then had this rank's number; empty without a
-            checkpoint.
+        gap: the graph's spectral gap before and after. None with servers, and for more than 512 ranks without SciPy.
+        extra: the extra values that were saved in the checkpoint by the rank that then had this rank's number. Empty if
+            no checkpoint was read.
     """
 
     exchange: Exchange
@@ -53,10 +53,11 @@ def recover(
     survivors: bool = False,
     timeout: float | None = None,
 ) -> Recovered:
-    """After PeerFailed: makes a new exchange on the ranks that remain when others died, or left early. Collective over
-    them.
+    """Makes a new exchange on the ranks that remain after others died or left early. Collective over the remaining
+    ranks.
 
-    More ranks may die meanwhile. Ranks that still wait in the lost exchange get PeerFailed too (Context.revoke).
+    Call it after PeerFailed. More ranks may die during the call. Ranks that still wait in the lost exchange get
+    PeerFailed too (Context.revoke).
 
         try:
             w = ex.push_pull("w")
@@ -64,72 +65,74 @@ def recover(
             recovered = hpcomm.recover(ex)
             ex, step = recovered.exchange, recovered.clock
 
-    On a graph every rank keeps its own parameters and state. The graph is rebuilt (by the function that was given as
-    the topology, or by graphs.among). Ranks that are behind take the clock of the furthest one, and do not make up for
-    missing pushes. An interrupted step is folded only in the chunks that have all its updates.
+    On a graph every rank keeps its own parameters and state. The graph is rebuilt by the function that was given as the
+    topology, otherwise by graphs.among. Ranks that are behind take the clock of the furthest rank, and do not make up
+    for the pushes that they missed. An interrupted step is folded only in the chunks that have all its updates.
 
-    If all servers remain, the lost workers no longer count: neither in the mean, nor in a quorum, which becomes the
-    number of remaining workers if it was larger. Each group of keys (EngineOptions.groups) continues from its newest
-    version. An interrupted step is applied only in the chunks that had all its updates. If a rank that owned parameters
-    is lost, these are lost, and the last checkpoint is restored (ASAP, section 5), from a directory that all ranks can
-    read. If receivers apply the rule (apply_at), the loss of any rank has this effect, because an interrupted step may
-    be in only some of their copies.
+    With servers, if all servers remain, the lost workers no longer count in the mean. A quorum that is larger than the
+    number of remaining workers becomes that number. Each group of keys (EngineOptions.groups) continues from its newest
+    version. An interrupted step is applied only in the chunks that had all its updates.
 
-    Among peers under BSP every rank has all parameters, and nothing is lost. The remaining copies are made equal: each
-    chunk comes from the rank that has applied the most steps to it. Peers under SSP(s) need a checkpoint. If keys have
-    separate schemes, all must be under BSP, with servers and among peers, or all under one quorum with servers (groups
-    of keys); each continues as above.
+    If a rank that owned parameters is lost, these parameters are lost, and the last checkpoint is restored (ASAP,
+    section 5) from a directory that all ranks can read. If receivers apply the rule (apply_at), this happens after the
+    loss of any rank, since an interrupted step may be in only some of the copies.
 
-    Under ASYNC and SSP(s), if all servers remain, they keep their state: every folded update counts once, also updates
-    of lost workers. All workers continue from the first step of which no server has folded any part: no worker pushes a
-    folded update again, and workers that are behind skip steps. An update that was being sent counts in the chunks that
-    had it already, and is lost for the others.
+    Among peers under BSP every rank has all parameters, so nothing is lost. The remaining copies are made equal: each
+    chunk comes from the rank that has applied the most steps to it. Peers under SSP(s) need a checkpoint.
 
-    With survivors=True no checkpoint is read, whichever ranks are lost, and recovered.clock is the most steps of any
-    row:
+    Keys may have separate schemes. Then all schemes must be under BSP, with servers or among peers; or all under one
+    quorum with servers (groups of keys). Each scheme continues as above.
 
-    - A row whose owner remains continues as it is: parameters, the rule's state and the owner's residuals. A row whose
-      owner is lost continues from the newest copy that a worker has, judged by the answers that workers have received;
-      the state becomes zero, and with a 16-bit codec_out the copy has 16 bits. All ranks take the same copy. If the
-      owner was writing a fold when it died, the fold may be in some elements of that copy.
-    - A row that several ranks apply (apply_at, peers) comes from the rank that has applied the most steps to it, with
-      its state.
-    - All rows of a key continue from the most steps of any of them; with a quorum, all rows of a group of keys.
-    - Under BSP, if a row has not applied a piece of this rank's last push (TopK, OneBit, Threshold), the piece goes
-      back into this rank's residual; so does a piece that a row of this rank had forwarded. No update of a remaining
-      worker is lost. Under a quorum, ASYNC and SSP(s), and with split=True, the last push may be lost if it was
-      interrupted.
-    - Under ASYNC and SSP(s) workers continue from the first step that none of them has begun, and a peer's copy that is
-      taken lacks some updates of the others.
+    Under ASYNC and SSP(s), if all servers remain, the servers keep their state: every folded update counts once, also
+    updates of lost workers. All workers continue from the first step of which no server has folded any part. So no
+    worker pushes a folded update again, and workers that are behind skip steps. An update that was being sent counts
+    only in the chunks that had received it.
 
-    With codecs of pieces each rank keeps its residuals; the residuals of lost ranks are lost, and the log says so. The
-    residual of an interrupted step is added to the next update, also if that step is made again.
+    With survivors=True no checkpoint is read, even if owners are lost. recovered.clock is then the most steps of any
+    row, and these rules hold:
 
-    Before recover, close a Checkpointer of the lost exchange; afterwards make another. In the end the trainer closes
-    exchange.context, and the context that it made. The lost exchange need not be closed, and its arrays stay readable.
-    Rank 0 logs the spectral gap before and after, if it can be computed (logging's "hpcomm", WARNING).
+    - A row whose owner remains keeps its parameters, the rule's state and the owner's residuals.
+    - A row whose owner is lost continues from the newest copy that a worker has, judged by the answers that workers
+      have received. All ranks take the same copy. The rule's state becomes zero. With a 16-bit codec_out the copy has
+      16 bits. If the owner was writing a fold when it died, the copy may have the fold in only some elements.
+    - A row that several ranks apply (apply_at, peers) comes, with its state, from the rank that has applied the most
+      steps to it.
+    - All rows of a key continue from the most steps of any of them; with a quorum, all rows of a group of keys do.
+    - Under BSP no update of a remaining worker is lost. If a row has not applied a piece of this rank's last push
+      (TopK, OneBit, Threshold), the piece goes back into this rank's residual. So does a piece that a row of this rank
+      forwarded.
+    - Under a quorum, ASYNC and SSP(s), and with split=True, the last push may be lost if it was interrupted.
+    - Under ASYNC and SSP(s) workers continue from the first step that none of them has begun. A copy that is taken from
+      a peer may lack updates of other peers.
+
+    With codecs of pieces each rank keeps its residuals. The residuals of lost ranks are lost, and the log says so. The
+    residual of an interrupted step is added to the next update, even if that step is made again.
+
+    Close the lost exchange's Checkpointer before you call recover(), and make another afterwards. In the end the
+    trainer closes exchange.context, and the context that it made itself. The lost exchange need not be closed, and its
+    arrays stay readable. Rank 0 logs the spectral gap before and after, if it can be computed (logging's "hpcomm",
+    WARNING).
 
     Args:
-        ex: the exchange that raised.
-        checkpoint: a Checkpointer's directory. It is read only if parameters are lost.
-        survivors: continue from the remaining ranks' state, even if owners are lost. On graphs recover always does so.
-            Give the same on all ranks.
-        timeout: seconds for each part: to agree on the remaining ranks, to make the exchange, to restore; it starts
+        ex: the exchange that raised PeerFailed.
+        checkpoint: the directory of a Checkpointer. It is read only if parameters are lost.
+        survivors: whether to continue from the remaining ranks' state even if owners are lost. On graphs recover()
+            always does so. All ranks must give the same value.
+        timeout: seconds for each part: agreeing on the remaining ranks, making the exchange, restoring. The time starts
             again when another rank dies.
 
     Raises:
-        CheckpointError: a rank that owned parameters is lost, there is no checkpoint to restore, and survivors is
-            False.
-        ConfigError: no worker remains, only ranks that serve; or ranks give different survivors.
-        NotSupported: the plan was given by its rows, so it cannot be remade without a rank; each host has its own model
-            (HostGraph); or keys have separate schemes, and one of them is on a graph, or they are neither all under BSP
-            nor all under one quorum.
-        InvalidArgument: here or on another rank, the function that was given as the topology makes no graph of so many
-            ranks: make another exchange, of Context.shrink's context.
+        CheckpointError: a rank that owned parameters is lost, no checkpoint can be restored, and survivors is False.
+        ConfigError: all remaining ranks only serve, so no worker remains; or ranks gave different values of survivors.
+        NotSupported: the user gave the plan by its rows, so hpcomm cannot remake it without a rank; or each host has
+            its own model (HostGraph); or keys have separate schemes, and one of them is on a graph, or they are neither
+            all under BSP nor all under one quorum.
+        InvalidArgument: on this or another rank, the function that was given as the topology makes no graph of so many
+            ranks. Make another exchange over the context that Context.shrink returns.
         Timeout, TransportError: as Context.shrink.
     """
     made, old = ex._state.made, ex.context
-    old.revoke()  # if a rank has left, only ranks that wait for it have noticed
+    old.revoke()  # if a rank has left, only ranks that waited for it have noticed
     check_recovers(ex)
     for scheme in made.schemes:  # refuses schemes that cannot be rebuilt, before shrink takes over links
         scheme.among(range(len(made.ranks)), len(made.ranks))
@@ -142,7 +145,7 @@ def recover(
             found = _over(ex, lost, fresh, checkpoint, survivors, timeout)
             fresh.barrier(timeout)  # a rank that has passed the barrier may push, also to ranks that have not
             return found
-        except PeerFailed:  # ranks that have passed the barrier recover from found; so does this one if it has found
+        except PeerFailed:  # ranks past the barrier call recover() on found; so does this rank if it has found
             dead = fresh
         except BaseException:
             with suppress(HpcommError):  # the first error counts
@@ -167,9 +170,9 @@ class _Lost:
     """An exchange that has lost ranks.
 
     Attributes:
-        kept: this rank's state from it.
-        extra: extra values of the checkpoint from which it was restored.
-        heard: this rank's knowledge of the others' rows; None: not collected yet.
+        kept: this rank's state from that exchange.
+        extra: extra values of the checkpoint from which the exchange was restored.
+        heard: this rank's knowledge of the exchange's rows; None until look() collects it.
     """
 
     exchange: Exchange
@@ -178,8 +181,8 @@ class _Lost:
     heard: Heard | None = None
 
     def look(self) -> Heard:
-        """Returns heard. Call it once all remaining ranks have stopped: after a shrink, and before the context is
-        closed."""
+        """Returns the field heard. Call it after a shrink, when all remaining ranks have stopped, and before the
+        context is closed."""
         if self.heard is None:
             self.heard = heard_of(self.exchange, self.kept)
         return self.heard
@@ -197,11 +200,15 @@ def _over(
     survivors: bool,
     timeout: float | None,
 ) -> Recovered:
-    """Makes the exchange on the ranks of a shrunk context. first: the exchange for which recover was called. every:
-    first, and the exchanges made since that have lost ranks as well.
+    """Makes the exchange on the ranks of a shrunk context.
 
-    If a rank dies before all have the new exchange, some ranks come back with it, others with the old one. So the new
-    exchange depends only on the arguments of the job's first exchange and on the remaining ranks.
+    If a rank dies before all ranks have the new exchange, some ranks return here with it and others with the old one.
+    So the new exchange depends only on the arguments of the job's first exchange and on the remaining ranks.
+
+    Args:
+        first: the exchange for which recover() was called.
+        every: first, and all exchanges made since that have lost ranks as well.
+        fresh: the shrunk context.
     """
     if len(set(fresh.allgather(bytes([survivors]), timeout))) > 1:
         raise ConfigError("recover: some ranks give survivors=True and others do not: give all ranks the same")
@@ -264,8 +271,8 @@ def _over(
 
 
 def _common(ctx: Context, every: list[_Lost], timeout: float | None) -> _Lost:
-    """Returns the newest exchange that all ranks have had. If any rank has continued with a later one, all others had
-    that one too, as they met before that (recover)."""
+    """Returns the newest exchange that every rank has had. If any rank has continued with a later exchange, all others
+    had that exchange too, since recover() ends with a barrier."""
     names = [list(one.exchange.context.ranks) for one in every]
     theirs = gather(ctx, names, ctx.config.timeout if timeout is None else timeout)
     return next(one for one, own in reversed(list(zip(every, names, strict=True))) if all(own in his for his in theirs))
@@ -280,7 +287,8 @@ def _go_on(
     folded: int,
     timeout: float | None,
 ) -> int:
-    """Gives every rank its rows of the new exchange, from ranks that have them. Returns the clock. Collective."""
+    """Loads into each rank the rows that it owns in the new exchange, received from ranks that have them. Collective.
+    Returns the clock."""
     ex, kept = lost.exchange, lost.kept
     shard = survivor_rows.residuals(ex, kept, lost.look(), found)
     mine = survivor_rows.moved(ctx, ex, kept, found, new, args, timeout)
@@ -291,7 +299,7 @@ def _go_on(
         every = ctx.allgather(np.int64(kept.begun).tobytes(), timeout)
         clock = max(folded, *(int(np.frombuffer(part, np.int64)[0]) for part in every))
         mine["clock"] = clock
-    if "encoders" in mine:  # in new they belong to this rank
+    if "encoders" in mine:  # in the new exchange the encoders belong to this rank
         mine |= whose(new._state.encoders)
     new.load_state_dict([mine, *others], timeout)
     return clock
@@ -300,9 +308,13 @@ def _go_on(
 def _agreed(
     ctx: Context, lost: _Lost, folded: int, missing: int, timeout: float | None
 ) -> tuple[int, int, NDArray[np.uint64], NDArray[np.float64]]:
-    """Returns four values that all ranks agree on: the most steps of which any rank has folded a part; a dead rank that
-    owned parameters in any rank's lost exchange, or -1; by key, the most steps of any row; and the rules' arguments,
-    one row for each key, of the furthest worker, as some ranks may have been setting them when another died."""
+    """Returns four values, the same on all ranks:
+
+    - the most steps of which any rank has folded a part;
+    - a dead rank that owned parameters in any rank's lost exchange, or -1 if none did;
+    - for each key, the most steps of any row;
+    - the rules' arguments, one row for each key, from the furthest worker: ranks may have been setting them when
+      another died."""
     args, steps = lost.kept.shard["args"], lost.kept.steps
     told = np.array([folded, missing, lost.kept.begun, *steps, *np.ravel(args)], np.float64).tobytes()
     every = [np.frombuffer(part) for part in ctx.allgather(told, timeout)]
@@ -318,7 +330,7 @@ def _agreed(
 def _gaps(before: Sequence[Graph], now: Sequence[Graph]) -> tuple[float, float] | None:
     try:
         return spectral_gap(before), spectral_gap(now)
-    except NotSupported:  # a large graph, and no SciPy; the gap is only logged
+    except NotSupported:  # a large graph without SciPy; the gap is only logged
         return None
 
 

@@ -1,5 +1,7 @@
-"""Recovery without a checkpoint after owners of parameters are lost. Each row, a part of a key with one owner,
-continues from its owner if that rank remains, otherwise from the newest copy that a worker has."""
+"""Recovery without a checkpoint after ranks that owned parameters are lost.
+
+A row is a part of a key with one owner. It continues from its owner if that rank remains, otherwise from the newest
+copy that a worker has."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +23,10 @@ Array = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of a plan by their elements, which are numbered from key to key.
+    """The rows of a plan as ranges of elements. Elements are numbered through all keys.
 
     Attributes:
-        first, end: by row, its first element, and its last element plus one.
+        first, end: for each row, its first element, and its last element plus one.
     """
 
     key: Array
@@ -45,18 +47,18 @@ def layout(plan: Plan) -> Layout:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The remaining ranks' common knowledge of the lost exchange, with their new numbers. A *span* is a range of
+    """The remaining ranks' common knowledge of the lost exchange. Ranks have their new numbers. A *span* is a range of
     elements that one row, or copies of one row, apply.
 
     Attributes:
-        rows: of the lost exchange's plan.
-        spans: for each span, a row that applies it.
-        source: by span, the rank that has it.
-        lives: by span, whether one of its owners remains, so that its state is known.
-        folds: by span, how many folds of the lost exchange are in it.
-        steps: by key, the step from which its rows continue.
-        owner: by row, the new number of its owner; -1: the owner is lost.
-        folded: by row, how often it was folded; -1: its owner is lost.
+        rows: the rows of the lost exchange's plan.
+        spans: for each span, the number of a row that applies it.
+        source: for each span, the rank from which its values are taken.
+        lives: for each span, whether one of its owners remains, so that its rule state is known.
+        folds: for each span, how many folds of the lost exchange are in its values.
+        steps: for each key, the step from which its rows continue.
+        owner: for each row, the new number of its owner; -1 if the owner is lost.
+        folded: for each row, how often it was folded; -1 if its owner is lost.
     """
 
     rows: Layout
@@ -67,7 +69,7 @@ class Agreed:
     steps: Array
     owner: Array
     folded: Array
-    own: Array  # by span, a row of this rank that is as new as the source's; -1: none
+    own: Array  # for each span, a row of this rank as new as the source's; -1: none
 
     @cached_property
     def first(self) -> Array:
@@ -87,7 +89,7 @@ class Agreed:
 
 
 def agreed(ctx: Context, ex: Exchange, heard: Heard, here: Sequence[int], timeout: float | None) -> Agreed:
-    """Makes Agreed. Collective over the ranks of ctx. here: by rank of ctx, its number in ex.
+    """Makes Agreed. Collective over the ranks of ctx. here: for each rank of ctx, its number in ex.
 
     Raises:
         ConfigError: no remaining rank has a copy of some row.
@@ -100,9 +102,9 @@ def agreed(ctx: Context, ex: Exchange, heard: Heard, here: Sequence[int], timeou
     new[list(here)] = np.arange(len(here))
     every_row = np.flatnonzero(applies(ex))
     every_row = every_row[np.lexsort((every_row, rows.first[every_row]))]
-    heads = np.flatnonzero(np.diff(rows.first[every_row], prepend=-1))  # rows with the same elements are copies
+    heads = np.flatnonzero(np.diff(rows.first[every_row], prepend=-1))  # rows that begin at the same element are copies
     spans = every_row[heads]
-    best = np.maximum.reduceat(steps[:, every_row], heads, axis=1)  # by rank and span, the step of the rank's row
+    best = np.maximum.reduceat(steps[:, every_row], heads, axis=1)  # for each rank and span, the step of the rank's row
     lives = best.max(axis=0) >= 0
     newest = copies[:, spans]
     if not (newest.max(axis=0) >= 0)[~lives].all():
@@ -127,7 +129,7 @@ def agreed(ctx: Context, ex: Exchange, heard: Heard, here: Sequence[int], timeou
 
 
 def _alike(ex: Exchange) -> NDArray[np.bool_]:
-    """Returns, by key, its fact counts_folds."""
+    """Returns, for each key, the fact counts_folds (facts.py)."""
     return np.array([its.counts_folds for its in ex._state.facts.values()])
 
 
@@ -135,7 +137,7 @@ def _alike(ex: Exchange) -> NDArray[np.bool_]:
 
 
 def _wanted(found: Agreed, plan: Plan, chosen: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
-    """Returns, by rank and span, whether the rank owns a chosen row of a new plan that has elements of the span."""
+    """Returns a table by rank and span: whether the rank owns a chosen row of a new plan that overlaps the span."""
     to = layout(plan)
     need = np.zeros((size, len(found.spans) + 1), np.int64)
     rows = np.flatnonzero(chosen)
@@ -147,21 +149,21 @@ def _wanted(found: Agreed, plan: Plan, chosen: NDArray[np.bool_], size: int) -> 
 
 
 class _Transfer:
-    """Arrays of float32 that are sent from rank to rank. Each rank knows all of them, and their places at the
-    receivers."""
+    """float32 arrays that are sent from rank to rank. Every rank adds all of them in the same order, so every rank
+    knows the places of all arrays at their receivers."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx, self._ends = ctx, [0] * ctx.size
         self._parts: list[tuple[int, int, int, int, int]] = []
 
     def add(self, source: int, to: int, number: int, n: int) -> None:
-        """Adds n values, identified by a number, which rank source has and rank to gets."""
+        """Adds an array of n values from rank source to rank to, under a number."""
         self._parts.append((source, to, number, self._ends[to], n))
         self._ends[to] += n
 
     def run(self, give: Any, timeout: float | None) -> dict[int, NDArray[np.float32]]:
-        """Returns the values that have come to this rank, by number. give(number): returns the values at their source.
-        Collective."""
+        """Sends all arrays, and returns those that came to this rank, by number. Collective. give: a function that
+        returns the values of a number; it is called on their source."""
         ctx = self._ctx
         if max(self._ends) == 0:
             return {}
@@ -186,10 +188,10 @@ def moved(
     args: NDArray[np.float64],
     timeout: float | None,
 ) -> dict[str, Any]:
-    """Returns the shard of all rows that this rank owns in new. Collective."""
+    """Returns a shard of all rows that this rank owns in the exchange new. Collective."""
     shard, me = kept.shard, ctx.rank
     slots = np.asarray(shard["slots"], np.int64)[found.key]
-    held = np.where(found.lives, found.count * (1 + slots), found.count)  # how many values a source has
+    held = np.where(found.lives, found.count * (1 + slots), found.count)  # how many values the source of each span has
     need = _wanted(found, new.plan, applies(new), ctx.size)
     has = np.frombuffer(b"".join(ctx.allgather((found.own >= 0).tobytes(), timeout)), np.bool_)
     has = has.reshape(ctx.size, -1)
@@ -234,8 +236,8 @@ def moved(
 
 
 def residuals(ex: Exchange, kept: Kept, heard: Heard, found: Agreed) -> dict[str, Any]:
-    """Returns this rank's shard. If a row has not applied the last piece of this rank for it, the residual gets the
-    piece's values back."""
+    """Returns this rank's shard with changed residuals: if a row has not applied this rank's last piece for it, the
+    values of the piece are added back to the residual."""
     shard = dict(kept.shard)
     if "encoders" not in shard:
         return shard
@@ -247,7 +249,7 @@ def residuals(ex: Exchange, kept: Kept, heard: Heard, found: Agreed) -> dict[str
     ):
         residual = shard["encoders"][at : at + count]
         at += n
-        if n < count or not alike[key] or gone:  # there is no residual, or no rank knows the applied part
+        if n < count or not alike[key] or gone:  # there is no residual, or no rank knows which part was applied
             continue
         back, made, row = _piece(heard, found, (key, is_row, offset, count))
         for span in np.flatnonzero((found.key == key) & (found.folds < made)).tolist():
@@ -261,7 +263,8 @@ def residuals(ex: Exchange, kept: Kept, heard: Heard, found: Agreed) -> dict[str
 
 
 def _piece(heard: Heard, found: Agreed, encoder: tuple[int, int, int, int]) -> tuple[NDArray[np.float32], int, int]:
-    """Returns the last piece of an encoder, its number, and the row that made it; -1 if this rank's push made it."""
+    """Returns an encoder's last piece, its number, and the row that made it; the row is -1 if a push of this rank made
+    it."""
     key, is_row, offset, count = encoder
     if not is_row:
         return heard.pushed[key], int(heard.pushes[key]), -1
@@ -273,8 +276,8 @@ def _piece(heard: Heard, found: Agreed, encoder: tuple[int, int, int, int]) -> t
 
 
 def _is_held(ex: Exchange, found: Agreed, span: int, made: int, row: int) -> bool:
-    """Returns whether the piece of this number is in the fold of a row that keeps its own residual and whose owner
-    remains. Then that owner takes the piece back."""
+    """Returns whether the piece with this number is in the fold of a row that keeps its own residual and whose owner
+    remains. That owner then adds the piece back to the row's residual."""
     rows, plan, rank = found.rows, ex.plan.rows, ex.context.rank
     pieces = set(forwards_pieces(ex))
     if row < 0:
@@ -302,8 +305,8 @@ def strays(
     args: NDArray[np.float64],
     timeout: float | None,
 ) -> list[dict[str, Any]]:
-    """Returns shards of residuals of forwarding rows that other ranks have kept and with which rows of this rank
-    continue. Collective. kept: this rank's shard."""
+    """Returns shards with the residuals of forwarding rows that other ranks have kept, for rows that this rank now
+    owns. Collective. kept: this rank's shard."""
     old, to = found.rows, layout(new.plan)
     sends = forwards_pieces(new)
     placed = {(int(to.key[i]), int(to.offset[i]), int(to.count[i]), int(to.owner[i])) for i in sends}
@@ -347,7 +350,7 @@ def strays(
 
 
 def _kept_rows(shard: Mapping[str, Any]) -> dict[tuple[int, int, int], tuple[NDArray[np.float32], float, int]]:
-    """Returns the residual, weight and count of each row's encoder, by key, offset and count."""
+    """Returns the residual, weight and piece count of each row's encoder, by the row's (key, offset, count)."""
     found, at = {}, 0
     names = ("key", "row", "offset", "count", "values", "weight", "made")
     columns = [np.asarray(shard.get(f"encoder_{name}", ())).tolist() for name in names]
@@ -362,7 +365,7 @@ def _kept_rows(shard: Mapping[str, Any]) -> dict[tuple[int, int, int], tuple[NDA
 
 
 def losses(ex: Exchange, kept: Kept, found: Agreed, *, gone: bool) -> str:
-    """Returns a sentence about the losses, for the log."""
+    """Returns a sentence for the log about what is lost."""
     slots = np.asarray(kept.shard["slots"], np.int64)[found.key]
     lost, every = (int(found.count[(slots > 0) & chosen].sum()) for chosen in (~found.lives, slots >= 0))
     told = "; the updates of the lost ranks since their last exchange are lost" if gone else ""
