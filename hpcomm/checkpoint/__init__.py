@@ -1,5 +1,5 @@
-"""Checkpoints on disk. checkpointer.py saves while the training continues, resume.py finds the newest checkpoint, and
-files.py reads and writes its files. The values in a checkpoint come from hpcomm.exchange.
+"""Checkpoints on disk. checkpointer.py saves while the training continues, resume.py finds the newest checkpoint that
+all ranks have, and files.py reads and writes one rank's file. The values in a checkpoint come from hpcomm.exchange.
 """
 
 from .checkpointer import Checkpointer

@@ -2,27 +2,28 @@
 periodically to the disk").
 
 After every k-th step a rank copies its part of the state, and a thread writes the copy to disk. The trainer pauses only
-for the copy: no rank waits for another's disk, and there is no barrier. These copies, the *cut*, form one checkpoint:
+for the copy: no rank waits for another's disk, and there is no barrier. The copies of all ranks form one checkpoint,
+the *cut*. A row is the part of a key that one rank, its owner, keeps. Why the copies fit together:
 
-- *Servers under BSP.* When a worker ends step k it has pulled every key, so each row (the part of a key that one owner
-  keeps) has been applied k times. A row needs this rank's push of step k + 1 before it is applied again, and that push
-  comes after the copy. So all ranks copy step k, at whatever time each copies. Pushes of step k + 1 that others have
-  made meanwhile are in no copy; a restart makes them again.
+- *Servers under BSP.* When a worker ends step k it has pulled every key, so each row has been applied k times. Before a
+  row is applied again it needs this rank's push of step k + 1, which comes after the copy. So all ranks copy step k,
+  even if they copy at different times. Pushes of step k + 1 that other ranks have already made are in no copy; after a
+  restart those ranks make them again.
 - *Graphs under NOTIFY-ACK.* When a rank ends step k it has folded all updates of step k from its in-peers, and none of
-  step k + 1, which it folds in its own step k + 1. Updates in its queues at the cut are sent again after a restart. So
-  the cut has no queues, and its clocks are the steps of the rows. (Under SSP, BARRIER and ASYNC an update of step k may
-  come after its receiver's copy: it is lost with the job.)
-- *Servers under ASYNC.* There is no common step. Each owner copies when its own worker has made step k, and each row
-  between two updates; others' updates that are in no row then are lost.
-- *Servers with a quorum* may apply rows without this rank's push. As under ASYNC each owner copies by itself, and rows
-  may be some steps further than the checkpoint's number.
-- *Owners that only serve* have no steps. The first worker tells them when it has ended a step, and continues when they
-  have copied: under BSP their rows cannot change before. Only here a rank waits for another one, until it has written
-  its previous copy and made this one.
+  step k + 1. Updates in its queues at the cut are sent again after a restart. So the cut has no queues, and its clocks
+  are the steps of the rows. (Under SSP, BARRIER and ASYNC an update of step k may come after its receiver's copy. That
+  update is lost if the job restarts.)
+- *Servers under ASYNC.* Ranks have no common step. Each owner copies when its own worker has made step k, and copies
+  each row between two updates. Updates of other workers that are in no row at that time are lost if the job restarts.
+- *Servers with a quorum.* Rows may be applied without this rank's push. As under ASYNC, each owner copies by itself,
+  and rows may be some steps further than the checkpoint's number.
+- *Owners that only serve.* They have no steps. The first worker tells them when it has ended a step, and continues once
+  they have copied; under BSP their rows cannot change before that. This is the only wait of one rank for another: the
+  first worker waits until such an owner has written its previous copy and made this one.
 
-File names contain step and rank, and a rank writes and removes only its own files, so one directory may be shared by
-all ranks, or each host may have its own. A rank that has written a file tells all others by a signal in their memory.
-Older files are removed when every rank has told that it has written newer ones.
+File names contain step and rank, and a rank writes and removes only its own files. So all ranks may share one
+directory, or each host may have its own. A rank that has written a file tells all others by a signal in their windows.
+A rank removes an older file when every rank has told that it has written newer ones.
 """
 
 import math
@@ -49,10 +50,10 @@ from .files import Label
 
 Extra = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
-_SLOTS = 4  # how many of its last files each rank tells the others
-_BITS = 12  # bits of a signal for the steps that the exchange has made, modulo _ANY
-_ANY = 2**_BITS - 1  # in place of these steps: they are not counted
-_END = 2**63  # in place of a step: the first worker saves no more
+_SLOTS = 4  # for how many of its last files each rank tells the others
+_BITS = 12  # bits of a signal that hold the exchange's step count, modulo _ANY
+_ANY = 2**_BITS - 1  # in place of that step count: steps are not counted
+_END = 2**63  # sent in place of a step: the first worker saves no more
 
 
 class Checkpointer:
@@ -63,30 +64,31 @@ class Checkpointer:
                 ex.step(...)
                 ckpt.after(step + 1, {"epoch": step // 1000})
 
-    A checkpoint is complete when every rank has written its file; `latest` and `restore` find the newest complete one.
-    The Checkpointer keeps one more copy of this rank's part of the state in memory. Use it in the exchange's thread
-    only.
+    A checkpoint is complete when every rank has written its file. `latest` and `restore` find the newest complete one.
+    The Checkpointer keeps one more copy of this rank's part of the state in memory. Call it only from the thread that
+    uses the exchange.
 
     Args:
         ex: the exchange. A rank that only serves must call Checkpointer.serve, not Exchange.serve.
-        directory: for this exchange alone; shared by all ranks, or each host's own. It is made if it is missing.
-        every: steps from one checkpoint to the next.
-        keep: how many complete checkpoints to keep; checkpoints of earlier runs in this directory count too. Older
-            files are removed once a newer checkpoint is complete, so there are a few more while other ranks still
+        directory: a directory for this exchange alone. All ranks may share it, or each host may have its own. It is
+            made if it is missing.
+        every: the number of steps from one checkpoint to the next.
+        keep: how many complete checkpoints to keep. Checkpoints of earlier runs in this directory count too. Older
+            files are removed once a newer checkpoint is complete, so a few more files exist while other ranks still
             write.
         timeout: seconds to wait for the other ranks; None means the context's default.
 
-    If the writing thread fails (a full disk, say), the next call of this rank raises the error, after it has begun its
-    own save. The checkpoint of the failed step then stays incomplete, as it does if `after` refuses a step that is due;
-    earlier checkpoints stay. Other ranks do not stop: they log a warning at a later step that is due, or in close, once
-    they have heard of it.
+    If the writing thread fails (a full disk, say), this rank's next call raises the error, after it has begun its own
+    save. The checkpoint of the failed step stays incomplete. It also stays incomplete if `after` raises at a step that
+    is due. Earlier checkpoints stay. Other ranks do not stop: they log a warning at a later step that is due, or in
+    close, if they have heard of the failure by then.
 
     Raises:
         CheckpointError: this rank cannot write into its directory.
-        ConfigError: the ranks give different every or keep.
-        InvalidArgument: an invalid argument; a push or pull is pending; or another rank refuses, e.g. because it cannot
-            write.
-        NotSupported: the user's plan lets a row be applied without its owner's push, so that no rank can tell at which
+        ConfigError: ranks gave different values of every or keep.
+        InvalidArgument: an argument is invalid; a push or pull is pending; or another rank refuses, e.g. because it
+            cannot write.
+        NotSupported: in the user's plan a row may be applied without its owner's push, so no rank can tell at which
             step the row is.
     """
 
@@ -128,15 +130,15 @@ class Checkpointer:
         ]
         self._agree(wrong, told)
         self._window = self._ctx.window(8, signals=(3 + _SLOTS) * self._size, timeout=self._timeout)
-        self._lane = self._ctx.lane(self._timeout)  # the writing thread's
+        self._lane = self._ctx.lane(self._timeout)  # the lane of the writing thread
         self._writer = ThreadPoolExecutor(1, "hpcomm-checkpoint")
         self._writing: Future[None] | None = None
-        self._mine: list[int] = []  # steps written here that are not known to be complete
-        self._mixed: set[int] = set()  # numbers whose files are of different steps of the job
-        self._begun: set[int] = set()  # steps copied here
-        self._missed = [0] * self._size  # by rank: the last step whose missing file was logged
-        self._skips = ex._state.any.jumps  # whether step numbers may skip, after a late update
-        self._ctx._exchanges[id(self)] = self  # closing the context closes this, after the exchange
+        self._mine: list[int] = []  # steps that this rank has written and that are not known to be complete
+        self._mixed: set[int] = set()  # numbers of checkpoints whose files are from different steps of the job
+        self._begun: set[int] = set()  # steps that this rank has copied
+        self._missed = [0] * self._size  # for each rank, the last step whose missing file was logged
+        self._skips = ex._state.any.jumps  # whether this rank may skip step numbers, after a late update
+        self._ctx._exchanges[id(self)] = self  # closing the context also closes this, after the exchange
 
     def _agree(self, wrong: Exception | None, told: list[Any]) -> None:
         every = resume.gather(self._ctx, told, self._timeout)
@@ -156,24 +158,24 @@ class Checkpointer:
     # ---- the trainer's calls ----------------------------------------------------------------------------------------
 
     def after(self, step: int, extra: Extra | None = None) -> bool:
-        """Tells that this rank has made so many steps, and saves if this is due. Returns whether it has begun a
-        checkpoint.
+        """Tells the Checkpointer that this rank has made `step` steps, and begins a checkpoint if one is due. Returns
+        whether it has begun one.
 
-        Every worker must call it after each step, with rising numbers, while no push or pull is pending. It saves if
-        step is a multiple of every, or if a multiple was skipped: with a quorum a worker whose update was late skips
-        steps, which ex.version() counts, or ex.clock on a graph.
+        Every worker must call it after each step, with rising numbers, while no push or pull is pending. A checkpoint
+        is due if step is a multiple of every, or if a multiple was skipped. Steps are skipped with a quorum by a worker
+        whose update was late; ex.version() (on a graph ex.clock) counts the skipped steps too.
 
         Args:
-            step: 1 after the first step, 101 after the first step that follows a restart from step 100.
-            extra: other values to save, which restore gives back to this rank: a mapping from names to arrays, numbers,
-                texts, and lists and dicts of these (a NumPy generator's state, say); or a function that returns it,
-                called only if this call saves.
+            step: 1 after the first step; 101 after the first step that follows a restart from step 100.
+            extra: other values to save, which restore gives back to this rank. It is a mapping from names to arrays,
+                numbers, texts, and lists and dicts of these (a NumPy generator's state, say). Or it is a function that
+                returns such a mapping; the function is called only if a checkpoint is due.
 
         Raises:
-            CheckpointError: the last checkpoint could not be written. If this one is due, it has begun.
-            InvalidArgument: step does not follow; a push or pull is pending; or no file can hold an extra value. Then
-                this rank saves nothing of the step, and tells the others.
-            Timeout, PeerFailed: a rank that only serves does not copy.
+            CheckpointError: the last checkpoint could not be written. If a checkpoint is due now, it has begun.
+            InvalidArgument: step is not above the last one; a push or pull is pending; or no file can hold an extra
+                value. Then this rank saves nothing of the step, and tells the others.
+            Timeout, PeerFailed: a rank that only serves does not copy its rows.
         """
         self._check_open("after")
         if self._rank not in self._workers:
@@ -191,7 +193,7 @@ class Checkpointer:
         self._last = step
         due = passed if skipped else step
         try:
-            self._ex._check_idle("after")  # before a rank that only serves has copied
+            self._ex._check_idle("after")  # checked before ranks that only serve have copied
             values = files.frozen((extra() if callable(extra) else extra) or {}, "extra")
             start = time.perf_counter()
             self._let_servers_copy(due)
@@ -206,7 +208,8 @@ class Checkpointer:
         return True
 
     def serve(self, timeout: float | None = None) -> None:
-        """Serves as Exchange.serve does, and saves whenever the first worker says that a checkpoint is due.
+        """Serves as Exchange.serve does, and copies this rank's rows whenever the first worker says that a checkpoint
+        is due.
 
         Args:
             timeout: seconds; None means no deadline.
@@ -233,10 +236,10 @@ class Checkpointer:
         return CheckpointStats(self._saved, self._nbytes, self._pause, self._longest, self._waited, self._wrote)
 
     def close(self) -> None:
-        """Waits until this rank's last file is on disk, but for no other rank. A second call does nothing.
+        """Waits until this rank's last file is on disk. It does not wait for other ranks. A second call does nothing.
 
-        The first worker tells ranks that only serve that no checkpoint follows. Context.close closes a checkpointer
-        that is still open.
+        On the first worker it tells the ranks that only serve that no checkpoint follows. Context.close closes a
+        Checkpointer that is still open.
 
         Raises:
             CheckpointError: the last checkpoint could not be written.
@@ -271,8 +274,8 @@ class Checkpointer:
         return f"<hpcomm.Checkpointer rank {self._rank}, every {self.every} steps into {self._folder}>"
 
     def _follow(self, ex: Exchange) -> None:
-        """Saves ex from now on, another exchange of this context with the same keys and workers. Every rank calls it
-        between the same steps."""
+        """Saves the exchange ex from now on. It must have the same context, keys and workers. Every rank calls this
+        between the same two steps."""
         self._finish()  # the thread may still write the copy
         self._ex, self._shard = ex, ex.state_dict()
         _check_steps(ex.plan, self._workers, own_keys(self._shard))
@@ -282,7 +285,7 @@ class Checkpointer:
 
     def _let_servers_copy(self, step: int) -> None:
         """On the first worker: tells the ranks that only serve to copy their rows at this step, and waits until they
-        have. Their rows cannot change before its next push."""
+        have copied. Their rows cannot change before this worker's next push."""
         if self._rank != self._workers[0]:
             return
         for server in self._serving:
@@ -295,10 +298,11 @@ class Checkpointer:
                 raise Timeout(told, op="after", waiting_for=(server,), culprits=timeout.culprits) from None
 
     def _copy_served(self, timeout: float) -> bool:
-        """Saves on a rank that only serves, when the first worker says so. Returns False if no checkpoint follows."""
+        """Waits until the first worker tells this rank, which only serves, to copy its rows, and saves them. Returns
+        False if no checkpoint follows."""
         first = self._workers[0]
-        # This rank's rows are worked on in any wait. It waits for any rank: if the first worker waits for this rank in
-        # turn, while another worker computes, that is no deadlock.
+        # During the wait this rank works on its rows. The wait blames no rank in particular: the first worker may wait
+        # for this rank at the same time while another worker computes, and that is no deadlock.
         step = self._window.wait_signal(2 * self._size + first, self._last + 1, timeout)
         if step == _END:
             return False
@@ -307,7 +311,7 @@ class Checkpointer:
         except BaseException:
             self._miss(step)
             raise
-        finally:  # the first worker continues, even if this rank has not copied
+        finally:  # lets the first worker continue, even if this rank has not copied
             self._last = step
             self._window.put_signal(first, None, signal=2 * self._size + self._rank, value=step)
         self._hear()
@@ -316,11 +320,11 @@ class Checkpointer:
         return True
 
     def _save(self, step: int, extra: Mapping[str, Any]) -> CheckpointError | None:
-        """Begins to save. Returns the error if the last file could not be written, otherwise None."""
+        """Begins a save. Returns the error if the last file could not be written, otherwise None."""
         start = time.perf_counter()
         lost = None
         try:
-            self._finish()  # there is only one copy
+            self._finish()  # the memory for the copy exists only once
         except CheckpointError as wrong:
             lost = wrong
         copying = time.perf_counter()
@@ -335,35 +339,35 @@ class Checkpointer:
         return lost
 
     def _steps_of_all(self) -> int | None:
-        """Returns how many steps the exchange has made; None if workers between two steps may be at different ones, or
-        if this rank only serves."""
+        """Returns how many steps the exchange has made. Returns None if this rank only serves, or if workers may be at
+        different steps at this point."""
         return self._ex.version() if self._ex.params and self._ex._state.all.in_step else None
 
     def _look(self) -> None:
-        """Raises the thread's error, if it has failed."""
+        """Raises the error with which the writing thread failed, if it failed."""
         if self._writing is not None and self._writing.done():
             self._finish()
 
     def _finish(self) -> None:
         if self._writing is None:
             return
-        wait([self._writing])  # after Ctrl-C the next call waits: the thread reads the copy
+        wait([self._writing])  # after Ctrl-C the next call waits too: the thread reads the copy
         writing, self._writing = self._writing, None
         writing.result()
 
     def _miss(self, step: int) -> None:
-        """Tells all ranks that this one has no file of a step, after the thread's pending signals."""
+        """Tells all ranks that this rank has no file of a step. The signal follows the thread's earlier signals."""
         self._writer.submit(self._tell, self._size + self._rank, step)
 
     def _hear(self) -> None:
-        """Warns of checkpoints that were begun here and stay incomplete, because another rank has no file of them."""
+        """Logs a warning for each checkpoint that this rank has begun and that another rank has no file of."""
         for rank, before in enumerate(self._missed):
             signal = self._size + rank
             if rank == self._rank or not self._window.test_signal(signal, before + 1):
                 continue
             step = self._window.wait_signal(signal, before + 1, 0)
             if step not in self._begun:
-                continue  # not begun here yet; or never, if the step was not due
+                continue  # this rank has not begun it yet, or never will if the step was not due
             self._missed[rank] = step
             logger.warning(
                 "rank %d: the checkpoint of step %d stays incomplete: rank %d has no file of it, and was told why",
@@ -377,12 +381,12 @@ class Checkpointer:
             raise InvalidArgument(f"rank {self._rank}: {op}: the checkpointer is closed")
 
     # ---- the thread -------------------------------------------------------------------------------------------------
-    # Each rank has these signals of every rank r, by number:
+    # Each rank has these signals from every rank r, by number:
     #   r               the last step that r has written
-    #   size + r        the last step that r has refused, passed over or failed to write
-    #   2 * size + r    between the first worker and ranks that only serve: the step to copy, and the copied step
-    #   3 * size on     the last few steps that each rank has written, with the steps of the exchange
-    # Except for the third, only this thread sends them, so they come in the order of the steps.
+    #   size + r        the last step that r has refused, skipped or failed to write
+    #   2 * size + r    between the first worker and a rank that only serves: the step to copy, or the step copied
+    #   3 * size on     the last few steps that each rank has written, with the exchange's step count
+    # Only this thread sends signals other than the third kind, so they come in the order of the steps.
 
     def _write(self, step: int, made: int, extra: Mapping[str, Any]) -> None:
         start = time.perf_counter()
@@ -404,20 +408,20 @@ class Checkpointer:
 
     def _tell(self, signal: int, step: int) -> None:
         for peer in range(self._size):
-            with suppress(HpcommError):  # a rank that is gone need not know; another only keeps its old files longer
+            with suppress(HpcommError):  # a rank that is gone need not know; any other rank only keeps old files longer
                 self._window.put_signal(peer, None, signal=signal, value=step, lane=self._lane)
 
     def _is_complete(self, step: int) -> bool:
-        """Returns whether every rank has written its file of this step. A later signal of a written file says nothing
-        about a rank that failed at this step. It signals a failure before its next file, so this reads the failure
-        after the file."""
+        """Returns whether every rank has written its file of this step. A rank that has written a later file may have
+        failed at this step, so the failures must be read too. A rank signals a failure before its next file, so this
+        function reads the failure after the file."""
         window, size = self._window, self._size
         written = all(window.test_signal(r, step) and not window.test_signal(size + r, step) for r in range(size))
         return written and not self._is_mixed(step)
 
     def _is_mixed(self, step: int) -> bool:
-        """Returns whether the ranks' files of this number are known to be of different steps of the job. Looks at each
-        rank's last few files: if all ranks are at one step, none can be further ahead."""
+        """Returns whether ranks' files of this number are known to come from different steps of the job. Reading each
+        rank's last few files suffices: if all ranks are at one step, no rank can be further ahead."""
         if step in self._mixed:
             return True
         made = {}
@@ -446,7 +450,7 @@ class Checkpointer:
         self._mine = [step for step in self._mine if step > newest]
         self._complete = [one for one in self._complete if one[0] not in done] + [(step, self._run) for step in done]
         kept = self._complete[-self.keep :]
-        older = {step for step, run in kept if run != self._run}  # earlier runs' steps may have files of more ranks
+        older = {step for step, run in kept if run != self._run}  # earlier runs may have files of more ranks
         steps = {step for step, _ in kept}
         files.remove(
             found.path
@@ -458,9 +462,9 @@ class Checkpointer:
 
 
 def _check_steps(plan: Plan, workers: tuple[int, ...], own: frozenset[str]) -> None:
-    """Refuses a plan in which a row can change while a checkpoint is copied: it needs no push of its owner, or of the
-    first worker if the owner only serves. own: keys with separate parameters on each rank, which change only in its own
-    steps."""
+    """Raises NotSupported for a plan in which a row can change while a checkpoint is copied: the row needs no push of
+    its owner (or, if the owner only serves, of the first worker). own: the keys whose parameters differ by rank; they
+    change only in a rank's own steps."""
     fed = feeders(plan.rows.lists())
     for row, (owner, key) in enumerate(
         zip(*(plan.rows.column(name).tolist() for name in ("owner", "key")), strict=True)

@@ -1,4 +1,5 @@
-"""One rank's file of a checkpoint. It is written whole or not at all, and one wrong bit makes a reader refuse it.
+"""One rank's file of a checkpoint. A file is written completely or not at all, and a reader refuses a file with any
+wrong bit.
 
     "hpcomm checkpoint 1\\n"    magic
     8 bytes, little-endian     length of the header
@@ -6,7 +7,7 @@
     arrays                     as in memory, each from a multiple of 64 bytes on
     4 bytes, little-endian     CRC-32 of everything before
 
-There is no pickle: reading a file runs no code. Arrays go from memory to disk without a copy and without the GIL.
+There is no pickle, so reading a file runs no code. Arrays go from memory to disk without a copy and without the GIL.
 """
 
 import json
@@ -35,27 +36,26 @@ _MAGIC = b"hpcomm checkpoint %d\n" % _FORMAT
 _ANY_MAGIC = re.compile(rb"hpcomm checkpoint (\d+)\n")
 _LINE = 64
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.ckpt(\.part)?")
-_PART = ".part"  # ends the name of a file until it is written
+_PART = ".part"  # the end of a file's name until the file is written completely
 
 Sections = Mapping[str, Mapping[str, Any]]
 _T = TypeVar("_T")
 
 
 class NewerFormat(CheckpointError):
-    """Raised for a file that a newer hpcomm wrote: the file may be whole, so a job must not start from zero beside
-    it."""
+    """Raised for a file that a newer hpcomm wrote. The file may be intact, so a job must not ignore it and start from
+    step 0."""
 
 
 @dataclass(frozen=True)
 class Label:
     """The label of a file: which rank saved which step.
 
-    Attributes:
-        run: a word that the files of one Checkpointer share.
-        plan: a digest of the owners of all rows.
-        complete: the newest step whose files all ranks had written before; 0: none.
-        made: how many steps the exchange had made on this rank. It tells apart files with one step number that were
-            saved at different steps of the job. UNCOUNTED if ranks are not at one step, or this rank only serves.
+    run: a word that the files of one Checkpointer share.
+    plan: a digest of the owners of all rows.
+    complete: when the file was written, the newest step whose files were complete on all ranks; 0 if no step had been.
+    made: how many steps the exchange had made on this rank. Files with one number may come from different steps of the
+        job, which this count tells apart. It is UNCOUNTED if ranks are not at one step, or if this rank only serves.
     """
 
     step: int
@@ -72,8 +72,8 @@ class Label:
 
 
 class Found(NamedTuple):
-    """A file and the parts of its name. whole: False if it is a part file, which a process is writing or was killed
-    in."""
+    """A file and the parts of its name. whole: False for a part file, which a process is writing, or had not finished
+    when it was killed."""
 
     path: Path
     step: int
@@ -82,7 +82,7 @@ class Found(NamedTuple):
 
 
 def folder(directory: str | PathLike[str]) -> Path:
-    """Returns the directory as a Path; raises InvalidArgument for another type."""
+    """Returns the directory as a Path. Raises InvalidArgument if it is neither a str nor a PathLike."""
     try:
         return Path(directory)
     except TypeError:
@@ -90,7 +90,7 @@ def folder(directory: str | PathLike[str]) -> Path:
 
 
 def listed(directory: Path) -> Iterator[Found]:
-    """Yields the files of checkpoints in a directory; none if it does not exist."""
+    """Yields the checkpoint files in a directory; nothing if the directory does not exist."""
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
@@ -104,10 +104,10 @@ def listed(directory: Path) -> Iterator[Found]:
 
 
 def frozen(given: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Copies a trainer's values into a section of a file. Only values that can be read back unchanged are taken.
+    """Copies a trainer's values into a section of a file. Refuses values that could not be read back unchanged.
 
     Raises:
-        InvalidArgument: a value cannot be read back unchanged; the sentence names it.
+        InvalidArgument: a value could not be read back unchanged; the error names the value.
     """
     if not isinstance(given, Mapping):
         raise InvalidArgument(f"{what} is a {type(given).__name__}: must map names to arrays, numbers and texts")
@@ -144,11 +144,12 @@ def thawed(sections: Sections) -> dict[str, Any]:
 
 
 def write(directory: Path, label: Label, sections: Sections) -> int:
-    """Writes a file, and returns its size in bytes. A reader sees all of it or nothing, also after a power failure: the
-    file is synced before it gets its name, and the directory afterwards.
+    """Writes a file, and returns its size in bytes. A reader sees the complete file or no file, even after a power
+    failure: the file is synced before it gets its name, and the directory is synced afterwards.
 
     Raises:
-        CheckpointError: with the path and the system's error; an existing file of that name is unchanged.
+        CheckpointError: the file cannot be written; the error has the path and the system's error. An existing file of
+        that name is unchanged.
     """
     path = directory / label.name
     part = path.with_name(path.name + _PART)
@@ -211,7 +212,7 @@ def _padded(n: int) -> int:
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Removes files; a missing file is no error. Raises CheckpointError for a file that cannot be removed."""
+    """Removes files. Ignores missing files. Raises CheckpointError for a file that cannot be removed."""
     for path in paths:
         try:
             path.unlink(missing_ok=True)
@@ -223,7 +224,7 @@ def prepare(directory: Path, rank: int) -> None:
     """Makes the directory, and removes part files that a killed process of this rank has left.
 
     Raises:
-        CheckpointError: this rank cannot write there.
+        CheckpointError: this rank cannot write into the directory.
     """
     trial = directory / f"rank-{rank:03d}{_PART}"
     try:
@@ -245,26 +246,26 @@ class _Head(NamedTuple):
     label: Label
     values: dict[str, dict[str, Any]]
     arrays: list[tuple[str, str, str, list[int], int]]
-    start: int  # where the arrays begin
+    start: int  # offset of the arrays in the file
 
 
 def label(path: Path) -> Label:
-    """Returns the label of a file whose header and length are right; does not check its checksum.
+    """Returns the label of a file. Checks the header and the file's length, but not the checksum.
 
     Raises:
-        NewerFormat: a newer hpcomm wrote it.
-        CheckpointError: it is torn, or cannot be read.
+        NewerFormat: a newer hpcomm wrote the file.
+        CheckpointError: the file is torn or cannot be read.
     """
     return _opened(path, lambda file: _head(path, file)).label
 
 
 def read(path: Path) -> tuple[Label, dict[str, dict[str, Any]]]:
-    """Returns the label and the sections of a file. Arrays are read-only views of the file, which stays mapped for
-    them.
+    """Returns the label and the sections of a file. Arrays are read-only views of the file, which stays mapped as long
+    as they live.
 
     Raises:
-        NewerFormat: a newer hpcomm wrote it.
-        CheckpointError: it is torn or corrupt, or cannot be read.
+        NewerFormat: a newer hpcomm wrote the file.
+        CheckpointError: the file is torn or corrupt, or cannot be read.
     """
 
     def load(file: BinaryIO) -> tuple[Label, dict[str, dict[str, Any]]]:

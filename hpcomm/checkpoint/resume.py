@@ -1,4 +1,4 @@
-"""The choice of the checkpoint from which a job continues, on which all ranks agree."""
+"""How all ranks agree on the checkpoint from which a job continues."""
 
 import hashlib
 import json
@@ -23,8 +23,8 @@ Which = tuple[int, str]  # a checkpoint: its step and its run
 
 
 class Resumable(NamedTuple):
-    """A checkpoint of which this rank has all files that it needs. paths: of these files. made: by rank, how many steps
-    the exchange had made, if the file says so."""
+    """A checkpoint for which this rank has all files that it needs. paths: the paths of these files. made: for each
+    rank whose file says so, how many steps the exchange had made."""
 
     paths: list[Path]
     made: dict[int, int]
@@ -35,9 +35,9 @@ class Restored:
     """The checkpoint that restore has loaded.
 
     Attributes:
-        step: the step after which it was saved.
-        extra: the extra values that this rank's trainer had given. If all files are read, a rank that was not in the
-            job, or gave no values, gets the values of the lowest rank that gave some.
+        step: the step after which the checkpoint was saved.
+        extra: the extra values that this rank's trainer gave. If all files were read (see restore), a rank that was not
+            in that job, or that gave no values, gets the values of the lowest rank that gave some.
     """
 
     step: int
@@ -45,12 +45,12 @@ class Restored:
 
 
 def latest(directory: str | PathLike[str]) -> int | None:
-    """Returns the step of the newest complete checkpoint in a directory into which all ranks write, or None.
+    """Returns the step of the newest complete checkpoint in a directory that all ranks share, or None.
 
-    It reads all files of this checkpoint and checks their checksums. Newer checkpoints that are torn or damaged, or
-    whose files were saved at different steps, are skipped with a warning; newer ones with missing files, which ranks
-    may still write, without a warning. Not collective: it asks no other rank. If each host has its own directory, only
-    restore finds a checkpoint.
+    It reads all files of this checkpoint and checks their checksums. It skips newer checkpoints that are torn or
+    damaged, or whose files were saved at different steps, and logs a warning. It skips newer checkpoints that lack
+    files without a warning, since ranks may still write them. Not collective: it asks no other rank. If each host has
+    its own directory, only restore finds a checkpoint.
 
     Raises:
         CheckpointError: the directory cannot be read, or has a file in the format of a newer hpcomm.
@@ -77,29 +77,30 @@ def latest(directory: str | PathLike[str]) -> int | None:
 def restore(
     ex: Exchange, directory: str | PathLike[str], step: int | None = None, *, timeout: float | None = None
 ) -> Restored | None:
-    """Restores an exchange bit for bit from the newest checkpoint that every rank can load. Collective.
+    """Loads into an exchange, bit for bit, the newest checkpoint that every rank can load. Collective.
 
-    Under the same plan as when it was saved, each rank reads only its own file, so each host may have its own
-    directory. Under another plan (other ranks, servers or chunks) each rank reads all files, from a directory that all
-    can read, and takes its own part. A checkpoint whose files were saved at different steps of the job is skipped, with
-    a warning.
+    If the plan is the one with which the checkpoint was saved, each rank reads only its own file, so each host may have
+    its own directory. Under another plan (other ranks, servers or chunks) each rank reads all files and takes its own
+    part; then all ranks must be able to read all files. A checkpoint whose files were saved at different steps of the
+    job is skipped, with a warning.
 
     Args:
-        directory: of the Checkpointer.
-        step: of an older checkpoint; None means the newest.
-        timeout: seconds to wait for the other ranks, which read their files meanwhile.
+        directory: the directory that the Checkpointer was given.
+        step: the step of an older checkpoint; None means the newest checkpoint.
+        timeout: seconds to wait for the other ranks while they read their files.
 
     Returns:
-        The step and the trainer's extra values; None on every rank if no checkpoint has ever been complete, with a
-        warning if there are parts of one.
+        The step and the trainer's extra values. None on every rank if no checkpoint has ever been complete; if parts of
+        one exist, a warning is logged.
 
     Raises:
-        CheckpointError: no checkpoint of that step can be loaded by all ranks; its files were saved at different steps
-            of the job; or a checkpoint was complete once and none can be loaded any more. Every rank raises the same
-            sentence, which says what each rank has. Or a directory cannot be read, or has a file in the format of a
-            newer hpcomm.
-        InvalidArgument: an invalid argument. The other ranks raise CheckpointError with the sentence.
-        InvalidArgument, ConfigError: as by Exchange.load_state_dict: the checkpoint has other keys or another rule.
+        CheckpointError: all ranks cannot load a checkpoint of that step; its files were saved at different steps of the
+            job; or a checkpoint was complete once, and none can be loaded any more. Every rank raises the same
+            sentence, which tells what each rank has. Also raised if a directory cannot be read, or has a file in the
+            format of a newer hpcomm.
+        InvalidArgument: an argument of this rank is invalid. The other ranks raise CheckpointError with the same
+            sentence.
+        InvalidArgument, ConfigError: as Exchange.load_state_dict: the checkpoint has other keys or another rule.
     """
     return restore_checked(ex, directory, step, timeout, None)
 
@@ -111,8 +112,8 @@ def restore_checked(
     timeout: float | None,
     check: Callable[[dict[str, Any]], None] | None,
 ) -> Restored | None:
-    """Does restore. check: raises an exception to refuse extra values on this rank; then every rank raises it, and
-    nothing has changed."""
+    """Does the work of restore. check: a function that is given the extra values, and raises an exception to refuse
+    them. Then every rank raises it, and nothing has changed."""
     ctx = ex.context
     limit, folder = ctx.config.timeout, Path()
     mine: dict[Which, Resumable] = {}
@@ -158,7 +159,7 @@ def restore_checked(
         if not any(whys):
             break
         left.remove(which)
-        claimed = max(claimed, which[0])  # every rank has its files of this checkpoint
+        claimed = max(claimed, which[0])  # every rank has the files that it needs of this checkpoint
         _warn(f"the checkpoint of step {which[0]} is left out: rank {r}: {why}" for r, why in enumerate(whys) if why)
     _warn(f"{_torn(newer[0], made)}: it is left out" for newer, made in sorted(mixed.items()) if newer > which)
     if step is None and which[0] < claimed:
@@ -186,7 +187,7 @@ def _check_on_all(ctx: Context, check: Callable[[dict[str, Any]], None], extra: 
 
 
 def _check_nothing(rank: int, folder: str, step: int | None, claimed: int, has: Sequence[Sequence[Any]]) -> None:
-    """Raises unless this may be a job whose first checkpoint was never complete."""
+    """Returns if this may be a job whose first checkpoint was never complete; otherwise raises CheckpointError."""
     if step is None and not any(has) and claimed == 0:
         return
     each = "; ".join(f"rank {r} has {', '.join(str(one[0]) for one in own) or 'none'}" for r, own in enumerate(has))
@@ -203,8 +204,8 @@ def _check_nothing(rank: int, folder: str, step: int | None, claimed: int, has: 
 
 
 def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Which, Resumable], int]:
-    """Returns the checkpoints of which this rank has all files that it needs, judged by name and length; and the newest
-    step that any file calls complete."""
+    """Returns the checkpoints for which this rank has all files that it needs, judged by the files' names and lengths;
+    and the newest step that any file calls complete."""
     groups, torn = _grouped(folder)
     _warn(torn)
     found = {}
@@ -220,13 +221,13 @@ def candidates(folder: Path, rank: int, size: int, plan: str) -> tuple[dict[Whic
 
 
 def told_of(found: Mapping[Which, Resumable]) -> list[Any]:
-    """Returns candidates in the form in which gather sends them and common takes them."""
+    """Returns candidates in the form that gather sends and common takes."""
     return [[*which, list(one.made.items())] for which, one in sorted(found.items())]
 
 
 def common(has: Sequence[Iterable[Sequence[Any]]]) -> tuple[set[Which], dict[Which, dict[int, int]]]:
-    """Returns the checkpoints that every rank has, and separately those among them whose files were saved at different
-    steps (by rank: how many steps the exchange had made). has: by rank, the result of told_of."""
+    """Returns two things: the checkpoints that every rank has, and those among them whose files were saved at different
+    steps, with each rank's number of steps. has: for each rank, its result of told_of."""
     every = [{(int(step), str(run)): dict(made) for step, run, made in own} for own in has]
     both = set.intersection(*map(set, every))
     made = {which: {rank: n for own in every for rank, n in own[which].items()} for which in both}
@@ -239,7 +240,7 @@ def _made(labels: Iterable[files.Label]) -> dict[int, int]:
 
 
 def _torn(step: int, made: Mapping[int, int]) -> str:
-    """Returns the sentence about files with one number that are of different steps."""
+    """Returns a sentence that files with one number come from different steps."""
     each = ", ".join(f"rank {rank}'s after {n}" for rank, n in sorted(made.items()))
     return (
         f"the checkpoint of step {step} mixes different steps of the job: its files were saved after different numbers "
@@ -248,12 +249,13 @@ def _torn(step: int, made: Mapping[int, int]) -> str:
 
 
 def _grouped(folder: Path) -> tuple[dict[Which, dict[int, files.Label]], list[str]]:
-    """Returns the labels of each checkpoint by rank, and why files are left out. Raises NewerFormat."""
+    """Returns the labels of each checkpoint by rank, and sentences that tell why files are left out. Raises NewerFormat
+    for a file of a newer hpcomm."""
     groups: dict[Which, dict[int, files.Label]] = {}
     torn = []
     for found in files.listed(folder):
         if not found.whole:
-            continue  # a part file: being written, or left by a killed process
+            continue  # a part file, which is being written or was left by a killed process
         try:
             label = files.label(found.path)
         except files.NewerFormat:
@@ -266,8 +268,8 @@ def _grouped(folder: Path) -> tuple[dict[Which, dict[int, files.Label]], list[st
 
 
 def digest(plan: Plan) -> str:
-    """Returns a digest of the owners of all elements: under plans with the same digest a rank needs only its own
-    shard."""
+    """Returns a digest of the owners of all elements. A rank needs only its own shard if the checkpoint's plan and the
+    exchange's plan have the same digest."""
     hashed = hashlib.sha256(repr([(key.name, key.shape) for key in plan.keys]).encode())
     for column in ("owner", "key", "offset", "count", "action"):
         hashed.update(np.ascontiguousarray(plan.rows.column(column)).tobytes())
@@ -275,7 +277,7 @@ def digest(plan: Plan) -> str:
 
 
 def gather(ctx: Context, told: Any, timeout: float) -> list[Any]:
-    """Returns the value that each rank gives, sent as JSON. Collective."""
+    """Returns every rank's value of told, sent as JSON. Collective."""
     data = json.dumps(told).encode()
     sizes = ctx.allgather(len(data).to_bytes(8, "little"), timeout)
     longest = max(int.from_bytes(size, "little") for size in sizes)

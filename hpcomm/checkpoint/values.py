@@ -1,7 +1,7 @@
-"""A trainer's values as JSON, so that reading a file runs no code. A value is read back equal and with the same type,
-or it is refused when it is saved. (Plain JSON would turn int keys into texts, and tuples into lists.)
+"""A trainer's values as JSON, so that reading a file runs no code. A value is refused when it is saved unless it can be
+read back equal and with the same type. (Plain JSON would turn int keys into texts, and tuples into lists.)
 
-JSON has None, bool, str, float, int and list. Any other value is a dict of one entry, {kind: content}.
+JSON has None, bool, str, float, int and list. Any other value is stored as a dict with one entry, {kind: content}.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -18,7 +18,7 @@ Put = Callable[[Any], Any]
 Get = Callable[[Any], Any]
 """The reverse of Put."""
 
-_DEEPEST = 100  # depth of nested lists and dicts; JSON recurses
+_DEEPEST = 100  # greatest depth of nested lists and dicts; JSON recurses
 _PLAIN_INT = 2**63  # larger ints are written in base 16, as Python limits the digits in base 10
 _FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, bytes, list, tuple, dict, set)}
 _SERIES: dict[str, Callable[[Iterable[Any]], Any]] = {kind.__name__: kind for kind in (tuple, set, frozenset)}
@@ -34,7 +34,7 @@ def packed(value: Any, what: str, put: Put, depth: int = 0) -> Any:
         what: its name in an error.
 
     Raises:
-        InvalidArgument: the value cannot be read back unchanged; the sentence names it.
+        InvalidArgument: the value cannot be read back unchanged; the error names the value.
     """
     kind = type(value)
     if value is None or kind in (bool, str, float) or (kind is int and abs(value) < _PLAIN_INT):
@@ -80,7 +80,7 @@ def packed(value: Any, what: str, put: Put, depth: int = 0) -> Any:
 
 
 def unpacked(tree: Any, get: Get) -> Any:
-    """Returns the value that packed was given."""
+    """Returns the value from which packed made the tree."""
     if isinstance(tree, list):
         return [unpacked(one, get) for one in tree]
     if not isinstance(tree, dict):
@@ -113,7 +113,7 @@ def _items(pairs: Iterable[Any], get: Get) -> list[tuple[Any, Any]]:
 
 
 def plain_array(value: Any) -> NDArray[Any] | None:
-    """Returns a copy of a NumPy array or scalar that its dtype's name, shape and bytes describe fully; otherwise
+    """Returns a copy of a NumPy array or scalar, if dtype name, shape and bytes describe it completely; otherwise
     None."""
     if type(value) is not np.ndarray and not isinstance(value, np.generic):
         return None

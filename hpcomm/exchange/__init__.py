@@ -1,11 +1,12 @@
 """The exchange of updates: it takes arguments, offers push and pull, and gives the rows of its owners as plain arrays.
 
-exchange.py has the methods of Exchange, split.py the methods of fold and apply in two calls, and calls.py their calls
-into C. options.py and arguments.py: the arguments and their checks. schemes.py: which keys have which topology and
-consistency. codecs.py and auto.py: the codec of each key, given or chosen. keys.py: gradients and parameters by name.
-factors.py: gradients as pairs of vectors. facts.py: facts of keys that C has decided. book.py: facts and rates by which
-hpcomm.torch chooses ways. state.py: the part that hpcomm's other packages use. shards.py and encoders.py: the state of
-owners and encoders in checkpoints.
+exchange.py has the methods of Exchange; split.py has fold and apply in two calls; calls.py has the calls into C.
+options.py and arguments.py have the arguments and their checks. agreed.py has the ranks' agreement on them. schemes.py
+tells which keys have which topology and consistency. codecs.py has the codec of each key; auto.py and trial.py choose
+codecs. keys.py has gradients and parameters by name; factors.py has gradients as pairs of vectors. facts.py has facts
+of keys that C has decided. book.py has the rates by which hpcomm.torch chooses ways. state.py has the part that
+hpcomm's other packages use. shards.py and encoders.py have the state of owners and encoders in checkpoints.
+processor.py measures processor time.
 """
 
 from .book import Book

@@ -1,5 +1,6 @@
-"""The agreement of all ranks on the arguments of an exchange, before it is made: on the cores of owners, on measured
-bandwidths, and on codecs that the user leaves to the exchange. After that each scheme's plan is compiled."""
+"""The agreement of all ranks on the arguments of an exchange, before the exchange is made. Ranks agree on the number of
+cores of owners, on measured bandwidths, and on codecs that the user leaves to hpcomm. After that each scheme's plan is
+compiled."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,25 +34,26 @@ class Arguments:
     keywords: Mapping[str, Any]
 
 
-# The arguments for recover, those for C, and the chosen codecs or None; the same on all ranks.
+# The arguments for recover(), the arguments for C, and the codecs chosen for the user (None if the user gave all). The
+# same on all ranks.
 Agreement: TypeAlias = tuple[Made, Checked, auto.Decided | None]
 
 
 def agreed(ctx: Context, asked: Arguments, timeout: float | None, isa: str, make: Callable[..., Any]) -> Agreement:
-    """Returns the arguments on which all ranks agree. Collective if the ranks have something to decide; a rank that
-    refuses its arguments tells all.
+    """Returns the arguments on which all ranks agree. Collective if anything must be decided together. A rank that
+    refuses its arguments tells all other ranks.
 
     Args:
-        ctx: the ranks.
+        ctx: the context of the ranks.
         asked: this rank's arguments.
-        timeout: seconds for each part.
+        timeout: seconds for each part of the agreement.
         isa: the instruction set of the kernels.
-        make: hpcomm.Exchange, for measuring codecs.
+        make: hpcomm.Exchange; exchanges are made for measuring codecs.
 
     Raises:
         InvalidArgument, NotSupported, ConfigError: as Exchange.
     """
-    put_off: list[Any] = []  # hierarchies whose bandwidths are measured once no rank has refused
+    put_off: list[Any] = []  # hierarchies whose bandwidths are measured after all ranks have accepted
 
     def later(hierarchy: Any) -> Any:
         put_off.append(hierarchy)
@@ -72,9 +74,9 @@ def agreed(ctx: Context, asked: Arguments, timeout: float | None, isa: str, make
         tried = auto.tried({name: value.shape for name, value in values.items()}, wanted.codec)
         if chooses:
             made = replace(made, plan=replace(wanted, codec=tried))
-    if put_off or threads:  # before measured: with a stored result it would notice no refusal
+    if put_off or threads:  # before the measurement, which asks no rank if a result is stored
         _core.exchange_accept(ctx._handle, limit)
-    if threads:  # the number of cores depends on the progress of all ranks
+    if threads:  # each rank's progress option matters for the number of cores
         made = replace(made, inline=any_is_inline(ctx, made, limit))
     if put_off:
         made = replace(made, schemes=settle(partial(measured, ctx, timeout=limit)))
@@ -94,7 +96,7 @@ def agreed(ctx: Context, asked: Arguments, timeout: float | None, isa: str, make
 
 @contextmanager
 def _refusing(ctx: Context) -> Iterator[None]:
-    """Tells all ranks why this rank refuses its arguments, as they wait for it."""
+    """Sends a refusal raised in the block to all other ranks, which wait for this rank, and raises it here too."""
     try:
         yield
     except Exception as wrong:

@@ -34,8 +34,8 @@ class Compiled:
     Attributes:
         scheme: the keys, with their topology and consistency.
         mode: the engine's name of the consistency.
-        plan: of these keys.
-        phases: the graphs that the steps use in turn; () with servers.
+        plan: the plan of these keys.
+        phases: the graphs that successive steps use in turn; () with servers.
         graph: C's struct of these graphs; None with servers.
     """
 
@@ -51,12 +51,12 @@ class Checked:
     """The arguments of an exchange in the form that C takes.
 
     Attributes:
-        values: the keys with their initial values, scheme after scheme, in the order of C's numbers.
-        schemes: each with the plan of its keys.
-        plan: of all keys, with C's numbers for keys and rows.
-        rules: by key, in that order.
-        c_rules: by key: C's struct of the rule.
-        codecs: by key.
+        values: the keys with their initial values, scheme after scheme. This is the order of the keys' numbers in C.
+        schemes: the schemes, each with the plan of its keys.
+        plan: the plan of all keys, with C's numbers of keys and rows.
+        rules: the rule of each key, in the same order.
+        c_rules: C's struct of each key's rule.
+        codecs: the codec of each key.
     """
 
     values: dict[str, NDArray[np.float32]]
@@ -68,7 +68,7 @@ class Checked:
 
 
 def check_options(made: Made, names: Sequence[str]) -> None:
-    """Refuses invalid options, as far as this needs no plan."""
+    """Refuses invalid options, except checks that need a plan."""
     check_choice("progress", made.engine.progress, tuple(_core.PROGRESS))
     check_patience(made.engine.patience)
     for what, given in (("codec", made.plan.codec), ("codec_out", made.plan.codec_out)):
@@ -84,8 +84,12 @@ def checked(
     spare: Sequence[tuple[int, int]],
     kept: Sequence[Compiled] = (),
 ) -> Checked:
-    """Returns the checked keys and rules with the plan of each scheme. spare: spare_cores of each scheme. kept: schemes
-    that already have a plan. Raises the errors of Exchange for invalid arguments."""
+    """Returns the checked keys and rules, with the plan of each scheme. Raises the errors of Exchange for invalid
+    arguments.
+
+    Args:
+        spare: the result of spare_cores for each scheme.
+        kept: schemes that already have a plan."""
     keys = {name: _as_key(name, value, rules[name]) for name, value in values.items()}
     have = {one.scheme.names: one for one in kept}
     schemes = tuple(
@@ -110,7 +114,7 @@ def _one_plan(plans: Sequence[Plan]) -> Plan:
 
 
 def _as_key(name: str, value: NDArray[np.float32], rule: AnyRule) -> NDArray[np.float32] | Key:
-    """Returns the array itself, or for a rule with a prox a Key with the unit that the prox needs."""
+    """Returns the array unchanged; if the rule has a prox, a Key with the unit that the prox needs."""
     prox = optim.prox_of(rule)
     if prox is None:
         return value
@@ -140,7 +144,7 @@ def _compiled(
         ctx.size,
         consistency=scheme.consistency,
         in_place=bool(made.engine.in_place),
-        reduce="mean" if weighs and len(made.schemes) > 1 else options.reduce,  # reduce is then for the other schemes
+        reduce="mean" if weighs and len(made.schemes) > 1 else options.reduce,  # then reduce is for other schemes
         interfaces=interfaces,
         cores=_cores(spare, interfaces, made),
         chunk_bytes=options.chunk_bytes,
@@ -156,7 +160,7 @@ def _compiled(
 
 
 def _of(names: Sequence[str], codecs: Any) -> Any:
-    """Returns a value of codec or codec_out restricted to these keys."""
+    """Returns the argument codec or codec_out, restricted to these keys."""
     return {name: codecs[name] for name in names if name in codecs} if isinstance(codecs, Mapping) else codecs
 
 
@@ -168,22 +172,22 @@ def _c_graph(plan: Plan, phases: Sequence[Graph]) -> Any:
 
 
 def _involved(topology: Topology, size: int) -> tuple[int, ...]:
-    """Returns all ranks that work or fold."""
+    """Returns the ranks that work or fold, each once."""
     workers, servers = topology.roles(size)
     return tuple(sorted({whole("roles: a rank", rank, 0, size - 1) for rank in (*workers, *servers)}))
 
 
 def _cores(spare: int, interfaces: int, made: Made) -> int:
-    """Returns how many cores each rank that folds has: equally many for each NIC, and at least one, so that NICs get
-    equal work."""
+    """Returns how many cores each rank that folds has. The number is at least one, and a multiple of the number of
+    NICs, so that all NICs get equal work."""
     if made.plan.cores is not None:
         return made.plan.cores
     return interfaces if made.inline else spare
 
 
 def spare_cores(ctx: Context, topology: Topology) -> tuple[int, int]:
-    """Returns how many cores each rank that folds can have for threads, a multiple of the number of its NICs; and this
-    number. The same on all ranks."""
+    """Returns two numbers, the same on all ranks: how many processor cores each rank that folds can use for threads, a
+    multiple of its number of NICs; and this number of NICs."""
     workers, servers = (
         tuple(whole("roles: a rank", rank, 0, ctx.size - 1) for rank in ranks) for ranks in topology.roles(ctx.size)
     )
@@ -192,18 +196,19 @@ def spare_cores(ctx: Context, topology: Topology) -> tuple[int, int]:
 
 
 def any_is_inline(ctx: Context, made: Made, timeout: float) -> bool:
-    """Returns whether any rank has progress "inline". Collective, once all ranks have accepted their arguments."""
+    """Returns whether any rank has progress "inline". Collective; call it once all ranks have accepted their
+    arguments."""
     return any(any(told) for told in ctx.allgather(bytes([made.inline]), timeout))
 
 
 def refuse(ctx: Context, wrong: Exception) -> None:
-    """Takes part in the creation of an exchange only to tell every rank why this rank refuses it."""
-    with suppress(HpcommError):  # every other rank raises this; this rank raises wrong
+    """Takes part in the creation of an exchange only to tell every rank why this rank refuses to make it."""
+    with suppress(HpcommError):  # every other rank raises this error; this rank raises the argument wrong
         _core.exchange_refuse(ctx._handle, f"rank {ctx.rank}: {wrong}", ctx.config.timeout)
 
 
 def checked_params(params: Any) -> dict[str, NDArray[np.float32]]:
-    """Returns the keys with their initial values."""
+    """Returns the keys by name, with their initial values as arrays."""
     if not isinstance(params, Mapping) or not params:
         what = "empty" if isinstance(params, Mapping) else f"a {type(params).__name__}"
         raise InvalidArgument(f"params is {what}: must map names to float32 arrays, one or more")
@@ -254,7 +259,7 @@ def check_plan(plan: Plan, values: Mapping[str, NDArray[np.float32] | Key], size
 def engine_mode(consistency: Consistency, on_graph: bool) -> str:
     """Returns the name of a consistency in _core.CONSISTENCIES."""
     plain = consistency
-    if consistency != ASYNC:  # other consistencies may also have a quorum
+    if consistency != ASYNC:  # consistencies other than ASYNC may also have a quorum
         plain = replace(consistency, quorum=None, late=None, grace=None)
     if plain != consistency and replace(plain, quorum=ASYNC.quorum) == ASYNC:
         raise NotSupported(
@@ -286,8 +291,8 @@ def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:
 
 
 def check_owners(plan: Plan, op: str) -> None:
-    """Refuses a plan in which an element has no owner, or several. Rows that apply the same fold, or the same pushes,
-    count as one row, as their parameters and state are copies."""
+    """Refuses a plan in which an element has no owner or several. Rows that apply the same fold, or the same pushes,
+    count as one row, since their parameters and state are copies of each other."""
     rows, spans, first = _applied(plan)
     for i in np.flatnonzero(~first).tolist():
         first[i] = not _same_fold(plan, _fold_of(plan, int(rows[i])), _fold_of(plan, int(rows[i - 1])))
@@ -298,8 +303,8 @@ def check_owners(plan: Plan, op: str) -> None:
 
 
 def _applied(plan: Plan) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns the rows that apply; their keys, offsets and counts; and whether each is the first row of its
-    elements."""
+    """Returns the numbers of the rows that apply; their keys, offsets and counts; and for each whether it is the first
+    row with its elements."""
     rows = np.flatnonzero(plan.rows.column("action") == _core.ACTIONS["apply"])
     spans = np.stack([plan.rows.column(name)[rows].astype(np.int64) for name in ("key", "offset", "count")], axis=1)
     first = np.ones(len(rows), bool)
@@ -308,7 +313,8 @@ def _applied(plan: Plan) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[n
 
 
 def _same_fold(plan: Plan, row: int, other: int) -> bool:
-    """Returns whether two rows of the same elements have the same fold, by whatever path their pushes come."""
+    """Returns whether two rows of the same elements apply the same fold of pushes, even if the pushes come over
+    different paths."""
     if row == other:
         return True
     mine, theirs = (plan.rows.in_edges(one) for one in (row, other))
@@ -317,7 +323,8 @@ def _same_fold(plan: Plan, row: int, other: int) -> bool:
 
 
 def _fold_of(plan: Plan, row: int) -> int:
-    """Returns the row that made a row's fold, which other rows may have passed on."""
+    """Returns the number of the row that made the fold that this row applies. Other rows may have passed the fold
+    on."""
     while True:
         edges = plan.rows.in_edges(row)
         if len(edges) != 1 or edges[0].row < 0 or edges[0].weight != 1:
@@ -326,8 +333,8 @@ def _fold_of(plan: Plan, row: int) -> int:
 
 
 def _c_rules(rules: Mapping[str, AnyRule], values: Mapping[str, NDArray[np.float32]], isa: str) -> list[Any]:
-    """Returns C's structs. Keys that were given the same rule object share one; with a prox, if they have as many
-    columns."""
+    """Returns C's struct of each key's rule. Keys that were given the same rule object share a struct; if the rule has
+    a prox, only keys with equally many columns do."""
     made: dict[tuple[int, int], Any] = {}
     found = []
     for name, rule in rules.items():
@@ -339,7 +346,7 @@ def _c_rules(rules: Mapping[str, AnyRule], values: Mapping[str, NDArray[np.float
 
 
 def c_rule(rule: AnyRule, isa: str, columns: int = 0) -> Any:
-    """Returns C's struct. columns: of the key's matrix, if the rule has a prox."""
+    """Returns C's struct of a rule. columns: the number of columns of the key's matrix, if the rule has a prox."""
     return _core.with_arg_names(_nameless(rule, isa, columns), optim.told_names(rule))
 
 

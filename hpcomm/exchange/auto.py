@@ -1,4 +1,4 @@
-"""codec="auto": chooses, when an exchange is made, for which keys a codec is faster than float32, by hpcomm.model."""
+"""codec="auto": when an exchange is made, hpcomm.model predicts for which keys a codec is faster than float32."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ..optim import AnyRule, Average
 from ..plan import Plan
 from ..stage import Key
 
-_SHORT = 4096  # elements; smaller keys are always float32
+_SHORT = 4096  # elements; smaller keys are always sent as float32
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Decided:
     """The codecs that were chosen for the keys of an exchange.
 
     Attributes:
-        codecs: of every key.
-        why: for each key whose codec was chosen here, the reason as a sentence.
-        between: bytes a second of a host's link to other hosts; None if it was not measured.
+        codecs: the codec of every key.
+        why: for each key whose codec hpcomm chose, a sentence with the reason.
+        between: the measured rate of a host's link to other hosts, in bytes per second; None if it was not measured.
     """
 
     codecs: dict[str, WireFormat]
@@ -31,13 +31,13 @@ class Decided:
 
 
 def undecided(keys: Sequence[str], codec: Any) -> dict[str, Auto]:
-    """Returns the keys whose codec the exchange must choose."""
+    """Returns the keys whose codec hpcomm must choose, each with its Auto."""
     return {key: one for key, one in zip(keys, asked(keys, codec), strict=True) if isinstance(one, Auto)}
 
 
 def tried(shapes: Mapping[str, Sequence[int]], codec: Any) -> dict[str, WireFormat]:
-    """Returns the codecs of the keys, in which each key without a codec has its candidate, or float32 if that does not
-    fit."""
+    """Returns a codec for each key. A key whose codec is not decided gets the codec that may be chosen for it; if that
+    codec does not fit the key, float32."""
     found = dict(zip(shapes, asked(tuple(shapes), codec), strict=True))
     for key, one in found.items():
         if isinstance(one, Auto):
@@ -54,13 +54,13 @@ def decided(
     timeout: float,
     step: Callable[[Key, Sequence[Factors | Products]], Sequence[float]],
 ) -> Decided:
-    """Chooses the codecs. Collective, once all ranks have accepted.
+    """Chooses the codecs. Collective; call it once all ranks have accepted their arguments.
 
     Args:
-        plan: made with the codecs of tried.
-        rules: by key.
-        make: Exchange, for measuring codecs.
-        step: measures how many seconds a step of a key takes with each of some codecs.
+        plan: the plan that was made with the codecs of tried.
+        rules: the rule of each key.
+        make: hpcomm.Exchange; exchanges are made for measuring codecs.
+        step: a function that measures how many seconds a step of a key takes with each of the given codecs.
     """
     keys = [key.name for key in plan.keys]
     codecs, open_ = tried({key.name: key.shape for key in plan.keys}, codec), undecided(keys, codec)

@@ -11,15 +11,15 @@ _NAMES = ("n_worker", "n_server", "n_host", "batchsize", "rates", "layers")
 
 
 class Book:
-    """The facts and rates by which ways are chosen; the same on all ranks.
+    """The facts and rates by which hpcomm.torch chooses ways (see docs/glossary.md). They are the same on all ranks.
 
     Attributes:
-        layers: by key name: its shape, K, and the state of its rule.
+        layers: for each key name, its shape, K, and the size of its rule's state.
         cluster: the numbers of workers, servers and hosts.
-        batch: the most pairs in any layer's update on a rank; 0 if no key can be sent as pairs.
-        rates: of the machine; None if they were not measured.
-        memory: how many bytes of each rank's memory factors may use; 0: no limit.
-        choices: by key name, the choices that were made.
+        batch: K, the most pairs of vectors in any layer's update on a rank; 0 if no key can be sent as pairs.
+        rates: the measured rates of the machine; None if they were not measured.
+        memory: how many bytes of memory factors may use on each rank; 0 means no limit.
+        choices: the choice that was made for each key name.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Book:
 
     @classmethod
     def of(cls, exchange: Any) -> "Book":
-        """Returns the book of an Exchange, in which hpcomm.torch also keeps its choices and the rates of the
-        machine."""
+        """Returns the book of an Exchange. hpcomm.torch also stores its choices and the machine's rates in this
+        book."""
         if exchange._state.book is None:
             layers = {}
             for key, kind in zip(exchange.plan.keys, exchange._state.kind.rules, strict=True):
@@ -50,8 +50,8 @@ class Book:
     def query(self, *names: str) -> Any:
         """Returns the book's value for a name, or a tuple for several names (Query in the paper).
 
-        Names are "n_worker" (P1), "n_server" (P2), "n_host", "batchsize" (K), "rates", "layers", or the name of a key,
-        which gives its model.Layer.
+        Names are "n_worker" (P1), "n_server" (P2), "n_host", "batchsize" (K), "rates" and "layers". The name of a key
+        gives the key's model.Layer.
 
         Raises:
             InvalidArgument: the book has no such name.
@@ -62,15 +62,16 @@ class Book:
         return found[0] if len(found) == 1 else found
 
     def best_way(self, key: str, by: str | None = None) -> str:
-        """Returns the way of a key in the paper's words: "PS", "SFB" or "1bit" (BestScheme, algorithm 1).
+        """Returns the way of a key under the paper's name: "PS", "SFB" or "1bit" (BestScheme, algorithm 1).
 
         Args:
-            key: its name.
-            by: "paper": by algorithm 1. "measured": the way that takes the fewest seconds. None: the choice that was
-                made; if there was no choice, "measured" if rates are known, otherwise "paper".
+            key: the name of the key.
+            by: how the way is found. "paper": by algorithm 1. "measured": the way that takes the fewest seconds at the
+                measured rates. None: the way that was already chosen; if none was chosen, "measured" if rates are
+                known, otherwise "paper".
 
         Raises:
-            InvalidArgument: there is no such key; or by="measured" without rates.
+            InvalidArgument: there is no such key; or by is "measured" and rates are not known.
         """
         layer = self._layer(key)
         if by is None and key in self.choices:

@@ -16,9 +16,10 @@ class KeyCodecs:
     """The codecs of the keys.
 
     Attributes:
-        values: by key.
-        configs: by key, C's struct for its codec; None for a key that is sent as an array of a dtype. Empty if all are.
-        keep: objects that hold the machine code to which configs point.
+        values: the codec of each key.
+        configs: for each key, C's struct of its codec; None for a key that is sent as an array of a dtype. The list is
+            empty if all keys are sent as arrays.
+        keep: objects that must stay alive, since their machine code is called through configs.
     """
 
     values: dict[str, WireFormat]
@@ -27,11 +28,11 @@ class KeyCodecs:
 
 
 def codecs_of(plan: Plan, codec: Codecs | None) -> KeyCodecs:
-    """Returns the codecs of a plan's keys. codec: as the user gave it. If the user gave the plan, it has the kinds of
-    codecs, and codec only gives the arguments of codecs of pieces.
+    """Returns the codecs of a plan's keys. codec: the user's argument. If the user gave the plan, the plan has the
+    kinds of codecs, and codec only gives the arguments of codecs of pieces.
 
     Raises:
-        InvalidArgument: the plan has a codec of pieces for a key, and codec another one.
+        InvalidArgument: for some key the plan has a codec of pieces, and the argument codec names another one.
         NotSupported: the codec needs Numba, which is missing.
     """
     names = _names(plan)
@@ -66,13 +67,13 @@ _VALUES = {number: name for name, number in _core.CODECS.items()}
 def _name(codec: WireFormat) -> str:
     try:
         return codec.name
-    except InvalidArgument:  # still to be chosen
+    except InvalidArgument:  # the codec is not chosen yet
         return "auto"
 
 
 def _names(plan: Plan) -> list[str]:
-    """Returns the name of each key's codec, as rows have it: the codec of pieces, if any row sends pieces (in a
-    hierarchy only folds may be sent so); otherwise the codec of the key's pushes."""
+    """Returns the name of each key's codec according to the plan's rows. If any row sends pieces (in a hierarchy
+    perhaps only folds), it is the codec of these pieces; otherwise it is the codec of the key's pushes."""
     pushed = np.unique(plan.rows.pushes()[0])
     key, come, go = (plan.rows.column(name) for name in ("key", "codec_in", "codec_out"))
     found = dict(zip(key[pushed].tolist(), come[pushed].tolist(), strict=True))

@@ -1,10 +1,10 @@
-"""The state of encoders in checkpoints: the residual of each worker and key, and of each row that forwards pieces. A
-residual has the values of updates that a codec has not sent yet; a piece has the bytes that it has sent.
+"""The state of encoders in checkpoints: a residual for each worker and key, and for each row that forwards pieces. A
+residual has the values of updates that a codec has not sent yet; a piece has the bytes that the codec has sent.
 
-A worker's residual belongs to its number among the workers. If a job continues with n workers instead, worker q's
-residual goes to worker q mod n, scaled by q's old weight over the new one, so that its part of the mean (or the sum)
-stays the same. A row's residual belongs to its elements: if the rows have changed, it goes to the first row that
-forwards these elements.
+A worker's residual is saved under the worker's number. If a job continues with n workers instead, worker q's residual
+goes to worker q mod n. It is scaled by q's old weight over its new weight, so that its part of the mean (or the sum)
+stays the same. A row's residual belongs to the row's elements. If the rows have changed, the residual goes to the first
+row that forwards these elements.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,11 +23,11 @@ from ..log import logger
 from ..plan import Plan
 from .shards import Kind, Shard
 
-_WORKER = -1  # in place of a row's number: a worker's encoder
-_NOTHING_KEPT = 2  # number of values of an encoder without residual and state
-_COLUMNS = {  # columns of a shard, with one entry for each encoder
+_WORKER = -1  # in place of a row's number, for an encoder that is a worker's
+_NOTHING_KEPT = 2  # how many values an encoder without residual and state has
+_COLUMNS = {  # columns of a shard; each has one entry for each encoder
     "encoder_key": np.int32,
-    "encoder_row": np.int8,  # 0: a worker's encoder
+    "encoder_row": np.int8,  # 0 for a worker's encoder
     "encoder_offset": np.int64,
     "encoder_count": np.int64,
     "encoder_values": np.int64,
@@ -38,14 +38,14 @@ _COLUMNS = {  # columns of a shard, with one entry for each encoder
 
 @dataclass(frozen=True)
 class Place:
-    """An encoder of this rank.
+    """The key, and the row if any, for which this rank has an encoder.
 
     Attributes:
-        key: its number.
-        row: its number; -1: this rank encodes the key as a worker.
-        offset, count: the elements.
+        key: the number of the key.
+        row: the number of the row; -1 if this rank encodes the key as a worker.
+        offset, count: the range of the key's elements.
         n_values: how many values the encoder keeps; the first count of them are the residual.
-        weight: of its values in the update of the parameters.
+        weight: the weight of the encoder's values in the update that a rule applies.
         first: whether no earlier row forwards the same elements.
     """
 
@@ -63,11 +63,11 @@ class Encoders:
     """The encoders of this rank.
 
     Attributes:
-        worker: this rank's number among the workers; -1: it only serves.
-        workers: the number of workers.
-        owner: this rank.
-        names: of the keys.
-        coded: the names of keys that are sent in pieces.
+        worker: this rank's number among the workers; -1 if this rank only serves.
+        workers: how many workers there are.
+        owner: the number of this rank.
+        names: the names of all keys.
+        coded: the names of the keys that are sent as pieces.
         rows: key, offset, count and owner of each row of the plan that forwards pieces.
     """
 
@@ -81,7 +81,7 @@ class Encoders:
 
     @cached_property
     def forwarded(self) -> frozenset[int]:
-        """The keys of rows."""
+        """The numbers of the keys that rows of this rank encode."""
         return frozenset(key for key, *_ in self.rows)
 
 
@@ -134,7 +134,7 @@ def _weight(plan: Plan, forwards: NDArray[np.bool_], row: int) -> float:
 
 
 def save(exchange: Any, encoders: Encoders, shard: dict[str, Any]) -> None:
-    """Adds the values that this rank's encoders keep to a shard, if this rank has encoders."""
+    """Adds the values that this rank's encoders keep to a shard. Does nothing if this rank has no encoders."""
     places = encoders.places
     if not places:
         return
@@ -154,7 +154,7 @@ def save(exchange: Any, encoders: Encoders, shard: dict[str, Any]) -> None:
 
 
 def whose(encoders: Encoders) -> dict[str, int]:
-    """Returns the entries of a shard that tell whose encoders it has."""
+    """Returns the entries of a shard that tell to which rank and worker its encoders belong."""
     return {
         "encoder_worker": encoders.worker,
         "encoder_workers": encoders.workers,
@@ -167,7 +167,7 @@ def whose(encoders: Encoders) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Held:
-    """An encoder of a shard. worker: -1 if it is a row's."""
+    """An encoder that was found in a shard. worker: the number of its worker; -1 if it is a row's."""
 
     worker: int
     workers: int
@@ -185,11 +185,12 @@ class _Held:
         return self.values[: self.count] if kept else np.zeros(self.count, np.float32)
 
 
-Encoding = tuple[Place, int, NDArray[np.float32]]  # place, how many pieces it has made, and its values
+Encoding = tuple[Place, int, NDArray[np.float32]]  # place, number of pieces made, and values
 
 
 def found(encoders: Encoders, shards: Iterable[Shard], kind: Kind) -> list[Encoding]:
-    """Returns the state for each encoder of this rank: zeros if the shards, such as older ones, have none for it.
+    """Returns the state of each of this rank's encoders. The state is zeros if the shards have none for the encoder, as
+    older shards may.
 
     Raises:
         InvalidArgument: a shard is malformed.
@@ -248,7 +249,7 @@ def _warn_of_lost(held: Iterable[_Held], encoders: Encoders) -> None:
 
 
 def _worker(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -> Encoding:
-    """Returns the state for a worker's encoder. held: the shards' encoders of the key."""
+    """Returns the state of a worker's encoder. held: all encoders of the key in the shards."""
     mine = [one for one in held if one.worker >= 0 and one.count == place.count]
     here, n = encoders.worker, encoders.workers
     homeless: list[_Held] = []  # residuals of rows, if no row forwards this key any more
@@ -262,7 +263,7 @@ def _worker(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool
 
 
 def _row(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -> Encoding:
-    """Returns the state for a row's encoder. held: the shards' encoders of the key."""
+    """Returns the state of a row's encoder. held: all encoders of the key in the shards."""
     made, values = 0, np.zeros(place.n_values, np.float32)
     strays = []
     for one in held:
@@ -277,7 +278,7 @@ def _row(place: Place, held: Iterable[_Held], encoders: Encoders, alone: bool) -
 
 
 def _as_kept(place: Place, one: _Held) -> NDArray[np.float32]:
-    """Returns all values that an encoder has kept; only its residual if the codec is another one now."""
+    """Returns all values that the found encoder has kept; only its residual if the codec has changed."""
     values = np.zeros(place.n_values, np.float32)
     if place.n_values == one.values.size:
         values[:] = one.values
@@ -287,7 +288,7 @@ def _as_kept(place: Place, one: _Held) -> NDArray[np.float32]:
 
 
 def _added(place: Place, more: Iterable[_Held], values: NDArray[np.float32], made: int) -> Encoding:
-    """Adds others' residuals to the encoder's own values, for the elements of the place."""
+    """Adds the residuals of other encoders to the values, for the elements of the place."""
     total: NDArray[np.float64] | None = None
     for one in more if place.n_values > _NOTHING_KEPT else ():
         low, high = max(place.offset, one.offset), min(place.offset + place.count, one.offset + one.count)

@@ -1,4 +1,4 @@
-"""Updates that trainers give as pairs of vectors (codec.Factors), and the state of keys with such updates."""
+"""Updates that trainers give as pairs of vectors (codec.Factors), and the state of keys that take such updates."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,13 +23,14 @@ def scatter(
     values_of: Callable[[str, Any], NDArray[Any]],
     wrong: Callable[[str], InvalidArgument],
 ) -> None:
-    """Writes a sparse vector, (indices, values), and zeros elsewhere.
+    """Writes a sparse vector, given as (indices, values), into a dense one; other elements become 0.
 
     Args:
         what: the vector's name in errors.
-        to: float32 (n,).
-        values_of: makes an array of the values, or refuses them; its first argument names them.
-        wrong: makes an error from a sentence.
+        to: the dense vector, float32 (n,).
+        values_of: a function that makes an array of the values, or refuses them. Its first argument is a name for
+            errors.
+        wrong: a function that makes an error from a sentence.
     """
     if len(vector) != 2:
         raise wrong(
@@ -60,13 +61,13 @@ def scatter(
 
 
 class Pairs:
-    """An update of a key of shape (J, D): the sum of the outer products u v^T of the first count pairs of vectors (SFB,
-    section 2).
+    """An update of a key of shape (J, D): the sum of the outer products u[i] v[i]^T of the first count pairs of vectors
+    (SFB, section 2). The update has room for K pairs.
 
     Attributes:
         u: float32 (K, J), writable.
         v: float32 (K, D), writable.
-        memory: uint8, the whole update as C has it.
+        memory: uint8, the bytes of the whole update in the form that C reads.
     """
 
     __slots__ = ("_count", "_name", "memory", "u", "v")
@@ -80,10 +81,11 @@ class Pairs:
 
     @property
     def count(self) -> int:
-        """How many pairs the update has, 0 to K; at first 0. Like the vectors it stays from push to push.
+        """How many pairs the update has, 0 to K; 0 at first. Like the vectors, the count stays the same from push to
+        push.
 
         Raises:
-            InvalidArgument: it is set to another number.
+            InvalidArgument: the count is set to a number outside 0 to K.
         """
         return int(self._count[0])
 
@@ -105,7 +107,7 @@ class PairsKey(KeyState):
     ) -> None:
         super().__init__(name, index, shape, np.dtype(np.float32), rotates=rotates)
         self.codec, self.rank = codec, rank
-        self._filled: Pairs | None = None  # the memory into which a trainer's vectors are copied
+        self._filled: Pairs | None = None  # the Pairs into which a trainer's vectors are copied
 
     def _new_pairs(self, most: int) -> Pairs:
         memory = np.zeros(_HEAD + 4 * most * sum(self.shape), np.uint8)
@@ -121,7 +123,7 @@ class PairsKey(KeyState):
             raise self._wrong(f"u has {n_u} vectors and v {n_v}: each pair has one of both")
 
     def _copied(self, what: str, given: Any, to: NDArray[np.float32]) -> int:
-        """Copies one vector or several; returns how many."""
+        """Copies one vector or several into the array to. Returns how many."""
         array = self._rows(what, given, to)
         if array is not None:
             to[: len(array)] = array
@@ -133,8 +135,8 @@ class PairsKey(KeyState):
         return len(vectors)
 
     def _rows(self, what: str, given: Any, to: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Returns the vectors of an array (k, n) or (n,), as rows that fit into to; None if they are not given as an
-        array."""
+        """Returns the vectors of an array of shape (k, n) or (n,) as rows that fit into the array to. Returns None if
+        the vectors are not given as an array."""
         if isinstance(given, list | tuple):
             return None
         array = self._array(what, given)
@@ -220,7 +222,7 @@ class FactorsKey(PairsKey):
 
 
 class ProductKey(PairsKey):
-    """A key that is sent as float32, and whose updates may be given as pairs, which this rank multiplies."""
+    """A key that is sent as float32. Its updates may be given as pairs of vectors, which this rank multiplies."""
 
     __slots__ = ("_place", "pairs")
 
@@ -232,7 +234,7 @@ class ProductKey(PairsKey):
         self._place: Any = None
 
     def into(self, place: Callable[[], NDArray[Any]]) -> None:
-        """Sets the function that returns the array of the next push."""
+        """Sets the function that returns the array of the next push, which products are written to."""
         self._place = place
 
     def source(self, grad: Any) -> Any:
@@ -250,5 +252,5 @@ class ProductKey(PairsKey):
         return self._multiply(grad.u[: grad.count], grad.v[: grad.count])
 
     def _multiply(self, u: NDArray[np.float32], v: NDArray[np.float32]) -> None:
-        """Writes the sum of products into the array of the next push."""
+        """Writes the sum of the outer products into the array of the next push."""
         np.matmul(u.T, v, out=self._place())

@@ -1,4 +1,4 @@
-"""Facts of a key that C has derived from its plan, consistency and codec."""
+"""Facts of a key that C has derived from the key's plan, consistency and codec."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
@@ -9,7 +9,7 @@ from .. import _core
 
 @dataclass(frozen=True)
 class KeyFacts:
-    """The struct hpc_key_facts, whose comments in hpcomm.h explain each fact. Facts never change."""
+    """C's struct hpc_key_facts; the comments in hpcomm.h explain each fact. The facts of a key never change."""
 
     scheme: int
     graph: bool
@@ -39,6 +39,7 @@ def facts_of(exchange: Any, key: int) -> KeyFacts:
 
 
 def merged(of: Callable[[Iterable[bool]], bool], facts: Iterable[KeyFacts]) -> KeyFacts:
-    """Returns the facts that hold for any or for all of these keys. of: the function any or all."""
+    """Returns the facts of several keys merged into one: with the function any, facts that hold for some key; with the
+    function all, facts that hold for all keys."""
     _, *columns = zip(*map(astuple, facts), strict=True)
     return KeyFacts(-1, *map(of, columns))

@@ -12,8 +12,9 @@ from ..errors import InvalidArgument
 from ..stage import nearest
 from ..window import as_source
 
-_SMALL = 4096  # bytes; a key keeps a source up to this size alive, to recognize it in the next push
-# The least magnitude of a float32 that a codec rounds to Inf: halfway from its largest number to the next power of 2.
+_SMALL = 4096  # bytes; up to this size a key keeps the last pushed array, to recognize it in the next push
+# For each dtype, the least magnitude that a codec rounds to Inf: halfway from its largest number to the next power of
+# 2.
 _TOO_LARGE = {"float32": math.inf, "float16": 65520.0, "bfloat16": float.fromhex("0x1.FFp127")}
 _TOO_LARGE["uint16"] = _TOO_LARGE["bfloat16"]
 
@@ -41,22 +42,22 @@ class KeyState:
     def __init__(self, name: str, index: int, shape: tuple[int, ...], dtype: np.dtype[Any], *, rotates: bool) -> None:
         self.name, self.index, self.shape, self.dtype = name, index, shape, dtype
         self.rotates = rotates  # whether its pushes use several slots in turn
-        self.nbytes = 4 * math.prod(shape)  # how many bytes a push copies
+        self.nbytes = 4 * math.prod(shape)  # how many bytes of a gradient a push copies
         self.params: Any = None
-        self.gradient: Any = None  # the array of the slot that the next push sends; None: not known
-        self.from_pairs: Any = None  # pairs of vectors; the next push without data sends the sum of their products
-        self.gathered: Any = None  # the array that gathers write
-        self.ready = -1  # the last step in which the slot of gradient was found free
-        self.flags = 0  # flags of its last start
-        self.slots: dict[int, Any] = {}  # by address
-        self.checked: Any = None  # the last small array that was pushed: a loop that pushes it again skips the checks
+        self.gradient: Any = None  # the array of the slot that the next push sends; None if unknown
+        self.from_pairs: Any = None  # pairs of vectors; a push without data then sends the sum of their products
+        self.gathered: Any = None  # the array into which gathers write
+        self.ready = -1  # the last step in which the slot of self.gradient was found free
+        self.flags = 0  # the flags of the key's last start
+        self.slots: dict[int, Any] = {}  # arrays of slots, by the slot's address
+        self.checked: Any = None  # the last small array that was pushed and checked; it need not be checked again
 
     def slot(self, exchange: Any, address: int) -> Any:
         """Returns the array of the slot at an address."""
         return _core.exchange_gradient_array(exchange, self.index, address, self.shape, self.dtype)
 
     def source(self, grad: Any) -> Any:
-        """Returns the array from which C copies grad; None if grad is the memory of the key's own slot."""
+        """Returns the array from which C copies grad. Returns None if grad already lies in the key's slot."""
         try:
             source = np.asarray(as_source(grad))
         except InvalidArgument as wrong:
@@ -78,8 +79,9 @@ class KeyState:
         return source
 
     def check_finite(self, gradient: NDArray[Any], rank: int) -> None:
-        """Refuses NaN, Inf, and values that the codec would round to Inf. C checks each push again."""
-        if gradient.dtype == np.uint16:  # bfloat16 without its dtype
+        """Raises if the gradient has NaN, Inf, or a value that the codec would round to Inf. C checks each push
+        again."""
+        if gradient.dtype == np.uint16:  # bfloat16 bits as uint16
             gradient = (gradient.astype(np.uint32) << 16).view(np.float32)
         if gradient.dtype == np.float32 and self.dtype != np.float32:
             finite = np.abs(gradient) < _TOO_LARGE[self.dtype.name]
@@ -96,8 +98,8 @@ class KeyState:
 
 
 class Params(Mapping[str, NDArray[np.float32]]):
-    """The parameters of an exchange by name, in the order of its keys. Each array stays the same object while its
-    values change, except for models that are trained in place."""
+    """The parameters of an exchange by name, in the order of its keys. Each name keeps the same array object while the
+    values in it change, except for models that are trained in place."""
 
     __slots__ = ("_arrays", "_keys", "_rank")
 
@@ -129,5 +131,5 @@ class Params(Mapping[str, NDArray[np.float32]]):
 
 
 def unknown(name: object, keys: Collection[str], rank: int) -> InvalidArgument:
-    """Returns the error for a name that is no key; it lists keys with similar names."""
+    """Returns the error for a name that is not a key. Its text lists keys with similar names."""
     return InvalidArgument(f"rank {rank}: {name!r} is not a key of this exchange: {nearest(name, keys)}")

@@ -11,7 +11,8 @@ TRAINER, OTHERS, OWN = "trainer", "others", "hpcomm-"
 
 
 class Processor:
-    """Processor time of this process's threads since this object was made. Threads that have ended do not count."""
+    """Measures the processor time of this process's threads since this object was made. Threads that have ended do not
+    count."""
 
     __slots__ = ("_start", "_trainer")
 
@@ -20,11 +21,12 @@ class Processor:
         self._start = {thread: used for thread, (_, used) in _threads().items()}
 
     def seconds(self) -> dict[str, float]:
-        """Returns seconds by name: "trainer" (the thread that made this object), hpcomm's threads, and "others"."""
+        """Returns seconds by thread name: "trainer" (the thread that made this object), the names of hpcomm's threads,
+        and "others"."""
         found = {TRAINER: 0.0, OTHERS: 0.0}
         for thread, (name, used) in _threads().items():
             before = self._start.get(thread, 0)
-            if used < before:  # a new thread with the number of an ended one
+            if used < before:  # a new thread got the number of an ended one
                 before = 0
             what = TRAINER if thread == self._trainer else name if name.startswith(OWN) else OTHERS
             found[what] = found.get(what, 0.0) + (used - before) / 1e9
@@ -32,7 +34,8 @@ class Processor:
 
 
 def _threads() -> dict[int, tuple[str, int]]:
-    """Returns each thread's name and the nanoseconds that it has used; {} if the system does not tell."""
+    """Returns each thread's name and the nanoseconds of processor time that it has used; {} if the system does not
+    tell."""
     found: dict[int, tuple[str, int]] = {}
     try:
         tasks = os.listdir(TASKS)

@@ -1,5 +1,5 @@
-"""The schemes of an exchange, made from the user's topology and consistency; and all arguments of an exchange, for
-making it again."""
+"""The schemes of an exchange, made from the user's topology and consistency; and the arguments of an exchange, from
+which recover() makes it again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from ..topology.planned_trees import trees_for
 from ..topology.protocol import Job, Topology
 from .options import EngineOptions, PlanOptions
 
-OWN_MODELS = ("neighbours", "hosts")  # values of Topology.updates_of with which models of ranks or hosts differ
+OWN_MODELS = ("neighbours", "hosts")  # values of Topology.updates_of that mean: models of ranks or hosts differ
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Scheme:
     """Keys of an exchange with one consistency: all with servers, all on one graph, or all among the same peers.
 
     Attributes:
-        names: of the keys, in the order of the exchange's keys.
-        topology: of all of them, resolved for the hosts of the job.
-        consistency: of all of them.
+        names: the names of the keys, in the order of the exchange's keys.
+        topology: the topology of all these keys, resolved for the hosts of the job.
+        consistency: the consistency of all these keys.
     """
 
     names: tuple[str, ...]
@@ -36,8 +36,8 @@ class Scheme:
     consistency: Consistency
 
     def among(self, ranks: Sequence[int], size: int) -> "Scheme":
-        """Returns the scheme for the remaining ranks, of size, in their new order. A quorum larger than the remaining
-        number of inputs becomes that number.
+        """Returns the scheme for the remaining ranks, in their new order. size: the number of ranks before. A quorum
+        that is larger than the remaining number of inputs becomes that number.
 
         Raises:
             NotSupported: as Topology.among.
@@ -51,14 +51,15 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Made:
-    """The arguments of an exchange, for making another one like it. An exchange that recover makes keeps the Made of
-    the job's first exchange, as every rank has that, while only some ranks took part in later exchanges.
+    """The arguments of an exchange, from which another exchange like it can be made. An exchange that recover() makes
+    keeps the Made of the job's first exchange: every rank has that one, but only some ranks took part in later
+    exchanges.
 
     Attributes:
-        schemes: as settled returns them.
-        ranks: of the context: the numbers that the topology's ranks had in the first context.
-        inline: whether any rank has progress "inline", so that owners have one core for each interface. Until
-            any_is_inline has asked the others it tells only about this rank.
+        schemes: the schemes, as settled returns them.
+        ranks: the numbers that the topology's ranks had in the job's first context.
+        inline: whether any rank has progress "inline"; owners then have one core for each interface. Before
+            any_is_inline has asked the other ranks, it tells only whether this rank has it.
     """
 
     schemes: tuple[Scheme, ...]
@@ -75,7 +76,7 @@ def applies_at_peers(topology: Topology) -> bool:
 
 
 def unmeasured(hierarchy: Any) -> Any:
-    """Returns a hierarchy that asks for measured bandwidths without that request."""
+    """Returns the hierarchy without its request to measure bandwidths."""
     return replace(hierarchy, bandwidths=None)
 
 
@@ -88,20 +89,21 @@ def settled(
     plan: Plan | None = None,
     measure: Callable[[Any], Any] = unmeasured,
 ) -> tuple[Scheme, ...]:
-    """Returns the schemes, in the order of their first keys; each key is in one.
+    """Returns the schemes, in the order of their first keys. Each key is in exactly one scheme.
 
-    Keys with servers under one consistency form one scheme, whatever their topologies. Keys on equal graphs under one
-    consistency form another, and so do keys of equal peers. With a quorum, keys of different groups are in different
-    schemes.
+    Keys with servers that have the same consistency form one scheme, even if their topologies differ. Keys on equal
+    graphs with the same consistency form a scheme too, and so do keys of equal peers. With a quorum, keys of different
+    groups are in different schemes.
 
     Args:
-        ctx: the ranks; a topology without hosts uses theirs.
-        topology: as as_topology takes it; may be a mapping from names of keys.
-        consistency: of all keys; or a mapping from names of keys, in which the default is BSP.
-        engine: gives the groups.
-        rules: by key, of all keys.
-        plan: a plan that was made earlier, used in place of the topology.
-        measure: becomes Job.measured.
+        ctx: the context of the ranks. A topology without hosts uses the hosts of these ranks.
+        topology: a value that as_topology takes, or a mapping from names of keys to such values.
+        consistency: the consistency of all keys; or a mapping from names of keys, which gives BSP to keys that it
+            lacks.
+        engine: the options that have the groups.
+        rules: the rule of each key, for all keys.
+        plan: a plan that was made earlier, and is used in place of the topology.
+        measure: the function that becomes Job.measured.
 
     Raises:
         InvalidArgument: topology or consistency has a wrong value, a mapping names an unknown key, a key is not in
@@ -158,8 +160,8 @@ def _consistencies(names: Sequence[str], consistency: Any) -> dict[str, Consiste
 
 
 def _counts_versions(consistency: Consistency) -> bool:
-    """Returns whether the engine counts versions of all keys of a scheme together: with a quorum. (ASYNC has a quorum
-    only as a value.)"""
+    """Returns whether the engine counts one version for all keys of a scheme. It does so with a quorum. (ASYNC has a
+    field quorum too, which does not count.)"""
     return consistency.quorum is not None and consistency != ASYNC
 
 

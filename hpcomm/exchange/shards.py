@@ -1,10 +1,10 @@
 """Checkpoints of an exchange: the rows of its owners as plain arrays, which can be loaded under another plan too.
 
-A *row* is a part of a key that one rank, its owner, keeps. A *shard* is one rank's rows: a dict of arrays, ints and
-texts, fit for numpy.savez. A *part* is a range of a key's elements with its step, parameters and state (`slots` values
-for each element, slot by slot). Every key has its own rule; in format 1, which is still read, all keys had one rule. If
-rows count updates instead of steps (ASYNC and SSP with servers), a shard also has the rank's clock. Entries with other
-names are ignored, so a rank may add its own.
+A *row* is a part of a key that one rank, its owner, keeps. A *shard* has one rank's rows: it is a dict of arrays, ints
+and texts, fit for numpy.savez. A *part* is a range of a key's elements with its step, parameters and state (`slots`
+values for each element, stored slot by slot). Every key has its own rule; in format 1, which can still be read, all
+keys have one rule. If rows count updates instead of steps (ASYNC and SSP with servers), a shard also has the rank's
+clock. Readers ignore entries with other names, so a rank may add its own entries.
 """
 
 from bisect import bisect_left
@@ -26,7 +26,7 @@ Shard = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """The elements of a key from offset to offset + count."""
+    """The elements of a key from offset up to offset + count."""
 
     key: str
     offset: int
@@ -35,7 +35,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Part:
-    """A span with its owner's data: params (count,) and state (slots, count), both float32."""
+    """A span with its owner's values: params (count,) and state (slots, count), both float32."""
 
     span: Span
     step: int
@@ -44,7 +44,7 @@ class Part:
 
 
 class RuleKind(NamedTuple):
-    """A key's rule: its name in C, how many values of state an element has, and how many arguments it takes."""
+    """A key's rule: its name in C, the number of state values of an element, and the number of arguments."""
 
     name: str
     slots: int
@@ -53,13 +53,13 @@ class RuleKind(NamedTuple):
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties that a checkpoint and an exchange must have in common.
+    """The properties in which a checkpoint and an exchange must agree.
 
     Attributes:
-        rules: by key.
-        keys: the number of elements of each.
-        replica: the rank of this state, if ranks' parameters of some keys differ; SHARED if all ranks have the same.
-        own: the names of the keys whose parameters differ.
+        rules: the rule of each key.
+        keys: the number of elements of each key.
+        replica: this rank, if ranks' parameters of some keys differ; SHARED if all ranks have the same parameters.
+        own: the names of the keys whose parameters differ between ranks.
     """
 
     rules: tuple[RuleKind, ...]
@@ -68,11 +68,11 @@ class Kind:
     own: frozenset[str] = frozenset()
 
 
-Args: TypeAlias = tuple[tuple[float, ...], ...]  # by key: the arguments of its rule
+Args: TypeAlias = tuple[tuple[float, ...], ...]  # for each key, the arguments of its rule
 
 
 def blank(kind: Kind, args: Args, spans: Sequence[Span]) -> dict[str, Any]:
-    """Returns a shard of these spans, in which the caller must still write steps, parameters and state: see parts."""
+    """Returns a shard of these spans, without steps, parameters and state. The caller writes these through parts()."""
     numbers = {name: i for i, name in enumerate(kind.keys)}
     elements = sum(span.count for span in spans)
     return {
@@ -94,7 +94,7 @@ def blank(kind: Kind, args: Args, spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def padded(args: Args) -> NDArray[np.float64]:
-    """Returns the arguments as a table, one row for each key."""
+    """Returns the arguments as an array with one row for each key, filled up with a constant."""
     table = np.zeros((len(args), MOST_ARGS), np.float64)
     for row, own in zip(table, args, strict=True):
         row[: len(own)] = own
@@ -102,12 +102,13 @@ def padded(args: Args) -> NDArray[np.float64]:
 
 
 def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -> tuple[Args, int, list[Part]]:
-    """Returns the rules' arguments, the largest clock of the shards (0 if they have none), and the wanted spans,
-    assembled from the parts in the shards.
+    """Returns three things: the rules' arguments; the largest clock of the shards (0 if they have none); and the wanted
+    spans, assembled from the parts in the shards.
 
     Raises:
-        InvalidArgument: a shard is malformed, or has another rule or other keys; the shards are of different steps or
-            arguments; or elements are missing. For keys whose parameters differ by rank only this rank's shards count.
+        InvalidArgument: a shard is malformed, or has another rule or other keys; the shards have different steps or
+            arguments; or elements are missing. For keys whose parameters differ between ranks only this rank's shards
+            count.
     """
     given = [shards] if isinstance(shards, Mapping) else list(shards)
     if not given:
@@ -115,7 +116,7 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
     by_key: dict[str, list[Part]] = {}
     args: Args | None = None
     clock, has_mine = 0, False
-    known: set[str] = set()  # the keys whose arguments are in args
+    known: set[str] = set()  # the keys whose arguments have been read
     for shard in given:
         if not isinstance(shard, Mapping):
             raise InvalidArgument(f"load_state_dict: a shard is a {type(shard).__name__}: must be what state_dict gave")
@@ -145,7 +146,7 @@ def found(shards: Shard | Iterable[Shard], kind: Kind, wanted: Sequence[Span]) -
 
 
 def _checked(shard: Shard, kind: Kind) -> Args:
-    """Checks that a shard fits kind; returns its rules' arguments in the order of kind's keys."""
+    """Checks that a shard agrees with kind. Returns the shard's arguments of rules in the order of kind's keys."""
     try:
         keys = dict(zip(_names(shard), map(int, shard["counts"]), strict=True))
         format_, n = int(shard["format"]), len(keys)
@@ -197,8 +198,8 @@ def _names(shard: Shard) -> list[str]:
 
 
 def own_keys(shard: Shard) -> frozenset[str]:
-    """Returns the keys whose parameters differ by rank. In shards without the entry "own" these are all keys or
-    none."""
+    """Returns the names of the keys whose parameters differ between ranks. A shard without the entry "own" means all
+    keys or none."""
     if int(shard["replica"]) == SHARED:
         return frozenset()
     own = np.broadcast_to(np.asarray(shard.get("own", True), np.bool_), len(shard["keys"]))
@@ -206,7 +207,8 @@ def own_keys(shard: Shard) -> frozenset[str]:
 
 
 def parts(shard: Shard, kind: Kind) -> Iterator[Part]:
-    """Yields the parts of a shard that fits kind: views of its arrays, if these are float32 as blank makes them."""
+    """Yields the parts of a shard that agrees with kind. They are views of the shard's arrays if these are float32, as
+    blank makes them."""
     names, slots_of = _names(shard), dict(zip(kind.keys, (rule.slots for rule in kind.rules), strict=True))
     params = np.ascontiguousarray(shard["params"], np.float32)
     state = np.ascontiguousarray(shard["state"], np.float32)
@@ -251,8 +253,8 @@ def _assembled(by_key: Mapping[str, list[Part]], kind: Kind, wanted: Sequence[Sp
 
 
 def _overlapping(parts: Sequence[Part], longest: int, low: int, high: int) -> Iterator[Part]:
-    """Yields the parts that have elements from low to high. parts are sorted by offset, and none is longer than
-    longest."""
+    """Yields the parts that have elements between low and high. The parts must be sorted by offset, and none may be
+    longer than longest."""
     first = bisect_left(parts, low - longest, key=lambda part: part.span.offset)
     for i in range(first, len(parts)):
         span = parts[i].span

@@ -1,5 +1,5 @@
-"""The state of an exchange beside its calls: its arguments, the facts of its keys, and the rows of its owners, which
-are saved into a shard and restored by all ranks together."""
+"""The state of an exchange that other packages use: its arguments, the facts of its keys, and the rows of its owners.
+Rows are saved into shards, and all ranks restore them together."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -25,21 +25,21 @@ Rules: TypeAlias = dict[str, AnyRule]  # by key
 
 
 class State:
-    """The parts of an exchange, beside its public methods, that checkpoint, recovery, local and torch use:
+    """The part of an exchange that checkpoint, recovery, local and torch use besides the public methods. It is
     Exchange._state.
 
     Attributes:
-        handle: of the exchange in C.
-        made: the arguments from which recover makes the next exchange.
-        facts: by key name, in the order of the plan.
-        any, all: the facts that hold for some key, and for all keys.
-        rules: by key name, with the hyper-parameters that this rank has set.
+        handle: the exchange's handle in C.
+        made: the arguments from which recover() makes the next exchange.
+        facts: the facts of each key by name, in the order of the plan.
+        any, all: the facts that hold for some key, and the facts that hold for all keys.
+        rules: the rule of each key by name, with the hyper-parameters that this rank has set.
         works: whether this rank is a worker.
-        rows: the rows whose parameters this rank owns: their numbers and their spans.
-        kind: the properties that a checkpoint and the exchange must have in common.
-        encoders: of this rank.
-        base: by key: the steps of its rows before the first fold in this exchange.
-        book: the result of Book.of(exchange); None until it is first called.
+        rows: the rows whose parameters this rank owns, as pairs of number and span.
+        kind: the properties in which a checkpoint and the exchange must agree.
+        encoders: the encoders of this rank.
+        base: for each key, the steps that its rows had before the first fold in this exchange.
+        book: the result of Book.of(exchange); None until Book.of is first called.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class State:
         self.rows = owned_rows(given.plan, ctx.rank)
         by_clock = {name for name, its in self.facts.items() if its.peers and its.counts_updates}
         self._by_clock = [i for i, (_, span) in enumerate(self.rows) if span.key in by_clock]
-        self._ahead = [0] * ctx.size  # with servers: steps of each rank before its first push in this exchange
+        self._ahead = [0] * ctx.size  # with servers: for each rank, its steps before its first push in this exchange
         self.base = [0] * len(self.facts)
         self.book: Any = None
         own = frozenset(name for name, its in self.facts.items() if its.own)
@@ -85,7 +85,7 @@ class State:
 
     @property
     def sums(self) -> bool:
-        """Whether an update is the sum of the workers' updates, and not their mean."""
+        """Whether an update is the sum of the workers' updates; otherwise it is their mean."""
         return self.made.plan.reduce == "sum"
 
     # ---- counts ----
@@ -95,13 +95,13 @@ class State:
         return _core.exchange_pushed(self.handle, self._numbers[name], None)
 
     def folds(self, name: str) -> int:
-        """Returns how many folds since the start of the training are in the newest parameters of a key that this rank
-        knows of."""
+        """Returns how many folds since the start of the training are in a key's parameters. Counts the newest
+        parameters that this rank knows of."""
         key = self._numbers[name]
         return self.base[key] + _core.exchange_version_of(self.handle, key)
 
     def bytes_sent(self, names: Iterable[str]) -> int:
-        """Returns how many bytes of these keys this rank has sent to others, in all stages."""
+        """Returns how many bytes this rank has sent to other ranks for these keys, in all stages."""
         return sum(_core.key_sent(self.handle, self._numbers[name]) for name in names)
 
     def begun(self) -> int:
@@ -115,8 +115,8 @@ class State:
         return max((_core.exchange_row_step(self.handle, row) for row, _ in self.rows), default=0)
 
     def folded(self) -> list[int]:
-        """After a rank has died: returns, by rank, how many of its steps the rows here have folded, in full or in
-        part."""
+        """Returns, for each rank, how many of its steps this rank's rows have folded, in full or in part. Can be called
+        after a rank has died."""
         if not self.any.counts_updates:
             return [self.clock()] * self._ctx.size
         return [ahead + _core.exchange_folded(self.handle, rank) for rank, ahead in enumerate(self._ahead)]
@@ -124,13 +124,13 @@ class State:
     # ---- checkpoints ----
 
     def check_rows(self, op: str) -> None:
-        """Raises NotSupported if the shards of all ranks would not be the whole checkpoint."""
+        """Raises NotSupported if the shards of all ranks together would lack elements or have elements twice."""
         for one in self._schemes:
             if not self.facts[one.scheme.names[0]].own:
                 check_owners(one.plan, op)
 
     def rules_now(self) -> Rules:
-        """Returns the rules with the hyper-parameters of this rank's next pushes; on a rank that only serves, of the
+        """Returns the rules with the hyper-parameters of this rank's next pushes. On a rank that only serves: of the
         last pushes that came."""
         if self.works:
             return self.rules
@@ -142,8 +142,8 @@ class State:
         }
 
     def saved(self, out: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the shard of this rank's rows as they are now, with one copy of the owner's data. Works also after a
-        rank has died, for an exchange of the remaining ranks. out: a shard of the same rows to overwrite."""
+        """Returns a shard with a copy of this rank's rows. It also works after a rank has died. out: an earlier shard
+        of the same rows, to overwrite instead of allocating."""
         args = _arguments(self.rules_now())
         shard = shards.blank(self.kind, args, [span for _, span in self.rows]) if out is None else out
         shard["args"][:] = shards.padded(args)
@@ -152,13 +152,13 @@ class State:
         encoding.save(self.handle, self.encoders, shard)
         if self.any.counts_updates:
             shard["clock"] = self.clock()
-        for i in self._by_clock:  # rows that count a rank's own folds, which differ between ranks
+        for i in self._by_clock:  # rows that count this rank's own folds; the counts differ between ranks
             shard["row_step"][i] = self.clock()
         return shard
 
     def restore(self, saved: Shard | Iterable[Shard], wrong: Exception | None, timeout: float) -> None:
-        """Writes the shards into the rows and encoders of every rank, and takes their hyper-parameters and clock.
-        Collective. wrong: the reason if this rank refuses."""
+        """Writes the shards into the rows and encoders of every rank, and sets the hyper-parameters and the clock from
+        them. Collective. wrong: the error if this rank refuses, otherwise None."""
         args: Args = ()
         clock = 0
         owned: list[Part] = []
@@ -199,8 +199,8 @@ def _arguments(rules: Rules) -> Args:
 def _agree(
     ctx: Context, wrong: Exception | None, args: Args, counts: list[int], names: list[str], timeout: float
 ) -> NDArray[np.int64]:
-    """Returns the counts of every rank, one row for each rank. Raises on every rank if any rank has an error, or if
-    their arguments differ."""
+    """Returns every rank's counts, one row for each rank. Raises on every rank if any rank gives an error in wrong, or
+    if the ranks' arguments differ."""
     words = np.zeros((len(names), optim.MOST_ARGS), np.float64)
     if args:
         words[:] = shards.padded(args)

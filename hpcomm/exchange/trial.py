@@ -1,5 +1,5 @@
-"""Measures how long a step of a key takes with each of several codecs, by exchanges of this key alone. This is for
-codecs whose work depends on the key's shape and on the rank that does it, so that no rate can predict it."""
+"""Measures how long a step of a key takes with each of several codecs, by exchanging this key alone. It is used for
+codecs whose work depends on the key's shape and on the rank that does the work, so that no rate can predict it."""
 
 import struct
 import time
@@ -19,7 +19,7 @@ from .options import EngineOptions
 from .schemes import Made
 
 _TIME = struct.Struct("d")
-_LEAST, _MOST = 3, 30  # rounds
+_LEAST, _MOST = 3, 30  # least and greatest number of rounds
 _LONG = 0.2  # seconds after which no further round begins
 
 
@@ -32,17 +32,17 @@ def step_seconds(
     key: Key,
     codecs: Sequence[Factors | Products],
 ) -> list[float]:
-    """Returns seconds of a step under BSP with each codec: the slowest rank's, in the best of some rounds. The codecs
-    take turns. Collective; the results are the same on all ranks.
+    """Returns, for each codec, the seconds of a step under BSP: the time of the slowest rank in the best round. The
+    codecs take turns. Collective; the results are the same on all ranks.
 
     Args:
-        ctx: the ranks.
+        ctx: the context of the ranks.
         made: the arguments of the exchange for which a codec is chosen.
-        rules: by key.
+        rules: the rule of each key.
         make: hpcomm.Exchange.
         timeout: seconds for each part.
-        key: a matrix.
-        codecs: each push has as many pairs of vectors as its codec takes.
+        key: the key, a matrix.
+        codecs: the codecs; each push has as many pairs of vectors as its codec allows.
     """
     topology = next(
         by_names(scheme.topology, scheme.names)[key.name] for scheme in made.schemes if key.name in scheme.names

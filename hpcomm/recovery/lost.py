@@ -1,4 +1,4 @@
-"""What a remaining rank knows of an exchange that has lost ranks: its own state, the ranks without which the state is
+"""A remaining rank's knowledge of an exchange that has lost ranks: its own state, the ranks without which the state is
 incomplete, and the steps from which keys continue."""
 
 from collections.abc import Mapping, Sequence

@@ -162,7 +162,7 @@ class _Transfer:
         self._ends[to] += n
 
     def run(self, give: Any, timeout: float | None) -> dict[int, NDArray[np.float32]]:
-        """Sends all arrays, and returns those that came to this rank, by number. Collective. give: a function that
+        """Sends all arrays, and returns the arrays that came to this rank, by number. Collective. give: a function that
         returns the values of a number; it is called on their source."""
         ctx = self._ctx
         if max(self._ends) == 0:
@@ -365,7 +365,7 @@ def _kept_rows(shard: Mapping[str, Any]) -> dict[tuple[int, int, int], tuple[NDA
 
 
 def losses(ex: Exchange, kept: Kept, found: Agreed, *, gone: bool) -> str:
-    """Returns a sentence for the log about what is lost."""
+    """Returns a sentence for the log that names the losses."""
     slots = np.asarray(kept.shard["slots"], np.int64)[found.key]
     lost, every = (int(found.count[(slots > 0) & chosen].sum()) for chosen in (~found.lives, slots >= 0))
     told = "; the updates of the lost ranks since their last exchange are lost" if gone else ""
