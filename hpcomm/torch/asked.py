@@ -1,4 +1,5 @@
-"""The arguments of a DistributedOptimizer: checked on each rank, agreed on by all, and resolved to one value."""
+"""The arguments of a DistributedOptimizer: each rank checks them, all ranks agree on them, and they are resolved into
+one value, Asked."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -51,8 +52,8 @@ _CHOICES: dict[str, type | tuple[str, ...]] = {
 
 
 class OptimizerArguments(NamedTuple):
-    """The arguments of a DistributedOptimizer, in its order. After the checks, names of parameters have no prefixes of
-    wrappers (names.py), and options have the form that an exchange takes."""
+    """The arguments of a DistributedOptimizer, in the order of its signature. After the checks, names of parameters
+    lack the prefixes of wrappers (names.py), and options have the form that Exchange takes."""
 
     apply: str
     clip_norm: float | None
@@ -75,10 +76,10 @@ class Asked(NamedTuple):
     """The arguments of a DistributedOptimizer once they are resolved.
 
     Attributes:
-        rules: None if the optimizer steps on each rank.
-        loaded: by key name, the state that the wrapped optimizer had; None if it had none.
-        make: makes an exchange from a context, values by name, a rule and options.
-        on_graph: whether ranks' models differ.
+        rules: the rules of the exchange; None if the optimizer steps on each rank.
+        loaded: for each key name, the state that the wrapped optimizer already had; None if it had none.
+        make: a function that makes an exchange from a context, values by name, a rule and options.
+        on_graph: whether the ranks' models differ.
         workers: the ranks that train.
     """
 
@@ -96,7 +97,8 @@ class Asked(NamedTuple):
 
 
 class _Checked(NamedTuple):
-    """This rank's checked arguments. asked: the ways of layers that the argument or the setting asks for; "": none."""
+    """This rank's checked arguments. asked: the layers' ways that the argument way or the setting names; "" if neither
+    does."""
 
     args: OptimizerArguments
     asked: str | Mapping[str, str]
@@ -109,8 +111,8 @@ class _Checked(NamedTuple):
 def asked_of(
     kind: type[Optimizer], optimizer: Optimizer, ctx: Context, model: nn.Module, args: OptimizerArguments
 ) -> Asked:
-    """Returns the resolved arguments of an optimizer of this kind. Collective; it gives the wrapped optimizer rank 0's
-    state.
+    """Checks and resolves the arguments of an optimizer of this kind. Collective. Also gives the wrapped optimizer rank
+    0's state on every rank.
 
     Raises:
         InvalidArgument, NotSupported, ConfigError: as DistributedOptimizer.
@@ -164,7 +166,7 @@ def _checked(
 
 
 def _resolved(optimizer: Optimizer, ctx: Context, model: nn.Module, found: _Checked, *, has_state: bool) -> Asked:
-    """Resolves arguments with the param_groups that all ranks have now."""
+    """Resolves the arguments, with the param_groups that all ranks have by now."""
     args, keys, counts, consistency = found.args, found.keys, found.counts, found.args.consistency
     servers, workers = found.topology.updates_of == "all", found.topology.roles(ctx.size)[0]
     names = [[key.name for key in keys if key.group == i] for i in range(len(optimizer.param_groups))]
@@ -190,7 +192,8 @@ def _resolved(optimizer: Optimizer, ctx: Context, model: nn.Module, found: _Chec
 
 
 def _allowed(found: _Checked, splits: bool, idle: Sequence[int]) -> str | Mapping[str, str]:
-    """Returns the asked ways of layers, or "" if only the setting asks and no layer may be sent as pairs of vectors."""
+    """Returns the ways that were asked for. If only the setting asks, and no layer can be sent as pairs of vectors,
+    returns "" instead. Raises NotSupported if the argument asks."""
     if not found.asked or (splits and not idle):
         return found.asked
     way = found.args.way
@@ -208,12 +211,12 @@ def _allowed(found: _Checked, splits: bool, idle: Sequence[int]) -> str | Mappin
 
 
 def _maker(given: Any, consistency: Consistency, options: Mapping[str, Any], ways: Ways) -> Callable[..., Exchange]:
-    """Returns the make of Asked. given: the topology; None: parameter_hub chooses it by the options."""
+    """Returns the function make of Asked. given: the topology; if None, parameter_hub chooses one by the options."""
 
     def make(ctx: Context, values: dict[str, Any], rule: Any, **more: Any) -> Exchange:
         topology, asked = ways.arranged(given, options)
         codec = asked["plan"].codec
-        if ROLL in values and codec is not None and not isinstance(codec, Mapping):  # the roll call is no gradient
+        if ROLL in values and codec is not None and not isinstance(codec, Mapping):  # the roll call gets no codec
             more["codec"] = {name: codec for name in values if name != ROLL}
         ex = made(ctx, values, topology, consistency, rule, {**asked, **more})
         ways.made(ex)

@@ -1,5 +1,5 @@
-"""The part of a model that a checkpoint stores beside the exchange: buffers, parameters that the exchange lacks, and
-the extra state of modules (get_extra_state)."""
+"""The values of a model that a checkpoint stores in addition to the exchange: buffers, parameters that are not in the
+exchange, and the extra state of modules (get_extra_state)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ _WORDS = {BUFFERS: "buffer", STATES: "module with an extra state"}
 
 
 def tensors(model: nn.Module, mine: Iterable[Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Returns the model's buffers, and its parameters except mine, which are saved elsewhere."""
+    """Returns the model's buffers, and the model's parameters except those in mine, which are saved elsewhere."""
     known = {id(param) for param in mine}
     others = {name: param.data for name, param in parameters(model) if id(param) not in known}
     return {BUFFERS: saved_buffers(model), OTHERS: others}
 
 
 def states(model: nn.Module) -> dict[str, nn.Module]:
-    """Returns the model's modules that have an extra state (get_extra_state), by name."""
+    """Returns, by name, the model's modules that have an extra state (get_extra_state)."""
     plain = plain_name(model)
     return {
         plain(name): module
@@ -32,14 +32,15 @@ def states(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def check(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None:
-    """Refuses the checkpoint of another model, before anything is written. own: this model's values, by kind and name.
+    """Raises if a checkpoint is of another model. Call it before anything is written. own: this model's values, by kind
+    and name. found: the checkpoint's.
 
     Raises:
-        InvalidArgument: a saved value has no place in the model, a value of the model was not saved, or shapes differ.
+        InvalidArgument: the model lacks a saved value, the checkpoint lacks a value of the model, or shapes differ.
     """
     for kind, here in own.items():
         if kind not in found:
-            continue  # an older checkpoint
+            continue  # an older checkpoint lacks this kind
         saved = found[kind]
         what = _WORDS.get(kind, "parameter")
         if unknown := [name for name in saved if name not in here]:
@@ -66,8 +67,8 @@ def _more(names: Sequence[str]) -> str:
 
 @torch.no_grad()
 def load(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None:
-    """Writes values that check has passed. A tensor that already has them is not written, so that it counts as
-    unchanged."""
+    """Writes the checkpoint's values, which check has accepted, into the model. A tensor that already has its value is
+    not written, so that it counts as unchanged."""
     for kind, here in own.items():
         for name, tensor in here.items() if kind in found else ():
             value = found[kind][name]
@@ -78,18 +79,19 @@ def load(own: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> None
 
 
 def of_older(model: nn.Module, found: dict[str, Any]) -> dict[str, Any]:
-    """Converts an older checkpoint, which has all buffers under the names of a compiled model, to today's form."""
+    """Converts an older checkpoint to today's form. An older one has all buffers, under the names of a compiled
+    model."""
     if OTHERS in found or BUFFERS not in found:
         return found
     plain = plain_name(model)
     own = saved_buffers(model)
     named = {plain(name.replace("_orig_mod.", "")): value for name, value in found[BUFFERS].items()}
-    theirs = {plain(name) for name, _ in model.named_buffers()} - own.keys()  # persistent=False
+    theirs = {plain(name) for name, _ in model.named_buffers()} - own.keys()  # non-persistent buffers
     return {**found, BUFFERS: {name: value for name, value in named.items() if name not in theirs}}
 
 
 def check_groups(groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument if the saved optimizer has other parameter groups."""
+    """Raises InvalidArgument if the saved optimizer's parameter groups differ in size from these."""
     have, theirs = ([len(group["params"]) for group in own] for own in (groups, saved["param_groups"]))
     if have != theirs:
         raise InvalidArgument(

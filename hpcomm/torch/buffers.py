@@ -1,4 +1,5 @@
-"""Buffers, such as BatchNorm's running means: each worker keeps its own, or all take the first worker's or the mean."""
+"""Buffers, such as BatchNorm's running means. Each worker keeps its own buffers, or all take the first worker's, or all
+take the mean."""
 
 from typing import Any
 
@@ -20,26 +21,26 @@ KINDS = ("local", "broadcast", "average")
 
 
 class Local:
-    """Buffers that each rank keeps for itself; all ranks start with rank 0's."""
+    """Buffers that each rank changes by itself. All ranks start with rank 0's buffers."""
 
     handle: Handle | None = None
     exchange: Exchange | None = None
 
     def step(self) -> None:
-        """Does nothing: no buffer is exchanged."""
+        """Does nothing, since no buffer is exchanged."""
 
     def receive(self) -> None:
-        """Does nothing: no exchange is pending."""
+        """Does nothing, since no exchange is pending."""
 
     def close(self, timeout: float | None = None) -> None:
-        """Does nothing: there is no exchange."""
+        """Does nothing, since there is no exchange."""
 
 
 class Exchanged(Local):
-    """Floating-point buffers, exchanged in each step by a separate Exchange. Integer buffers stay local, as they are
-    counters.
+    """Floating-point buffers, which a separate Exchange sends in each step. Integer buffers are counters, so each rank
+    keeps its own.
 
-    Each step reads the buffers from the model again, as a module may replace a buffer's tensor.
+    Each step looks the buffers up in the model again, since a module may replace a buffer's tensor.
     """
 
     key = "buffers"
@@ -55,7 +56,7 @@ class Exchanged(Local):
 
     def step(self) -> None:
         self.receive()
-        parts = self._parts(self._values)  # also checks their size, on every rank
+        parts = self._parts(self._values)  # also checks the buffers' size, on every rank
         if self._counts:
             for buffer, part in parts:
                 part[:] = as_float32(buffer, None).reshape(-1)
@@ -70,7 +71,7 @@ class Exchanged(Local):
             buffer.copy_(torch.from_numpy(part).view(buffer.shape))
 
     def _parts(self, values: NDArray[np.float32]) -> list[tuple[Tensor, NDArray[np.float32]]]:
-        """Returns each buffer with its part of values."""
+        """Returns pairs of a buffer and its part of the array values."""
         found, at = [], 0
         for buffer in _real(self._model):
             n = buffer.numel()
@@ -87,7 +88,8 @@ class Exchanged(Local):
 
 
 def make_buffers(ctx: Context, model: nn.Module, kind: str, workers: Workers, options: dict[str, Any]) -> Local:
-    """Broadcasts rank 0's buffers, and makes their exchange. options: for the Exchange, such as progress."""
+    """Gives every rank rank 0's buffers, and makes the object that exchanges them. options: options of its Exchange,
+    such as progress."""
     broadcast(ctx, model.buffers())
     if kind == "local" or not _real(model) or ctx.size == 1:
         return Local()
@@ -95,5 +97,5 @@ def make_buffers(ctx: Context, model: nn.Module, kind: str, workers: Workers, op
 
 
 def _real(model: nn.Module) -> list[Tensor]:
-    """Returns the floating-point buffers with elements, detached from their graphs."""
+    """Returns the floating-point buffers that have elements, detached from autograd graphs."""
     return [buffer.detach() for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]

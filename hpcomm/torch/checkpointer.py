@@ -1,5 +1,5 @@
-"""Checkpoints of a model: hpcomm.Checkpointer saves the owners' rows, and this file adds torch's part (buffers,
-param_groups, and the state of an optimizer that steps on every rank)."""
+"""Checkpoints of a model. hpcomm.Checkpointer saves the owners' rows; this file adds the state that torch has: buffers,
+param_groups, and the state of an optimizer that steps on every rank."""
 
 from os import PathLike
 from typing import Any
@@ -28,8 +28,8 @@ class ModelCheckpointer(checkpoint.Checkpointer):
                 optimizer.step()
                 saver.after(step + 1, {"epoch": epoch})
 
-    Making one is collective. Arguments, methods and errors are as in hpcomm.Checkpointer. A save waits for the step's
-    parameters.
+    Making one is collective. Arguments, methods and errors are as in hpcomm.Checkpointer. A save waits until the step's
+    parameters have come.
     """
 
     @named("ModelCheckpointer()", every=True)
@@ -46,19 +46,21 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         super().__init__(optimizer.exchange, directory, every, keep, timeout=timeout)
         self._optimizer, self._seen = optimizer, 0
         self._extra: checkpoint.checkpointer.Extra | None = None
-        self._late: CheckpointError | InvalidArgument | None = None  # of save_with_others
+        self._late: CheckpointError | InvalidArgument | None = None  # from save_with_others, for the next call
         self._number = optimizer._uneven.add(self)
 
     @named("ModelCheckpointer.after()", every=True)
     def after(self, step: int, extra: checkpoint.checkpointer.Extra | None = None) -> bool:
-        """Calls hpcomm.Checkpointer.after, and also saves torch's part and extra, the trainer's own values.
+        """Calls hpcomm.Checkpointer.after. The checkpoint also has torch's state and extra, the trainer's own values.
 
-        After a join block the call is collective: ranks agree on the step of the job, which is saved and restored. Each
-        rank may give how many steps it has made itself, or all may give the same number. In a join block a rank that
-        has run out of batches saves when the others do, with the extra that it gave last.
+        After a join block the call is collective: ranks agree on the step of the job, under which the checkpoint is
+        saved and restored. All ranks may give the job's step, or each rank may give the number of steps that it has
+        made itself. In a join block a rank that has run out of batches saves when the others do, with the extra that it
+        gave last.
 
         Raises:
-            NotSupported: a DiLoCo in a join block, where ranks are at different steps: call it after the block.
+            NotSupported: the optimizer is a DiLoCo in a join block, where ranks are at different steps. Call it after
+            the block.
         """
         if self._optimizer.exchange.context is not self._ctx:
             raise InvalidArgument("after: the job has recovered: close this checkpointer, and make another one")
@@ -75,7 +77,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         self._tell_late()
 
     def serve(self, timeout: float | None = None) -> None:
-        """Calls optimizer.serve, which takes part in saves too."""
+        """Calls optimizer.serve; this rank also takes part in the workers' saves."""
         self._optimizer.serve(timeout)
 
     def save_served(self) -> None:
@@ -91,7 +93,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
             raise late
 
     def _job_step(self, step: int) -> int:
-        """Returns the job's step at which this rank has made so many steps itself. Collective."""
+        """Returns the step of the job, from the number of steps that this rank has made itself. Collective."""
         whole("step", step, 1, files.MOST_STEPS)
         told = (self._number, step, self._optimizer._uneven.followed, self._last)
         block = self._optimizer._join
@@ -105,7 +107,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
         self._seen = step
         if due:
             self._optimizer._settle()
-        if self._ex is not self._optimizer.exchange:  # way= has made another one
+        if self._ex is not self._optimizer.exchange:  # a change of way has made another exchange
             self._follow(self._optimizer.exchange)
 
         def values() -> dict[str, Any]:
@@ -119,7 +121,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
             return
         try:
             self._save_model(step)
-        except (CheckpointError, InvalidArgument) as wrong:  # raised in this rank's next call
+        except (CheckpointError, InvalidArgument) as wrong:  # this rank's next call raises it
             self._late = wrong
 
     def miss(self, step: int) -> None:
@@ -138,12 +140,12 @@ def restore(
 ) -> Restored | None:
     """Restores a model and its optimizer bit for bit from a checkpoint of ModelCheckpointer. Collective.
 
-    Arguments, result and errors are as in hpcomm.restore. Names of parameters and buffers are compared without the
-    prefixes of torch.compile (_orig_mod) and of DataParallel (module).
+    Arguments, result and errors are as in hpcomm.restore. When names of parameters and buffers are compared, the
+    prefixes of torch.compile (_orig_mod) and of DataParallel (module) are left out.
 
     Raises:
-        InvalidArgument: the checkpoint is of another model or optimizer: a name that only one of the two has, another
-            shape, or other parameter groups. Every rank raises it, before anything has changed.
+        InvalidArgument: the checkpoint is of another model or optimizer: a name is missing in one of the two, shapes
+            differ, or parameter groups differ. Every rank raises it, before anything has changed.
     """
     optimizer.wait()
     parts: list[dict[str, Any]] = []
@@ -151,7 +153,7 @@ def restore(
     serves = optimizer._workers.serves
 
     def check(extra: dict[str, Any]) -> None:
-        if serves:  # a rank that only serves has no torch part
+        if serves:  # a rank that only serves has no state in torch
             return
         parts.extend(saved.unpacked(extra))
         optimizer._check_torch_side(parts[0])
@@ -163,5 +165,5 @@ def restore(
         return Restored(found.step, {})
     side, extra = parts
     optimizer._load_torch_side(side)
-    optimizer._uneven.followed = 0  # all ranks count their steps from this one
+    optimizer._uneven.followed = 0  # all ranks count their steps from here
     return Restored(found.step, extra)

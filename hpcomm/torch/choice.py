@@ -15,7 +15,7 @@ from ..model import Cluster, CodecRates, Layer, Rates, WayChoice, best_way
 
 LOSSY: tuple[WireFormat, ...] = (BFLOAT16, TopK(0.01), OneBit())
 WAYS = ("ps", "factors", "1bit")  # values of WayChoice.name
-_MEMORY = 0.5  # share of a host's available memory that its ranks may use for factors
+_MEMORY = 0.5  # the part of a host's available memory that its ranks may use for factors
 _BYTES = struct.Struct("<q")
 
 
@@ -24,11 +24,11 @@ class Decision:
     """The chosen ways and codecs, with the numbers that led to them.
 
     Attributes:
-        ways: by key name: the way, and its lossy codec or None.
-        choices: by key name: the cost of each way.
-        rates: of the machine; None if they were not measured.
+        ways: for each key name, its way, and the lossy codec that was chosen for it or None.
+        choices: for each key name, the cost of each way.
+        rates: the measured rates of the machine; None if they were not measured.
         codecs: the rates of the lossy codecs that were compared.
-        free: how many bytes of each rank's memory factors may use.
+        free: how many bytes of memory factors may use on each rank.
     """
 
     ways: Mapping[str, tuple[str, WireFormat | None]] = field(default_factory=dict)
@@ -39,11 +39,12 @@ class Decision:
 
 
 def decide(ctx: Context, layers: Sequence[Layer], cluster: Cluster, by: str, codecs: Sequence[WireFormat]) -> Decision:
-    """Returns the way of each layer; all ranks take rank 0's decision. Collective.
+    """Returns the way of each layer. All ranks take rank 0's decision. Collective.
 
     Args:
-        by: as best_way takes it.
-        codecs: lossy codecs. They are compared only if ranks send to other hosts, as memory that ranks map is not sent.
+        by: the rule of the choice, as in Book.best_way.
+        codecs: lossy codecs to compare. They are compared only if ranks send to other hosts, since ranks of one host
+            map each other's memory and send nothing.
     """
     rates, costs = None, {}
     if by == "measured":
@@ -70,11 +71,12 @@ def decide(ctx: Context, layers: Sequence[Layer], cluster: Cluster, by: str, cod
 
 
 def check_lossy(lossy: Any, word: str, codec: Any) -> tuple[WireFormat, ...]:
-    """Returns the lossy codecs that may be chosen. word: the value of way=, "" for a mapping. codec: the value of
-    codec=.
+    """Returns the lossy codecs that may be chosen. word: the value of way=, or "" if that is a mapping. codec: the
+    value of codec=.
 
     Raises:
-        InvalidArgument: lossy is neither a bool nor codecs, or another argument sets the codecs of keys.
+        InvalidArgument: lossy is neither a bool nor a list of codecs, or another argument already sets the codecs of
+        keys.
     """
     if isinstance(lossy, bool):
         found = LOSSY if lossy else ()

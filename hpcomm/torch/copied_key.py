@@ -1,5 +1,5 @@
-"""A key whose parameter never lies in the exchange: either it has 16 bits, and the exchange keeps a float32 master; or
-it lies on a device, and gradients and parameters are copied to and from the host's memory."""
+"""Keys whose parameter never lies in the exchange. Either the parameter has 16 bits, and the exchange keeps a float32
+master; or it lies on a device, and each step copies gradient and parameter between the device and the host's memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,10 +19,10 @@ from .tensors import as_tensor
 
 
 class CopiedKey(ParamKey):
-    """A key that copies its parameter and its gradient in each step.
+    """A key whose parameter and gradient are copied in each step.
 
     Attributes:
-        coming: the parameter's last copy; None once the copy is known to have ended.
+        coming: the parameter's last copy from the exchange; None once this copy is known to have ended.
     """
 
     __slots__ = ("_exchange", "_fetched", "_stage", "_uncounted", "_wires", "coming", "device")
@@ -37,8 +37,8 @@ class CopiedKey(ParamKey):
         self._stage: Tensor | None = None
         self._wires: dict[int, Tensor] = {}
         self.coming: Copy | None = None
-        self._uncounted: Copy | None = None  # a copy whose seconds are not in the counts yet
-        self._fetched: Tensor | None = None  # the memory into which the parameter of this step is being copied
+        self._uncounted: Copy | None = None  # a copy whose seconds are not yet added to the counts
+        self._fetched: Tensor | None = None  # the memory into which this step's new parameter is copied
 
     @property
     def has_master(self) -> bool:  # type: ignore[override]
@@ -55,13 +55,13 @@ class CopiedKey(ParamKey):
         self._exchange, self._wires = exchange, {}
 
     def _may_have_written(self) -> bool:
-        """Returns False for a write by p.data, which leaves the version: to compare all values in each step would take
-        too long."""
+        """Returns False, although a trainer may write by p.data, which leaves the version unchanged. To notice that,
+        each step would have to compare all values, which takes too long."""
         return self.stamp != self.param._version
 
     def _take(self, data: Tensor) -> None:
         data = data.to(self.master.device)
-        if torch.equal(data, self.master.to(data.dtype)):  # the master may have more bits
+        if torch.equal(data, self.master.to(data.dtype)):  # the master may have more bits than the parameter
             return
         if self.apart:
             raise self.lost_write()
@@ -79,15 +79,16 @@ class CopiedKey(ParamKey):
         return self.home.device if self.home is not None else self.param.device
 
     def wire(self) -> Tensor:
-        """Returns the slot that the next push sends, once it is free."""
+        """Returns the slot that the next push sends. Waits until the slot is free."""
         array = self._exchange.gradient(self.name)
-        found = self._wires.get(id(array))  # the exchange keeps the arrays of its slots
+        found = self._wires.get(id(array))  # the exchange keeps its slots' arrays alive, so ids stay valid
         if found is None:
             found = self._wires[id(array)] = as_tensor(array, self.order)
         return found
 
     def _staged(self) -> Tensor:
-        """Returns host memory for values that cross the bus in 16 bits and are converted in the host's memory."""
+        """Returns host memory for 16-bit values, which cross the bus as they are and are converted in the host's
+        memory."""
         if self._stage is None:
             self._stage = self.device.host_like(self.param.detach())
         return self._stage
@@ -95,7 +96,7 @@ class CopiedKey(ParamKey):
     # ---- the parameter -----------------------------------------------------------------------------------------------
 
     def fetch(self) -> bool:
-        """Begins to copy the parameter if it has come; returns whether it has."""
+        """If the new parameter has come from its owners, begins to copy it. Returns whether it has come."""
         if self.handle is None:
             return True
         if self._fetched is None and self.handle.test() and self.home is not None:
@@ -114,7 +115,7 @@ class CopiedKey(ParamKey):
     def _begin_copy(self, home: Tensor) -> None:
         source = self.master
         if self.device.apart and self.has_master:
-            self._rest()  # the last copy may still read the stage
+            self._rest()  # the last copy may still read the memory that is written next
             source = self._staged().copy_(self.master)
         self._come(home, source)
         self._fetched = home
@@ -141,8 +142,8 @@ class CopiedKey(ParamKey):
         return super().push_nothing(start)
 
     def _rest(self) -> None:
-        """Waits until master and stage may be written. push need not wait: on the device the gradient is computed after
-        this copy, and its own copy begins after that."""
+        """Waits until the last copy has ended, so that its source may be written. push() need not call this: the
+        gradient is computed after that copy on the device, and the gradient's own copy begins after that."""
         if self.coming is not None:
             until_reached(self.mode.context, self.name, self.coming)
             self.coming = None

@@ -1,26 +1,26 @@
-"""Copies of a model (torch.save of the whole model, pickle, copy.deepcopy) are plain torch: hpcomm's hooks stay with
-the model that is trained, and the copy can be loaded without hpcomm."""
+"""Makes copies of a model (torch.save of the whole model, pickle, copy.deepcopy) plain torch. hpcomm's hooks stay with
+the trained model, and the copy can be loaded without hpcomm."""
 
 from typing import Any
 from weakref import ref
 
 from torch import nn
 
-_REDUCE = "__reduce_ex__"  # pickle and copy look for it on the object first
+_REDUCE = "__reduce_ex__"  # pickle and copy look it up on the object first
 
 
 def copies_are_plain(module: nn.Module) -> None:
-    """Makes later copies of this module leave out hpcomm's hooks."""
+    """Makes later copies of this module lack hpcomm's hooks."""
     me = ref(module)
 
     def reduced(protocol: Any) -> Any:
         own: Any = me()
         found = type(own).__reduce_ex__(own, protocol)  # type: ignore[call-arg]
         if not isinstance(found, tuple) or len(found) < 3 or not isinstance(found[2], dict):
-            return found  # the class reduces to another form, as a compiled model does
+            return found  # the class reduces itself to another form, as a compiled model does
         return (*found[:2], _plain(found[2]), *found[3:])
 
-    module.__dict__[_REDUCE] = reduced  # not by setattr, which a compiled model forwards to the inner module
+    module.__dict__[_REDUCE] = reduced  # setattr of a compiled model would set it on the inner module
 
 
 def copies_are_as_before(module: nn.Module) -> None:
@@ -38,6 +38,6 @@ def _plain(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_own(hook: Any) -> bool:
-    """Returns whether a hook is one of hpcomm's. Torch wraps some hooks (hook.hook)."""
+    """Returns whether hpcomm put this hook on. Torch keeps some hooks inside another object (hook.hook)."""
     inner = getattr(hook, "hook", hook)
     return type(getattr(inner, "__self__", inner)).__module__.partition(".")[0] == "hpcomm"

@@ -4,7 +4,7 @@ from ..stats import OptimizerStats
 
 
 class Counts:
-    """The fields of OptimizerStats while they are counted."""
+    """The fields of OptimizerStats, as they are counted up."""
 
     __slots__ = tuple(OptimizerStats.__dataclass_fields__)
 

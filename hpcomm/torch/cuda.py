@@ -1,4 +1,4 @@
-"""Tensors on a CUDA device (or on ROCm, which torch calls by the same names). Copies use two private streams, one for
+"""Tensors on a CUDA device (or on ROCm, for which torch uses the same names). Copies use two separate streams, one for
 each direction, and host memory that is registered with the driver."""
 
 from collections.abc import Callable, Iterable
@@ -15,13 +15,13 @@ from .pages import ranges
 
 
 class _Streamed:
-    """A copy on a stream."""
+    """A copy that runs on a stream."""
 
     __slots__ = ("_asked", "_begin", "_compute", "_end", "_source")
 
     def __init__(self, begin: torch.cuda.Event, end: torch.cuda.Event, source: Tensor, compute: Any) -> None:
         self._begin, self._end, self._source, self._compute = begin, end, source, compute
-        self._asked: torch.cuda.Event | None = None  # event at which the computation starts to wait for the copy
+        self._asked: torch.cuda.Event | None = None  # the event at which the computation begins to wait for the copy
 
     def reached(self) -> bool:
         return bool(self._end.query())
@@ -54,7 +54,7 @@ class Cuda:
         self._out, self._in = torch.cuda.Stream(where), torch.cuda.Stream(where)
 
     def register(self, arrays: Iterable[NDArray[Any]]) -> Callable[[], None]:
-        own, cudart = list(arrays), torch.cuda.cudart()  # arrays must stay mapped while they are registered
+        own, cudart = list(arrays), torch.cuda.cudart()  # the arrays must stay mapped while they are registered
         done: list[int] = []
         for start, nbytes in ranges(own):
             status = int(cudart.cudaHostRegister(start, nbytes, 0))
@@ -80,7 +80,7 @@ class Cuda:
         return release
 
     def _forget_error(self) -> None:
-        """Clears the error of the last call, which the driver would otherwise report to the next kernel."""
+        """Clears the error of the failed call. Otherwise the driver would report it at the next kernel."""
         with suppress(RuntimeError):
             torch.zeros(1, device=self._where)
 

@@ -1,5 +1,5 @@
-"""Devices: how the bytes of a model's tensors get into the memory of an exchange and back, one class for each kind of
-device. All keys of a DistributedOptimizer lie on one device."""
+"""Devices: how values get from a model's tensors into the memory of an exchange and back. Each kind of device has one
+class. All keys of a DistributedOptimizer lie on one device."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -13,36 +13,37 @@ from ..errors import InvalidArgument
 
 
 class Copy(Protocol):
-    """A copy that has begun. It keeps its source alive until it has ended."""
+    """A copy that has begun. It keeps its source alive until the copy has ended."""
 
     def reached(self) -> bool:
         """Returns whether the copy has ended."""
 
     def follow(self) -> None:
-        """Makes work that the device is given from now on run after the copy. Does not wait for it."""
+        """Makes the device run work that it is given from now on after the copy. Does not wait for the copy."""
 
     def told(self) -> tuple[float, float] | None:
-        """Returns how many seconds the copy took, and how long the device's work stood still for it; None if not known
-        yet."""
+        """Returns two numbers: the seconds that the copy took, and the seconds for which the device's other work waited
+        for it. Returns None if they are not known yet."""
 
 
 class TensorDevice(Protocol):
     """Copies bytes between a device's tensors and the host's memory.
 
-    copy_out and copy_in begin after the device's present work, and return at once. Copies of one direction end in the
-    order in which they began. If the copy has already been made, they return None.
+    The methods copy_out and copy_in return at once. The copy begins after the work that the device has been given
+    before. Copies in one direction end in the order in which they began. A method returns None if its copy has already
+    ended.
 
     Attributes:
-        apart: whether the device's memory is not the host's, so that an exchange cannot write it.
+        apart: whether the device's memory is separate from the host's, so that an exchange cannot write it.
     """
 
     apart: bool
 
     def register(self, arrays: Iterable[NDArray[Any]]) -> Callable[[], None]:
-        """Registers host memory with the device, for direct copies. The returned function unregisters it."""
+        """Registers host memory with the device, which makes copies direct. Returns a function that unregisters it."""
 
     def host_like(self, tensor: Tensor) -> Tensor:
-        """Returns host memory for copies, with the shape, strides and dtype of a tensor."""
+        """Returns new host memory for copies, with the shape, strides and dtype of the tensor."""
 
     def copy_out(self, target: Tensor, source: Tensor) -> Copy | None:
         """Copies from the device into the host's memory."""
@@ -52,8 +53,8 @@ class TensorDevice(Protocol):
 
 
 class Together:
-    """Copies of one direction that began one after the other, so the last one ends last. All are kept until then, as
-    each keeps its source alive."""
+    """Copies in one direction that began one after the other, so the last one ends last. All of them are kept until
+    then, since each keeps its source alive."""
 
     __slots__ = ("_copies",)
 
@@ -73,7 +74,7 @@ class Together:
 
 
 class Cpu:
-    """The host's memory as the device of the tensors."""
+    """The host's memory, for tensors that lie on the CPU."""
 
     apart = False
 
@@ -90,11 +91,11 @@ class Cpu:
 
 
 def _nothing() -> None:
-    """Does nothing: no memory is registered."""
+    """Does nothing, since no memory was registered."""
 
 
 def _cuda(where: torch.device) -> TensorDevice:
-    made: TensorDevice = import_module(".cuda", __package__).Cuda(where)  # jobs on CPUs do without torch.cuda
+    made: TensorDevice = import_module(".cuda", __package__).Cuda(where)  # CPU jobs may lack torch.cuda
     return made
 
 
@@ -103,10 +104,11 @@ KINDS: dict[str, Callable[[torch.device], TensorDevice]] = {"cpu": lambda _: Cpu
 
 
 def device_of(params: Mapping[str, Tensor]) -> TensorDevice:
-    """Returns the device on which all parameters lie. params: by name, each on a device of a type in KINDS.
+    """Returns the device on which all parameters lie. params: the parameters by name. Their devices must be of the
+    types in KINDS.
 
     Raises:
-        InvalidArgument: they lie on several devices.
+        InvalidArgument: the parameters lie on several devices.
     """
     first: tuple[str, torch.device] | None = None
     for name, param in params.items():

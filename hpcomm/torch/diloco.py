@@ -1,4 +1,4 @@
-"""DiLoCo: a torch optimizer that steps on each rank alone; once in H steps ranks exchange how far parameters have
+"""DiLoCo: a torch optimizer that steps on each rank alone. Once in H steps ranks exchange how far their parameters have
 moved."""
 
 import io
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from .start import Options
 
-_OUTER = Nesterov(lr=0.7, momentum=0.9)  # of DiLoCo
-_LOCAL = "local_steps"  # key in a state_dict: all but the inner optimizer's state
-_SINCE = "since"  # key in that entry: LocalSteps.since
+_OUTER = Nesterov(lr=0.7, momentum=0.9)  # the outer optimizer of DiLoCo
+_LOCAL = "local_steps"  # the key in a state_dict for all state except the inner optimizer's
+_SINCE = "since"  # the key in that entry for the result of LocalSteps.since
 
 
 class DiLoCo(Wrapper):
@@ -64,46 +64,49 @@ class DiLoCo(Wrapper):
             optimizer.zero_grad()
         optimizer.sync()        # all ranks have the same weights now
 
-    A rank's update is *parameters at the last exchange minus parameters now*. The owners take the mean of all ranks'
+    A rank's update is *parameters at the last exchange minus parameters now*. The owners use the mean of all ranks'
     updates as the gradient of the outer rule. Every rank starts from rank 0's parameters and buffers; later each rank
     keeps its own buffers and its own state of the inner optimizer. Schedulers, clipping, accumulation and torch.compile
-    work as with the inner optimizer alone. A step that a GradScaler skips on one rank counts as a step.
+    work as with the inner optimizer alone. A step that a GradScaler skips on one rank still counts as a step.
 
-    Load weights into the model before you wrap it: weights loaded later count as this rank's own update.
+    Load weights into the model before you wrap it: if weights are loaded later, the change counts as this rank's
+    update.
 
     Args:
-        inner: an optimizer of torch, which trains on each rank alone; or a DistributedOptimizer over a context of this
-            host's ranks, which then train together: see docs/local_steps.md.
-        ctx: the ranks.
-        model: the module that has these parameters: float32, or bfloat16 or float16, for which the exchange keeps
-            float32.
-        outer: the outer optimizer: a rule of hpcomm. With SGD(lr=1), local SGD, ranks take the mean of their models;
-            with codec=TopK(...) as well it is SparseLoCo (arXiv 2508.15706).
-        every: H, a rank's steps from one exchange of a fragment to the next, 1 or more.
-        fragments: the parts of the model that are exchanged separately, spread evenly over H steps. Give a number: as
-            many groups of neighbouring layers, with about as many elements each; hpcomm.local.Strided(number), which
-            deals layers to fragments in turn; or a list of fragments, each a module, a name of a parameter, or a list
-            of these. Each parameter must be in exactly one fragment.
-        delay: tau, how many steps after an exchange has begun its parameters are taken, 0 to H - 1; training continues
-            meanwhile. With a delay, the default of progress is "thread".
-        mix: how much of the new parameters a rank takes, above 0 and at most 1 (1 - alpha in the paper); the rest are
-            its own parameters. Below 1 codecs that keep a residual are refused.
-        codec: of updates, as Exchange takes it; a mapping has the names of the model's parameters. With
-            apply_at="receivers" updates are also encoded on their way back.
-        topology: None (hpcomm.parameter_hub chooses), a ParameterServer, a Hierarchy or a PeerToPeer.
-        consistency: BSP; SSP(s): a rank may be s exchanges of a fragment ahead of the slowest one; or a quorum:
-            exchanges proceed without late ranks, which then take the newest parameters and continue.
-        options: as in DistributedOptimizer. Give apply_at and other fields of a ParameterServer by topology.
+        inner: an optimizer of torch, which trains on each rank alone. Or a DistributedOptimizer over a context of this
+            host's ranks; these ranks then train together (see docs/local_steps.md).
+        ctx: the context of the ranks.
+        model: the module that has these parameters. They must be float32, or bfloat16 or float16; for 16-bit parameters
+            the exchange keeps float32 values.
+        outer: the outer optimizer, a rule of hpcomm. With SGD(lr=1), which is local SGD, ranks take the mean of their
+            models. With codec=TopK(...) as well it is SparseLoCo (arXiv 2508.15706).
+        every: H, the number of a rank's steps from one exchange of a fragment to its next, 1 or more.
+        fragments: the parts of the model that are exchanged separately. Their exchanges are spread evenly over H steps.
+            A number n makes n groups of neighbouring layers, with about the same number of elements each.
+            hpcomm.local.Strided(n) deals layers to n fragments in turn. A list names the fragments: each is a module, a
+            name of a parameter, or a list of these; each parameter must be in exactly one fragment.
+        delay: tau, the number of steps between the begin of an exchange and the take of its parameters, 0 to H - 1.
+            Training continues meanwhile. With a delay, the default of progress is "thread".
+        mix: the weight of the new parameters when a rank takes them, above 0 and at most 1 (1 - alpha in the paper);
+            its own parameters get the rest. With a mix below 1, codecs that keep a residual are refused.
+        codec: the codec of updates, as Exchange takes it. A mapping has the names of the model's parameters as its
+            keys. With apply_at="receivers" the folded updates are also encoded on their way back.
+        topology: a ParameterServer, a Hierarchy or a PeerToPeer. With None, hpcomm.parameter_hub chooses.
+        consistency: BSP, SSP(s) or a quorum. Under SSP(s) a rank may be s exchanges of a fragment ahead of the slowest
+            rank. With a quorum, exchanges proceed without late ranks; a late rank then takes the newest parameters and
+            continues.
+        options: as in DistributedOptimizer. Set apply_at and other fields of a ParameterServer by the argument
+            topology.
 
     Attributes:
-        context: the ranks.
-        exchange: the exchange, with the shared parameters by name; call wait() before you read it.
+        context: the context of the ranks.
+        exchange: the exchange, which has the shared parameters by name. Call wait() before you read it.
 
     Raises:
-        InvalidArgument: this or another rank gave an invalid argument: a graph, every below 1, a delay of every or
-            more, fragments that leave out or repeat a parameter, a mix outside (0, 1]; or a parameter is not one of the
-            model's, or lies on another device than the first.
-        ConfigError: ranks disagree.
+        InvalidArgument: this or another rank gave an invalid argument: the topology is a graph; every is below 1; delay
+            is not below every; fragments leave out or repeat a parameter; mix is outside (0, 1]; or a parameter is not
+            one of the model's, or lies on another device than the first parameter.
+        ConfigError: ranks gave different arguments.
     """
 
     grad_scale: Tensor | None
@@ -151,13 +154,13 @@ class DiLoCo(Wrapper):
         agree(ctx, Offer("local", model_digest(given), has_state=False, packed=b""))
         asked = exchange_options(options, codec)
         asked["engine"] = replace(asked["engine"], groups=found)
-        if delay and not {"progress", "engine"} & options.keys():  # no trainer waits meanwhile and does its work
+        if delay and not {"progress", "engine"} & options.keys():  # no trainer waits and does the owners' work
             asked["engine"] = replace(asked["engine"], progress="thread")
         values = {key.name: key.value() for key in keys}
         exchange = made(ctx, values, topology, consistency, outer, asked)
         try:
             check_exchange(exchange, schedule, found)
-        except InvalidArgument:  # all ranks share these arguments, so all raise
+        except InvalidArgument:  # the same arguments on all ranks, so all ranks raise
             exchange.close()
             raise
         own = ModelValues(keys, inner)
@@ -187,12 +190,12 @@ class DiLoCo(Wrapper):
 
     @property
     def context(self) -> Context:
-        """The ranks; after recover, the remaining ranks."""
+        """The context of the ranks. After DiLoCo.recover(), of the remaining ranks."""
         return self._local.context
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of updates; recover replaces it."""
+        """The exchange of updates. DiLoCo.recover() replaces it."""
         return self._local.exchange
 
     @property
@@ -204,13 +207,15 @@ class DiLoCo(Wrapper):
 
     @named("optimizer.step()", every=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps the inner optimizer, takes the exchanges begun `delay` steps before, and begins all that are due.
+        """Steps the inner optimizer, takes the exchanges that began `delay` steps before, and begins all exchanges that
+        are due.
 
-        Returns the loss of closure, or None. Waits for other ranks only if an exchange that it takes has not come yet.
+        Returns the loss that closure returns; None without a closure. Waits for other ranks only if an exchange that it
+        takes has not come yet.
 
         Raises:
-            PeerFailed: a rank died: call recover, and continue with the next step.
-            Timeout: as in Exchange.push_pull. The step counts, and nothing is lost: continue training.
+            PeerFailed: a rank died: call recover(), and continue with the next step.
+            Timeout: as in Exchange.push_pull. The step counts as made, and nothing is lost: continue training.
         """
         if self._owes_mates:  # the other ranks of the host wait for this one
             self.wait()
@@ -225,9 +230,9 @@ class DiLoCo(Wrapper):
         return loss
 
     def _tell_mates(self, mates: RollCall, call: Callable[[], None]) -> None:
-        """Calls step or wait of the local steps, on ranks of a host that train together. If one of them finds that
-        ranks died, all raise PeerFailed after the same step; otherwise some would wait in the next step for others that
-        recover. After a Timeout or Ctrl-C, wait completes it."""
+        """Calls step or wait of the local steps, on ranks of a host that train together. If one of these ranks finds
+        that a rank died, all of them raise PeerFailed after the same step; otherwise some would wait in the next step
+        for ranks that recover. After a Timeout or Ctrl-C, wait() completes the step."""
         failed: PeerFailed | None = None
         try:
             call()
@@ -245,7 +250,7 @@ class DiLoCo(Wrapper):
         inner, found = self._wrapped, self.__dict__.get("found_inf")
         if found is None:
             return inner.step() if closure is None else inner.step(closure)
-        scale = self.__dict__.get("grad_scale")  # a GradScaler calls; a step that it skips counts too
+        scale = self.__dict__.get("grad_scale")  # set if a GradScaler calls; a step that it skips counts too
         if getattr(inner, "_step_supports_amp_scaling", False):
             inner.grad_scale, inner.found_inf = scale, found  # type: ignore[attr-defined]
             try:
@@ -260,15 +265,15 @@ class DiLoCo(Wrapper):
         return inner.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Calls zero_grad of the inner optimizer."""
+        """Calls zero_grad() of the inner optimizer."""
         self._wrapped.zero_grad(set_to_none)
 
     @named("optimizer.sync()", every=True)
     def sync(self) -> None:
-        """Exchanges all fragments now and takes them in full, so that all ranks have the same weights.
+        """Exchanges all fragments now and takes the new parameters with mix 1, so that all ranks have the same weights.
 
         Collective: every rank calls it after the same number of steps, at the end of the training or before an
-        evaluation. After a Timeout or Ctrl-C call it again.
+        evaluation. After a Timeout or Ctrl-C call sync() again.
         """
         if self._owes_mates:
             self.wait()
@@ -276,7 +281,7 @@ class DiLoCo(Wrapper):
 
     @named("optimizer.wait()", every=False)
     def wait(self) -> None:
-        """Waits until all begun exchanges have come; step takes them when they are due. Also completes a step that a
+        """Waits until all begun exchanges have come. step() takes them when they are due. Also completes a step that a
         Timeout or Ctrl-C has interrupted."""
         if self._owes_mates and self._mates is not None:
             self._tell_mates(self._mates, self._local.wait)
@@ -284,7 +289,7 @@ class DiLoCo(Wrapper):
             self._local.wait()
 
     def stats(self) -> LocalStats:
-        """Returns this rank's count of steps, and each fragment's bytes and seconds."""
+        """Returns how many steps this rank has made, and the bytes and seconds of each fragment's exchanges."""
         return self._local.stats()
 
     @named("optimizer.recover()", every=True)
@@ -296,16 +301,19 @@ class DiLoCo(Wrapper):
             except hpcomm.PeerFailed:
                 optimizer.recover()
 
-        The following are lost, and a warning says so: the dead rank's steps since its last exchange; its codec's
-        residual; and, if owners apply the outer rule, the momentum of the parameters that it owned. This rank's own
-        steps stay. Under SSP and with a quorum, codecs that keep a residual may lose values that were being sent.
-        recover completes the step or sync that raised: continue with the next step, number clock + 1. An inner
-        DistributedOptimizer recovers too, and ranks of a host continue from the same step. Close a ModelCheckpointer,
-        and make another one.
+        The following are lost, and a warning says so:
+
+        - the dead rank's steps since its last exchange, and its codec's residual;
+        - if owners apply the outer rule: the momentum of the parameters that the dead rank owned.
+
+        The steps of the remaining ranks stay. Under SSP and with a quorum, codecs that keep a residual may lose values
+        that were being sent. recover() completes the step() or sync() that raised: continue with the next step, number
+        clock + 1. If the inner optimizer is a DistributedOptimizer, it recovers too, and ranks of a host continue from
+        the same step. Close a ModelCheckpointer before, and make another one afterwards.
 
         Returns:
-            the result of hpcomm.recover; its clock is this rank's number of steps. context and exchange are new objects
-            afterwards.
+            The result of hpcomm.recover(); its clock is this rank's number of steps. The attributes context and
+            exchange are new objects afterwards.
         """
         if isinstance(self._wrapped, DistributedOptimizer):
             self._wrapped.recover(survivors=True, timeout=timeout)
@@ -318,8 +326,8 @@ class DiLoCo(Wrapper):
 
     @named("optimizer.close()", every=True)
     def close(self) -> None:
-        """Ends the exchange. The model keeps this rank's parameters, and the inner optimizer stays. A second call does
-        nothing."""
+        """Closes the exchange. The model keeps this rank's parameters, and the inner optimizer stays usable. A second
+        call does nothing."""
         self._close(self.exchange)
 
     def _let_go(self) -> None:
@@ -327,7 +335,7 @@ class DiLoCo(Wrapper):
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """The block of hpcomm.torch.join."""
+        """Returns the block of hpcomm.torch.join for this optimizer."""
         if isinstance(self._wrapped, DistributedOptimizer):
             raise NotSupported(
                 "join: ranks of a host train together, by a DistributedOptimizer: give them the same number of batches"
@@ -346,11 +354,11 @@ class DiLoCo(Wrapper):
 
     @named("optimizer.state_dict()", every=False)
     def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's state: the inner optimizer's in torch's format, and under "local_steps" the number of
-        steps and this rank's part of the exchange. Waits for pending exchanges.
+        """Returns this rank's state: the inner optimizer's state in torch's format, and under "local_steps" the number
+        of steps and this rank's state of the exchange. Waits for pending exchanges.
 
-        Ranks' weights differ, so every rank must save its own state, with its model.state_dict(). ModelCheckpointer
-        saves all of this.
+        Ranks' weights differ, so every rank must save its own state together with its model.state_dict().
+        ModelCheckpointer saves all of this.
         """
         self.wait()
         file = io.BytesIO()
@@ -364,14 +372,14 @@ class DiLoCo(Wrapper):
 
     @named("optimizer.load_state_dict()", every=True)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from this rank's state_dict, with the same bits, even if it was saved while an exchange was
-        pending.
+        """Loads a result of this rank's state_dict(). Training then continues with the same bits, even if the state was
+        saved while an exchange was pending.
 
-        Load the model's weights as well. Collective, over as many ranks as saved.
+        Load the model's weights as well. Collective; there must be as many ranks as when the state was saved.
 
         Raises:
-            InvalidArgument: on this or another rank the state is an inner optimizer's alone, or has other local steps;
-                nothing has changed then.
+            InvalidArgument: on this or another rank the state has no "local_steps", or has other local steps. Then
+                nothing has changed.
         """
         state = dict(state_dict)
         local = state.pop(_LOCAL, None)
@@ -398,12 +406,12 @@ class DiLoCo(Wrapper):
         self.param_groups = self._wrapped.param_groups
 
     def _settle(self) -> None:
-        """Waits before anything is saved. If inner is a DistributedOptimizer, its state_dict also takes written
-        values."""
+        """Waits for pending exchanges before a save. If the inner optimizer is a DistributedOptimizer, its state_dict()
+        also gives its exchange the values that the trainer has written."""
         self.wait()
 
     def _torch_side(self) -> dict[str, Any]:
-        """Returns the state that a checkpoint of the exchange lacks."""
+        """Returns the state that a checkpoint must have in addition to the exchange."""
         return {
             "optimizer": self._wrapped.state_dict(),
             **self._tensors(),
@@ -438,9 +446,10 @@ class DiLoCo(Wrapper):
     @property
     @named("GradScaler.step()", every=True)
     def _step_supports_amp_scaling(self) -> bool:
-        """GradScaler.step reads this; as it is True, the scaler calls step, which counts, even when it finds Inf."""
+        """True. GradScaler.step reads it, and then calls step() even if it finds Inf, so the step counts on every
+        rank."""
         if self._ready:
-            getattr(self._wrapped, "_step_supports_amp_scaling", False)  # here ranks of a DistributedOptimizer agree
+            getattr(self._wrapped, "_step_supports_amp_scaling", False)  # here an inner optimizer's ranks agree
         return True
 
     def __repr__(self) -> str:
@@ -448,7 +457,7 @@ class DiLoCo(Wrapper):
 
 
 def _dropped(local: LocalSteps, *held: Any) -> None:
-    """Gives the exchange back when the optimizer was dropped, perhaps without close."""
+    """Closes the exchange of an optimizer that was dropped without close()."""
     _unhook(*held)
     local.exchange.context._drop(local.exchange)
 
@@ -476,7 +485,7 @@ def _check_all_train(workers: Sequence[int], ctx: Context) -> None:
 
 
 def _names_of(fragments: Any, keys: list[ParamKey], plain: Callable[[str], str]) -> Any:
-    """Returns the argument with names in place of modules."""
+    """Returns the argument fragments with the names of parameters in place of modules."""
     if isinstance(fragments, int | Strided | str | bytes) or not isinstance(fragments, Iterable):
         return fragments
     names = {id(key.param): key.name for key in keys}

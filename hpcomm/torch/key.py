@@ -1,8 +1,8 @@
-"""A key: a parameter of the model, and the places of its values in the exchange.
+"""A key: a parameter of the model, and the memory in the exchange where its values lie.
 
-Each gradient goes into a slot, memory of the exchange that the parameter's owners read. New parameters come into memory
-that owners write. For float32 these are the tensors with which torch works, so only a gradient that autograd has put
-elsewhere is copied.
+Each gradient goes into a slot, which is memory of the exchange that the parameter's owners read. Owners write the new
+parameter into another part of the exchange's memory. For float32 parameters torch's own tensors (p.grad and p) lie in
+this memory. So only a gradient that autograd has put elsewhere is copied.
 """
 
 import math
@@ -36,9 +36,9 @@ Start = Callable[..., Handle]  # fold_nb or push_pull_nb of an exchange
 
 
 def _ratio(before: Tensor, now: Tensor) -> float:
-    """Returns the factor between two gradients; NaN if now is not a multiple of before."""
+    """Returns the factor from one gradient to the other; NaN if now is not a multiple of before."""
     if not bool(torch.isfinite(before).all()):
-        return 1.0  # a scaler has seen that too, and skips the step
+        return 1.0  # a scaler has seen the NaN or Inf too, and skips the step
     square = float((before.double() ** 2).sum())
     factor = float((before.double() * now.double()).sum()) / square if square else 1.0
     rounded = max(_SCALED, torch.finfo(now.dtype).eps) * abs(factor) * float(before.abs().max())
@@ -46,7 +46,7 @@ def _ratio(before: Tensor, now: Tensor) -> float:
 
 
 class Sender(Protocol):
-    """The state of mode.py that a parameter's hook uses."""
+    """The part of a mode (mode.py) that a parameter's hook uses."""
 
     quiet: bool
     unguarded: bool
@@ -64,7 +64,7 @@ class Sender(Protocol):
 
 
 class LayerUse(Protocol):
-    """Facts about a parameter's layer, see syncer.py."""
+    """Facts about the layer of a parameter; see syncer.py."""
 
     calls: int
     plain: bool
@@ -72,8 +72,8 @@ class LayerUse(Protocol):
 
 @_disable_dynamo
 def _apart(key: "ParamKey", param: Tensor) -> None:
-    """Hook of a parameter, outside a compiled backward pass, which may read the weight after the hook: forgets the
-    layer's calls, so that Backward does not send the key early."""
+    """Hook of a parameter, which a compiled backward pass does not trace. That pass may read the weight after the hook,
+    so the hook forgets the layer's calls; then the mode Backward does not send the key early."""
     if key.syncer is not None:
         key.syncer.calls = 0
     key.arrived(param)
@@ -83,24 +83,27 @@ class ParamKey:
     """A float32 parameter.
 
     Attributes:
-        name, param: of the model.
+        name, param: the parameter, and its name in the model.
         group: the number of its parameter group.
-        handle: the exchange for which the next reader of the parameter must wait; None: no wait is needed.
+        handle: the handle of the exchange for which the next reader of the parameter must wait; None if no wait is
+            needed.
         sent: whether the gradient of this step has been sent.
-        passes: backward passes since the last step.
-        factor: by which the trainer has scaled the mean that synchronize gave.
-        fold: the exchange of its gradient.
-        syncer: the Syncer of its layer; if several layers wait for the key, the last of them.
-        shared: whether several modules use it.
-        apart: whether its owner keeps other values than the parameter's, so that writes to the parameter would be lost.
-        stamp: the parameter's version when the exchange last had all that was written here.
-        master: the memory that owners write, in the shape of the parameter.
-        home: the parameter's own memory, if that is not master; otherwise None.
-        slot: the memory of its gradient, if p.grad can lie there; otherwise None.
-        lent: p.grad as a tensor over slot; None without a slot.
-        mean: p.grad as a tensor over master, if the mean of all ranks lies there.
-        sum: the tensor in which autograd has summed several gradients, kept until zero_grad. If each were freed when it
-            is sent, malloc would return its memory to the system, and the next backward pass would fault it in again.
+        passes: the number of backward passes since the last step.
+        factor: the factor by which the trainer has scaled the mean that synchronize() gave.
+        fold: the handle of the gradient's fold.
+        syncer: the Syncer of its layer. If several layers wait for the key, it is the last of them.
+        shared: whether several modules use the parameter.
+        apart: whether the owner keeps values that may differ from the parameter's. Then a trainer's writes to the
+            parameter would be lost unless the exchange is told.
+        stamp: the parameter's autograd version when the exchange last had all values written on this rank.
+        master: the memory that owners write, as a tensor with the parameter's shape.
+        home: the parameter's own memory, if this is not master; otherwise None.
+        slot: the memory for the gradient in the exchange, if p.grad can lie in it; otherwise None.
+        lent: the tensor over slot that becomes p.grad; None without a slot.
+        mean: the tensor over master that becomes p.grad, if the mean of all ranks lies in master.
+        sum: the tensor in which autograd summed several gradients. It is kept until zero_grad(). If each was freed when
+            it was sent, malloc would return the memory to the system, and the next backward pass would have to fault it
+            in.
     """
 
     __slots__ = (
@@ -134,11 +137,11 @@ class ParamKey:
 
     mode: Sender
     master: Tensor
-    most = 0  # the most pairs of vectors in a step, if it is sent as pairs
-    refused = ""  # why it cannot be sent as pairs
-    skips = False  # whether autograd computes no gradient for it
+    most = 0  # if the key is sent as pairs of vectors: the most pairs in a step
+    refused = ""  # why the key cannot be sent as pairs; "" if it can
+    skips = False  # whether autograd does not compute its gradient
     device: TensorDevice = Cpu()
-    has_master = False  # whether the exchange's values have more bits than the parameter's
+    has_master = False  # whether the exchange's values have more bits than the parameter
     copies = False  # whether the parameter never lies in the exchange
 
     def __init__(self, name: str, param: Tensor, group: int, counts: Counts, sparse: str) -> None:
@@ -149,7 +152,7 @@ class ParamKey:
         self.sent = self.shared = self.apart = False
         self.passes = self.version = self.address = self.stamp = 0
         self.factor = 1.0
-        self.held: Tensor | None = None  # p.grad when it was sent; version is its version then
+        self.held: Tensor | None = None  # p.grad when it was sent; self.version is its version at that time
         self.home: Tensor | None = None
         self.slot: Tensor | None = None
         self.lent = self.mean = None  # type: Lent | None
@@ -160,28 +163,29 @@ class ParamKey:
     # ---- its places --------------------------------------------------------------------------------------------------
 
     def value(self) -> NDArray[np.float32]:
-        """Returns the parameter as a float32 array in the order of the exchange."""
+        """Returns the parameter as a float32 array, with its dimensions in the exchange's order."""
         return as_float32(self.param, self.order)
 
     def lies_in(self, exchange: Exchange, *, stays: bool) -> None:
-        """Puts the parameter into the exchange's memory. stays: it keeps its own memory instead, and each step copies
-        it."""
+        """Moves the parameter into the exchange's memory. stays: if True, the parameter keeps its own memory, and each
+        step copies the new values into it."""
         self.home = None
         self.master = as_tensor(exchange.params[self.name], self.order)
         self.home = None
         if stays:
             self._stays_at_home()
             return
-        self.param.data = as_tensor(exchange.params[self.name], self.order)  # share_memory may move param.data later
+        self.param.data = as_tensor(exchange.params[self.name], self.order)  # share_memory() may move param.data later
         self.address, self.stamp = self.param.data_ptr(), self.param._version
 
     def _stays_at_home(self) -> None:
         self.home = self.param.data
-        self.home.copy_(self.master)  # rank 0's
+        self.home.copy_(self.master)  # the first values, which are rank 0's
         self.address, self.stamp = self.home.data_ptr(), self.param._version
 
     def takes_slot(self, exchange: Exchange) -> None:
-        """Makes later gradients go to the exchange. If the key has a single float32 slot, p.grad lies in it."""
+        """Makes later gradients go into the exchange. If the key has a single float32 slot, p.grad lies in this
+        slot."""
         slot = exchange.gradient(self.name)
         its = exchange._state.facts[self.name]
         single = its.one_slot and not its.reads_on
@@ -191,12 +195,12 @@ class ParamKey:
         self.mean = None
 
     def memory(self, exchange: Exchange) -> list[NDArray[Any]]:
-        """Returns the arrays of an exchange that copies to and from a device read and write."""
+        """Returns the arrays of the exchange that copies from and to a device use."""
         return [exchange.params[self.name]]
 
     def find_home(self, *, take: bool = True) -> None:
-        """Notices if torch has moved the parameter, as model.to and p.data = ... do. take: gives the exchange the
-        values that the parameter has there; otherwise these are older than the exchange's."""
+        """Notices if torch has moved the parameter, as model.to and p.data = ... do. take: whether the exchange gets
+        the values in the new memory; if False, these values are older than the exchange's."""
         if take and self.apart and self.home is None and self.stamp != self.param._version:
             raise self.lost_write()
         address = self.param.data_ptr()
@@ -211,14 +215,15 @@ class ParamKey:
         self.stamp = self.param._version
 
     def give(self) -> None:
-        """Begins an update: takes values that the trainer has written, on all ranks alike. From now on owners write the
-        parameter."""
+        """Begins an update: gives the exchange the values that the trainer has written, the same on all ranks. From now
+        on owners write the parameter."""
         self.find_home()
         written(self.param)
         self.stamp = self.param._version
 
     def _may_have_written(self) -> bool:
-        """Returns whether the trainer may have written the parameter in its own memory, by p.data too."""
+        """Returns whether the trainer may have written the parameter in the parameter's own memory, perhaps by
+        p.data."""
         return True
 
     def _take(self, data: Tensor) -> None:
@@ -253,19 +258,19 @@ class ParamKey:
             self.handle = None
             if self.param._version != self.stamp:
                 raise self.torn_write()
-            if self.param.data_ptr() != self.address:  # torch has moved it meanwhile
+            if self.param.data_ptr() != self.address:  # torch has moved it during the wait
                 self.find_home(take=False)
             if self.home is not None:
                 self.move()
 
     def move(self) -> None:
-        """Copies the parameter out of the exchange."""
+        """Copies the new parameter from the exchange into its own memory, if it has one."""
         assert self.home is not None
         self.home.copy_(self.master)
         self.counts.params_copied += 1
 
     def tally(self) -> None:
-        """Adds the seconds of a copy that has ended to the counts."""
+        """If the last copy has ended, adds its seconds to the counts."""
 
     def fetch(self) -> bool:
         """If the new parameter has come from its owners, begins to copy it to its device. Returns whether it has
@@ -275,17 +280,17 @@ class ParamKey:
     # ---- send --------------------------------------------------------------------------------------------------------
 
     def is_there(self) -> bool:
-        """Returns whether this rank has a gradient."""
+        """Returns whether this rank has a gradient in this step."""
         return self.param.grad is not None
 
     def arrived(self, param: Tensor) -> None:
-        """Hook of the parameter: a backward pass has computed its whole gradient."""
-        if _is_compiling():  # compiled autograd traces the hook; _apart stays outside
+        """Hook of the parameter: a backward pass has computed the complete gradient."""
+        if _is_compiling():  # compiled autograd traces the hook; _apart is not traced
             _apart(self, param)
             return
         mode = self.mode
         if self.sent or self.handle is not None:
-            mode.starts.drain()  # so all ranks refuse after the same pushes
+            mode.starts.drain()  # then all ranks refuse after the same pushes
             raise self.twice() if self.sent else self.unwaited()
         if mode.quiet:
             mode.passed(self)
@@ -302,13 +307,13 @@ class ParamKey:
         except PeerFailed as failed:
             raise mode.explained(failed, mode.made()) from failed
         except InvalidArgument:
-            mode.starts.drain()  # so all ranks refuse after the same pushes
+            mode.starts.drain()  # then all ranks refuse after the same pushes
             raise
         finally:
             enter(before)
 
     def push(self, start: Start) -> Handle:
-        """Starts the exchange of p.grad by start, and leaves p.grad in the key's slot, if it has one."""
+        """Starts the exchange of p.grad by calling start. If the key has a slot, p.grad lies in the slot afterwards."""
         grad, slot, lent = self.param.grad, self.slot, self.lent
         if lent is not None and grad is not None and grad is lent.tensor and grad.data_ptr() == lent.address:
             if self.mode.unguarded and grad._version - self.version > 1:
@@ -324,7 +329,7 @@ class ParamKey:
             if slot is None:
                 handle = start(self.name, self._array(plain))
             else:
-                slot.copy_(plain)  # the slot is free: the last exchange has been waited for
+                slot.copy_(plain)  # the slot is free, since the last exchange has been waited for
                 handle = start(self.name)
                 if not grad.requires_grad and lent is not None:
                     self.sum = grad if grad._version else None
@@ -335,26 +340,27 @@ class ParamKey:
         return handle
 
     def push_nothing(self, start: Start) -> Handle:
-        """Pushes zero as this rank's part of the update. p.grad stays as it is."""
+        """Pushes zeros as this rank's gradient. p.grad stays as it is."""
         grad = self.param.grad
         self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
         return start(self.name, nothing=True)
 
     def leave_kept(self, grad: Tensor | None = None, plain: Tensor | None = None) -> None:
-        """Prepares slot and master to be written. If the trainer has kept p.grad of an earlier backward pass (as with
-        several losses), or an array over it, that keeps its values. grad, plain: local variables of the caller that may
-        refer to it."""
+        """Prepares slot and master to be written. A trainer may have kept p.grad of an earlier backward pass (as with
+        several losses), or an array over it; the kept object keeps its values. grad, plain: local variables of the
+        caller, which may refer to that tensor and do not count as kept."""
         for lent in (self.lent, self.mean):
             if lent is not None and lent.tensor is not None:
-                local = 2 * ((grad is lent.tensor) + (plain is lent.tensor))  # in the caller and here
+                local = 2 * ((grad is lent.tensor) + (plain is lent.tensor))  # names: the caller's and this function's
                 lent.leave(self._names_of(lent.tensor) + local, p_grad=self.param.grad is lent.tensor)
 
     def _names_of(self, tensor: Tensor) -> int:
-        """Returns how many references to a tensor this key holds."""
+        """Returns how many references to this tensor the key itself holds."""
         return (self.held is tensor) + (self.sum is tensor)
 
     def _array(self, grad: Tensor) -> NDArray[Any]:
-        """Returns a gradient as C reads it: its own memory, if its strides are the parameter's; otherwise a copy."""
+        """Returns a gradient as an array that C can read: its own memory if its strides are the parameter's, otherwise
+        a copy."""
         order = self.order
         array: NDArray[Any] = (grad if order is None else grad.permute(order)).numpy()
         if not array.flags.c_contiguous:
@@ -364,7 +370,7 @@ class ParamKey:
         return array
 
     def dense(self, grad: Tensor) -> Tensor:
-        """Returns a gradient that is sparse, or belongs to a graph, as a plain tensor."""
+        """Returns a gradient as a plain tensor: a sparse one made dense, one that requires a gradient detached."""
         grad = grad.detach()
         if grad.layout is torch.strided:
             return grad
@@ -378,8 +384,8 @@ class ParamKey:
         return grad.to_dense()
 
     def averaged(self, mean: NDArray[np.float32], *, copy: bool = False) -> None:
-        """Makes p.grad the mean of all ranks: over the slot if the mean lies there and copy is False, otherwise a
-        copy."""
+        """Sets p.grad to the mean of all ranks. If the mean lies in the slot and copy is False, p.grad lies in the
+        slot; otherwise p.grad is a copy."""
         if self.lent is not None and mean.ctypes.data == self.slot_at and not copy:
             grad = self.param.grad = self.lent.get()
         else:
@@ -390,11 +396,11 @@ class ParamKey:
         self.held, self.version = grad, grad._version
 
     def scaled_by(self, mean: NDArray[np.float32], why: str) -> None:
-        """Finds the factor by which the trainer has scaled this mean. why: why no other change can be taken, for the
-        error.
+        """Finds the factor by which the trainer has scaled this mean. why: the reason why only a factor is allowed, for
+        the error.
 
         Raises:
-            InvalidArgument: the mean was changed otherwise.
+            InvalidArgument: the mean was changed in another way than by a factor.
         """
         grad = self.param.grad
         self.factor = 1.0 if grad is None else _ratio(as_tensor(mean, self.order), grad.detach().cpu())
@@ -403,15 +409,15 @@ class ParamKey:
         self.held, self.version = grad, grad._version
 
     def _own_grad(self) -> Tensor:
-        """Returns p.grad as memory that may be written: a new tensor if the trainer holds the present one."""
+        """Returns p.grad as memory that may be written. If the trainer holds the present tensor, it is a new tensor."""
         grad = self.param.grad
         if grad is None or grad.layout is not _STRIDED or is_held(grad, self._names_of(grad), p_grad=True):
             self.param.grad = grad = torch.empty_like(self.param)
         return grad
 
     def take_mean(self) -> None:
-        """Makes p.grad the mean of all ranks that lies in master. Used if the exchange's parameters are mean
-        gradients."""
+        """Sets p.grad to the mean of all ranks, which lies in master. Used if the exchange has mean gradients in place
+        of parameters."""
         if self.mean is None:
             self.mean = Lent(self.master, self.order)
         self.param.grad = self.mean.get()
@@ -419,7 +425,7 @@ class ParamKey:
     # ---- the trainer's changes ---------------------------------------------------------------------------------------
 
     def changed(self) -> bool:
-        """Returns whether p.grad has changed since it was sent."""
+        """Returns whether the trainer has changed p.grad since it was sent."""
         grad = self.param.grad
         if grad is not self.held:
             return True
@@ -429,18 +435,18 @@ class ParamKey:
         return moved or grad._version != self.version
 
     def sends_again(self, asked: bool) -> bool:
-        """Returns whether the mean that synchronize gave must be folded again. asked: the trainer may have written it
-        unnoticed."""
+        """Returns whether the mean that synchronize() gave must be folded again. asked: whether the trainer may have
+        written it without a new version."""
         return asked or self.changed()
 
     def done(self) -> None:
-        """Resets the key after a step."""
+        """Resets the key's state of a step, after the step."""
         self.sent, self.passes, self.factor = False, 0, 1.0
         if self.lent is None or self.held is not self.lent.tensor:
             self.held = None
 
     def end(self) -> None:
-        """Lets go of the exchange after the optimizer is gone. p.grad stays."""
+        """Drops the references to the exchange, after the optimizer is gone. p.grad stays."""
         self.handle = self.fold = self.held = self.sum = self.lent = self.mean = self.slot = self.syncer = None
         del self.mode
 
