@@ -1,6 +1,6 @@
-"""The weight of a linear layer. Its gradient is a sum of outer products, each of a row of the gradient of the layer's
-outputs and a row of its inputs (SFB, section 2; Poseidon, section 3.2). The key can send these pairs of vectors instead
-of the matrix."""
+"""The weight of a linear layer. Its gradient is a sum of outer products: each is a row of the gradient of the layer's
+outputs times a row of the layer's inputs (SFB, section 2; Poseidon, section 3.2). The key can send these pairs of
+vectors (rows) instead of the matrix."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -28,12 +28,13 @@ _NOT_THEIR_SUM = "its gradient is not the sum of its layer's inputs and gradient
 
 
 class Call(NamedTuple):
-    """A call of the layer whose backward pass has run: its rows of inputs, and of gradients of outputs.
+    """A call of the layer whose backward pass has run. It has the rows of the layer's inputs and of the gradient of its
+    outputs.
 
     Attributes:
-        inputs: (..., N).
-        version: of inputs, when the layer read them.
-        outputs: the gradient of the outputs, (..., M).
+        inputs: the inputs, of shape (..., N).
+        version: the autograd version of inputs when the layer read them.
+        outputs: the gradient of the outputs, of shape (..., M).
         task: the number of the backward pass.
     """
 
@@ -48,7 +49,7 @@ class Call(NamedTuple):
 
 
 class Hook:
-    """A hook of a layer. In a copy of the model (copy.deepcopy, pickle) it does nothing."""
+    """A hook of a layer. In a copy of the model (copy.deepcopy, pickle) the hook does nothing."""
 
     __slots__ = ("_call",)
 
@@ -63,39 +64,40 @@ class Hook:
 
 
 class LinearKey(ParamKey):
-    """The key of a weight (M, N). It is sent as a matrix until goes_as_pairs is called. It has no __slots__, because a
-    subclass combines it with another class that has some.
+    """The key of a weight of shape (M, N). It is sent as a matrix until goes_as_pairs() is called. The class has no
+    __slots__, because CopiedLinearKey combines it with another class that has slots.
 
     Attributes:
         module: the layer.
-        rows: the most pairs that a step has had.
-        K: the most pairs that a step may have; 0: not known yet.
-        most: K if it is sent as pairs; 0 if it is sent as a matrix.
-        refused: why its gradient of this step is not the sum of its pairs; "" if it is, or is not checked yet.
-        used: with skip_weight_grad: whether autograd has given the weight a gradient, which is not the layer's.
+        rows: the most pairs of vectors that a step has had.
+        K: the most pairs that a step may have; 0 if not known yet.
+        most: K if the key is sent as pairs; 0 if it is sent as a matrix.
+        refused: why this step's gradient is not the sum of its pairs; "" if it is that sum, or is not checked yet.
+        used: with skip_weight_grad: whether autograd has given the weight a gradient, which then came from another use
+            of the weight than the layer's.
     """
 
     _exchange: Exchange
 
     def __init__(self, module: nn.Linear, *args: Any) -> None:
-        """args: for the other base class."""
+        """args: the arguments of the other base class."""
         super().__init__(*args)
         self.module = module
         self.rows = self.K = self.most = self._open = 0
         self.refused = ""
         self.skips = self.used = False
-        self._came: list[Call] = []  # calls whose backward pass runs
-        self._kept: list[Call] = []  # calls whose backward pass has given the weight its gradient
+        self._came: list[Call] = []  # calls in the backward pass that is running
+        self._kept: list[Call] = []  # calls of finished backward passes, whose gradient the weight has
         self._mean: NDArray[np.float32] | None = None
-        self._verdict: Tensor | None = None  # result of _judge in the host's memory, not read yet
-        self._looked: Copy | None = None  # the copy that brings it
+        self._verdict: Tensor | None = None  # the result of _judge in the host's memory; None once it is read
+        self._looked: Copy | None = None  # the copy that fills _verdict
         self._place: Tensor | None = None
         self._hooks: list[RemovableHandle] = []
 
     # ---- the layer's calls -------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Begins to collect the layer's pairs."""
+        """Begins to collect the layer's pairs, by hooks."""
         if not self._hooks:
             self._hooks.append(self.module.register_forward_hook(Hook(self._called), with_kwargs=True))
 
@@ -108,22 +110,23 @@ class LinearKey(ParamKey):
         self._open = 0
 
     def goes_as_pairs(self, most: int, *, skips: bool) -> None:
-        """Makes the key send pairs from now on, up to most in a step. skips: autograd does not compute the weight's
-        gradient."""
+        """Makes the key send pairs from now on. most: the most pairs in a step. skips: whether autograd does not
+        compute the weight's gradient."""
         self.most, self.skips = most, skips
         if skips:
             self._hooks.append(self.module.register_forward_pre_hook(Hook(self._hide)))
             self._hooks.append(self.module.register_forward_hook(Hook(self._show), always_call=True))
 
     def goes_as_matrix(self) -> None:
-        """Makes the key send its gradient from now on."""
+        """Makes the key send its gradient as a matrix from now on."""
         self.most, self.skips = 0, False
         for hook in self._hooks[1:]:
             hook.remove()
         del self._hooks[1:]
 
     def whole_gradient(self) -> None:
-        """Makes p.grad the whole gradient of this step, by adding the layer's part if autograd has not computed it."""
+        """Makes p.grad the complete gradient of this step: adds the product of the pairs if autograd has not computed
+        it."""
         if not self.skips or not self._kept:
             return
         grad = self.param.grad
@@ -133,17 +136,17 @@ class LinearKey(ParamKey):
         self.param.grad = whole
 
     def _hide(self, module: nn.Module, args: object) -> None:
-        """Forward pre-hook: gives the layer a detached weight, for which autograd computes no gradient."""
+        """Forward pre-hook: gives the layer a detached weight, so that autograd computes no gradient for it."""
         if torch.is_grad_enabled() and not _is_compiling():
             self._check_alone(module)
             module._parameters["weight"] = self.param.detach()  # type: ignore[assignment]
 
     def _check_alone(self, module: nn.Module) -> None:
-        """Refuses hooks and parametrizations that would change a gradient that is not computed."""
+        """Refuses hooks and parametrizations of the weight: they would change its gradient, which is not computed."""
         weight, hooks = self.param, getattr(self.param, "_post_accumulate_grad_hooks", None)
         if module._parameters.get("weight") is not weight:
             why = "is not a plain parameter of its layer any more, as after a parametrization or a prune mask"
-        elif weight._backward_hooks or len(hooks or ()) > 1:  # one hook is the optimizer's own
+        elif weight._backward_hooks or len(hooks or ()) > 1:  # one hook belongs to the optimizer
             why = "has got a hook, and autograd computes no gradient for it"
         else:
             return
@@ -155,11 +158,11 @@ class LinearKey(ParamKey):
         module._parameters["weight"] = self.param  # type: ignore[assignment]
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> Any:
-        """Forward hook: puts _backward before the layer's backward pass."""
+        """Forward hook: makes _backward run before the layer's backward pass."""
         if _is_compiling() or not torch.is_grad_enabled() or not self.param.requires_grad:
             return None
         given = result
-        if result.grad_fn is None:  # only the weight requires a gradient
+        if result.grad_fn is None:  # no input requires a gradient, and the weight is detached
             if not self.skips:
                 return None
             given = result.requires_grad_().clone()
@@ -170,8 +173,8 @@ class LinearKey(ParamKey):
         return None if given is result else given
 
     def _backward(self, inputs: Tensor, version: int, grads: tuple[Tensor, ...]) -> None:
-        """Hook that runs before the layer's backward pass, and keeps its pairs."""
-        if _is_compiling():  # compiled autograd traces the hook: no pairs are seen, so a matrix is sent
+        """Hook that runs before the layer's backward pass, and keeps the call's pairs."""
+        if _is_compiling():  # compiled autograd traces the hook and shows it no pairs, so a matrix is sent
             if self.skips:
                 _refuse_compiled(self)
             return
@@ -179,7 +182,7 @@ class LinearKey(ParamKey):
         self._open -= 1
         if grads[0] is not None:
             self._came.append(Call(inputs, version, grads[0].detach(), torch._C._current_graph_task_id()))
-        if self.skips and self._open == 0:  # autograd will not call arrived for this layer
+        if self.skips and self._open == 0:  # autograd will not call arrived() for this layer
             self._keep_pairs()
             super().arrived(self.param)
 
@@ -192,7 +195,7 @@ class LinearKey(ParamKey):
         super().arrived(param)
 
     def _keep_pairs(self) -> None:
-        """Keeps the pairs of this backward pass for the gradient, and drops pairs of other passes, such as a trainer's
+        """Keeps the pairs of this backward pass for the gradient. Drops pairs of other passes, such as
         torch.autograd.grad with respect to the inputs."""
         task = torch._C._current_graph_task_id()
         self._kept += [call for call in self._came if call.task == task]
@@ -227,11 +230,11 @@ class LinearKey(ParamKey):
             return super().push(start if self._verdict is None else partial(self._begin_matrix, start))
         if self.skips:
             self._check_alone(self.module)
-        if not mode.agreed:  # agreed: this step's pairs have passed the check
+        if not mode.agreed:  # agreed: this step's pairs have already been checked
             self._judge()
         grad = self.param.grad
         self.held, self.version, self.sent = grad, 0 if grad is None else grad._version, True
-        if self.refused:  # the vote tells all ranks
+        if self.refused:  # the vote tells the other ranks
             return start(self.name, nothing=True)
         if rows > self.most:
             raise InvalidArgument(
@@ -278,8 +281,8 @@ class LinearKey(ParamKey):
             )
 
     def _judge(self) -> None:
-        """Finds out why the gradient is not the sum of its pairs, if it is not. On a device the result may come later:
-        _decide."""
+        """Compares the gradient with the sum of its pairs, and stores the reason if they differ. On a device the result
+        may come later; _decide reads it."""
         self.refused = self._differs()
         grad = self.param.grad
         if self.refused or self.skips or grad is None:
@@ -290,7 +293,7 @@ class LinearKey(ParamKey):
         self._verdict = self._place
         self._looked = self.device.copy_out(self._place, found)
         if self._looked is None:
-            self._decide()  # otherwise after a later copy, when the exchange begins
+            self._decide()  # otherwise when the exchange begins, after a later copy
 
     def _decide(self) -> None:
         if self._verdict is not None and not self._verdict:
@@ -298,7 +301,7 @@ class LinearKey(ParamKey):
         self._verdict = self._looked = None
 
     def _differs(self) -> str:
-        """Returns why the gradient cannot be the sum of the pairs; "" if it may be."""
+        """Returns why the gradient cannot be the sum of the pairs; "" if no reason is known."""
         grad = self.param.grad
         if self.skips:
             if self.used:
@@ -314,7 +317,7 @@ class LinearKey(ParamKey):
         return "" if narrow is None else f"its layer computes in {narrow}, which rounds its gradient"
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields gradients of outputs (rows, M) and inputs (rows, N), call by call."""
+        """Yields the gradients of outputs (rows, M) and the inputs (rows, N) of one call after the other."""
         for call in self._kept:
             outputs, inputs = (one.reshape(-1, one.shape[-1]).float() for one in (call.outputs, call.inputs))
             yield outputs, inputs
@@ -327,7 +330,7 @@ class LinearKey(ParamKey):
             self._mean = mean
 
     def sends_again(self, asked: bool) -> bool:
-        """Returns False for pairs, which stay folded: the trainer's change of their mean must be a factor."""
+        """Returns False for pairs. They stay folded, since a trainer may change their mean only by a factor."""
         if not self.most:
             return super().sends_again(asked)
         if (asked or self.changed()) and self._mean is not None and self.param.grad is not None:
@@ -345,8 +348,8 @@ class LinearKey(ParamKey):
 
 
 def _rounded() -> str:
-    """Returns another cause of a differing gradient, for the error: products in TF32 or bfloat16."""
-    with suppress(RuntimeError):  # settings of torch's older and newer calls are mixed
+    """Returns a sentence for the error: products in TF32 or bfloat16 are another reason for a different gradient."""
+    with suppress(RuntimeError):  # torch raises if its older and newer settings are mixed
         precision = torch.get_float32_matmul_precision()
         if precision != "highest":
             return f", or torch.set_float32_matmul_precision({precision!r}) rounds it"
@@ -384,7 +387,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def layers_of(model: nn.Module) -> dict[int, nn.Linear]:
-    """Returns the plain linear layers whose weight no other part of the model uses, by id of the weight."""
+    """Returns the plain linear layers whose weight is used by no other part of the model, by id of the weight."""
     uses: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, param in module._parameters.items():
@@ -398,7 +401,7 @@ def layers_of(model: nn.Module) -> dict[int, nn.Linear]:
 
 
 def why_not(module: nn.Linear) -> str:
-    """Returns why a layer's gradient cannot be made of its inputs and outputs; "" if it can."""
+    """Returns why a layer's gradient cannot be computed from its inputs and outputs; "" if it can."""
     weight = module.weight
     if weight.dtype != torch.float32:
         return f"its weight is {weight.dtype}"

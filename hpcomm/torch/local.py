@@ -1,4 +1,5 @@
-"""Modes of optimizers that step in torch: with averaged gradients, or on models that are averaged with neighbours."""
+"""Modes of optimizers that step in torch. A rank steps with averaged gradients, or averages its model with its
+neighbours' models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -19,13 +20,13 @@ from .mode import ROLL, Differs, Mode, Roll, Scaling, lie_in, push_zeros, scale_
 from .rules import numbers
 from .tensors import as_float32, as_tensor, broadcast
 
-Versions = dict[str, tuple[Any, int]]  # by name: a value of a parameter's state, and how often it was written
+Versions = dict[str, tuple[Any, int]]  # for each name in a parameter's state: the value, and how often it was written
 
 
 def made_of_means(
     make: Callable[..., Exchange], ctx: Context, keys: Sequence[ParamKey], same: Sequence[Callable[[], bytes]]
 ) -> tuple[Exchange, Roll | None]:
-    """Returns an exchange of gradients alone, and its roll call. same: as Roll takes it."""
+    """Returns an exchange that has gradients in place of parameters, and its roll call. same: the argument of Roll."""
     values = {key.name: np.zeros_like(key.value()) for key in keys}
     roll = Roll(keys, same) if ctx.size > 1 else None
     if roll is not None:
@@ -34,11 +35,11 @@ def made_of_means(
 
 
 class Averaged(Mode):
-    """The mode of an optimizer that steps on every rank with the mean gradients. The exchange's parameters are these
-    means, by the rule Average."""
+    """The mode of an optimizer that steps on every rank with the mean gradients. The exchange has the rule Average, so
+    its parameters are these means."""
 
     has_params = False
-    agreed_values = 2  # values that the roll call compares: numbers and writes
+    agreed_values = 2  # the roll call compares two values: _numbers and _written
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Averaged(Mode):
     ) -> None:
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self._optimizer, self._make = optimizer, make
-        self._left: dict[Tensor, Versions]  # the optimizer's state after the last step
+        self._left: dict[Tensor, Versions]  # the versions of the optimizer's state after the last step
         self.bind(self._made(ctx))
 
     def _made(self, ctx: Context) -> Exchange:
@@ -61,12 +62,12 @@ class Averaged(Mode):
         return made
 
     def _numbers(self) -> bytes:
-        """Returns all numbers of param_groups with which this rank steps, as bytes."""
+        """Returns, as bytes, all numbers in param_groups with which this rank steps."""
         return np.array(numbers(self._optimizer.param_groups)).tobytes()
 
     def _written(self) -> bytes:
-        """Returns how the trainer has written the optimizer's state since the last step: by key, the number of writes
-        of each tensor."""
+        """Returns, for each key, how often the trainer has written each tensor of the optimizer's state since the last
+        step."""
         told: list[Any] = []
         left, self._left = self._left, self._versions() if self._left else {}
         for number, (before, now) in enumerate(zip(left.values(), self._left.values(), strict=True)):
@@ -90,8 +91,8 @@ class Averaged(Mode):
             key.takes_slot(exchange)
 
     def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
-        """Continues with the remaining ranks. Every rank has the whole model: they take the model of the rank with the
-        most steps."""
+        """Continues with the remaining ranks. Every rank has the whole model, and all take the model of the rank that
+        has made the most steps."""
         if self.workers.serving:
             raise self.workers.no_recovery()
         old = self.context
@@ -112,7 +113,7 @@ class Averaged(Mode):
         self.begun = True
 
     def take_written(self) -> None:
-        """Does nothing: the exchange has gradients alone."""
+        """Does nothing, since the exchange has no parameters."""
 
     def synchronize(self) -> None:
         if not self.synchronized:
@@ -176,7 +177,7 @@ class Averaged(Mode):
 
 
 class Neighbours(Mode):
-    """The mode of a graph: each rank steps with its own gradients, and averages its model with its neighbours'
+    """The mode of a graph. Each rank steps with its own gradients, and averages its model with its neighbours'
     models."""
 
     why_no_mean = "on a graph every rank steps by its own gradients"
@@ -199,14 +200,14 @@ class Neighbours(Mode):
         lie_in(self.keys, exchange)
 
     def send(self, key: ParamKey) -> None:
-        """Does nothing: gradients are not exchanged."""
+        """Does nothing, since gradients are not exchanged."""
 
     def step(self, scaling: Scaling | None) -> None:
         self.wait()
         if scale_gradients(self.keys, scaling, self.clip_norm):
             self._optimizer.step()
             self.counts.steps += 1
-        else:  # only this rank skips
+        else:  # only this rank skips the step
             self.counts.skipped += 1
         start = self.exchange.push_pull_nb
         for key in self.order:
@@ -215,17 +216,17 @@ class Neighbours(Mode):
         self.pending = True
 
     def check_scaler(self) -> None:
-        """Does nothing: each rank looks at its own gradients."""
+        """Does nothing, since each rank looks only at its own gradients."""
 
 
 def _versions(state: Any) -> Versions:
-    """Returns the versions of the tensors in a parameter's state; {} if it has none."""
+    """Returns the autograd versions of the tensors in a parameter's state; {} if the parameter has no state."""
     if not isinstance(state, Mapping):
         return {} if state is None else {"": (state, 0)}
     return {name: (one, one._version if torch.is_tensor(one) else 0) for name, one in state.items()}
 
 
 def check_local(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses optimizers that call the model themselves."""
+    """Raises for an optimizer that calls the model itself in its step."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgument("LBFGS calls the model several times in a step, each rank by its own loss: it is refused")

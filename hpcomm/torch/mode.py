@@ -1,5 +1,5 @@
-"""Modes decide when gradients and parameters travel. This file has the interface of the modes, one class each, and
-their common code."""
+"""Modes decide when gradients and parameters are sent. This file has the interface of modes and their common code; each
+mode is one class in another file."""
 
 import hashlib
 import math
@@ -25,19 +25,19 @@ from .pending import PendingStarts
 from .tensors import lies_with_others, listed, overlapping
 from .workers import Workers
 
-ROLL = "(roll call)"  # the key by which ranks tell for which keys they have a gradient
+ROLL = "(roll call)"  # the key by which ranks tell for which keys they have gradients
 _TINY = 1e-6  # the constant in torch's clip_grad_norm_
-DIGITS = 16  # bytes of a digest in a roll call; 16-bit codecs keep an 8-bit number exactly
-_ROUNDED = 0.5  # limit of the rounding error in the mean of equal digits; other digits differ by dozens
+DIGITS = 16  # bytes of a digest in a roll call; 16-bit codecs send an 8-bit number exactly
+_ROUNDED = 0.5  # the mean of equal digits is off by less; different digits differ by dozens
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The state of a GradScaler before a step.
+    """The state of a GradScaler at the begin of a step.
 
     Attributes:
-        scale: the factor by which the gradients are too large; None if they have been unscaled.
-        found: the step sets it to 1 if it was skipped.
+        scale: the factor by which the gradients are too large; None if they have already been unscaled.
+        found: the scaler's tensor that the step sets to 1 if it skips the update.
     """
 
     scale: float | None
@@ -45,22 +45,21 @@ class Scaling:
 
 
 class Mode(ABC):
-    """The exchange of a model, as the hooks, step and wait use it.
+    """A way to exchange a model. The hooks, step() and wait() of the optimizer call it.
 
     Attributes:
-        exchange: of the keys.
-        keys: in the order of the model.
-        quiet: hooks send nothing (no_sync).
-        passes: backward passes in a step.
-        pending: whether a parameter may not have come yet.
-        unguarded: whether owners may still read slots after a step, and no wait has ended this.
+        exchange: the exchange of the keys.
+        keys: the keys, in the order of the model.
+        quiet: whether hooks send nothing (no_sync).
+        passes: the number of backward passes in a step.
+        pending: whether some parameter may not have come yet.
+        unguarded: whether owners may still read slots after a step.
         begun: whether a gradient of this step has been sent.
         touched: whether a backward pass of this step has ended without sending.
-        agreed: whether all ranks have agreed on the layers whose gradients of this step are not the sums of their
-            pairs.
-        roll: see Roll; None if a push can say that its rank has no gradient.
-        in_step: whether all ranks make the same steps, each with the gradients of all (BSP).
-        has_params: whether the exchange has the parameters, and not only gradients.
+        agreed: whether all ranks have agreed for which layers this step's gradient is not the sum of its pairs.
+        roll: the roll call (see Roll); None if a push itself can tell that its rank has no gradient.
+        in_step: whether all ranks make the same steps, each with the gradients of all ranks (BSP).
+        has_params: whether the exchange has the parameters; if False, it has only gradients.
         workers: the ranks that train with this exchange.
     """
 
@@ -75,8 +74,8 @@ class Mode(ABC):
     ) -> None:
         self.context, self.keys, self.counts = ctx, list(keys), counts
         self.device, self.starts, self._release = keys[0].device, PendingStarts(ctx, counts), _nothing
-        self.extra: list[Any] = []  # buffers: they have a handle and receive(), as keys do
-        self.order = self.keys  # keys, in the order in which the next forward pass needs them
+        self.extra: list[Any] = []  # buffers; like keys they have a handle and receive()
+        self.order = self.keys  # the keys, in the order in which the next forward pass needs them
         self.passes, self.clip_norm = passes, clip_norm
         self.quiet = self.pending = self.unguarded = self.begun = self.touched = self.synchronized = False
         for key in self.keys:
@@ -84,17 +83,18 @@ class Mode(ABC):
 
     @abstractmethod
     def bind(self, exchange: Exchange) -> None:
-        """Takes this exchange: parameters and gradients lie in it from now on."""
+        """Makes this exchange the mode's own. From now on parameters and gradients lie in it."""
 
     def takes(self, exchange: Exchange) -> None:
-        """Takes this exchange, and registers its memory with the device."""
+        """Makes this exchange the mode's own, and registers its memory with the device."""
         self.release()
         self.exchange, self.starts = exchange, PendingStarts(exchange.context, self.counts)
         if self.device.apart:
             self._release = self.device.register([own for key in self.keys for own in key.memory(exchange)])
 
     def release(self) -> None:
-        """Unregisters the exchange's memory from the device, before it is unmapped. A second call does nothing."""
+        """Unregisters the exchange's memory from the device. Call it before the memory is unmapped. A second call does
+        nothing."""
         self._release()
         self._release = _nothing
 
@@ -103,7 +103,7 @@ class Mode(ABC):
         return [self.exchange, *(one.exchange for one in self.extra if one.exchange is not None)]
 
     def close(self, timeout: float | None = None) -> None:
-        """Closes the exchange. The last step must have ended."""
+        """Closes the exchange. Call it after the last step has ended."""
         self.release()
         self.exchange.close(timeout)
 
@@ -115,13 +115,13 @@ class Mode(ABC):
         return found
 
     def serve(self, savers: Mapping[int, uneven.Saver], timeout: float | None) -> None:
-        """Serves the workers until they have closed. On a worker the exchange raises InvalidArgument."""
+        """Serves the workers until they have closed. On a worker, the exchange raises InvalidArgument."""
         self.exchange.serve(timeout)
 
     def reset(self) -> None:
         """Drops all pending pushes and pulls, because the exchange has lost ranks."""
         self.pending = self.unguarded = self.begun = self.synchronized = False
-        self._in_place = -1  # guard waits in the next step
+        self._in_place = -1  # then guard() waits in the next step
         self.starts.drop()
         if self.roll is not None:
             self.roll.drop()
@@ -133,33 +133,33 @@ class Mode(ABC):
 
     @abstractmethod
     def send(self, key: ParamKey) -> None:
-        """Takes the complete gradient of a key."""
+        """Sends the complete gradient of a key, or notes that step() must send it."""
 
     def passed(self, key: ParamKey) -> None:
-        """Notes that a backward pass that sends nothing has ended for this key."""
+        """Notes that a backward pass has ended for this key, and that it sends nothing."""
         self.touched = True
 
     def made(self) -> int:
-        """Returns how many steps this rank has made; the last one may not be complete."""
+        """Returns how many steps this rank has made. The last one may be incomplete."""
         return self.counts.steps + self.counts.skipped
 
     def explained(self, failed: PeerFailed, made: int) -> PeerFailed:
-        """Returns the failure of the step after `made` steps. If ranks have ended after fewer steps, its text says
-        so."""
+        """Returns the failure of a step, after `made` steps. If other ranks have ended after fewer steps, the failure's
+        text says this."""
         return uneven.explained(self.context, failed, made) if self.in_step else failed
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def step(self, scaling: Scaling | None) -> None:
-        """Does the rest of a step, after the backward pass."""
+        """Does all work of a step that is left after the backward pass."""
 
     @abstractmethod
     def check_scaler(self) -> None:
-        """Prepares p.grad for a GradScaler that is about to look for Inf, so that it finds the same on all ranks."""
+        """Changes p.grad before a GradScaler looks for Inf in it, so that the scaler finds the same on all ranks."""
 
     def synchronize(self) -> None:
-        """Makes p.grad the mean of all ranks; raises NotSupported in modes without one."""
+        """Sets p.grad to the mean of all ranks. Modes that have no mean raise NotSupported."""
         raise NotSupported(f"synchronize: {self.why_no_mean}")
 
     why_no_mean = "there is no mean of all ranks"
@@ -177,25 +177,27 @@ class Mode(ABC):
             self.roll.wait()
 
     def ahead(self) -> None:
-        """Begins to copy parameters that have come, in the order in which layers need them."""
+        """Begins to copy the parameters that have come. Copies begin in the order in which layers need the
+        parameters."""
         if self.device.apart:
             for key in self.order:
                 if not key.fetch():
                     break
 
     def take_written(self) -> None:
-        """Gives the exchange the parameters that were written or moved since the last step, as the next step would."""
+        """Gives the exchange the parameters that the trainer has written or moved since the last step. Otherwise the
+        next step does this."""
         for key in self.keys:
             key.find_home()
 
     def find_homes(self) -> None:
-        """Finds the present memory of the parameters that lie in the exchange."""
+        """Finds where the parameters that lay in the exchange are now."""
         for key in self.keys:
             if key.address:
                 key.find_home(take=False)
 
     def forget(self) -> None:
-        """Withdraws the gradients of this step: zero_grad came before step."""
+        """Withdraws the gradients of this step, since zero_grad() was called before step()."""
         self.begun = self.touched = self.synchronized = False
         for key in self.keys:
             key.done()
@@ -203,14 +205,14 @@ class Mode(ABC):
     # ---- for modes whose gradients go by hooks -----------------------------------------------------------------------
 
     def check_unchanged(self) -> None:
-        """Refuses gradients that have changed since they were sent."""
+        """Raises if a gradient has changed since it was sent."""
         for key in self.keys:
             if key.sent and key.changed():
                 raise key.late_change()
 
     def guard(self) -> None:
-        """At the end of a step: waits if p.grad lies in the slots (set_to_none=False), because the trainer writes them
-        next."""
+        """Call it at the end of a step. If p.grad lies in the slots (set_to_none=False), waits until owners have read
+        them, because the trainer writes them next."""
         if self.counts.in_place != self._in_place or not self.counts.steps:
             self.wait()
         self.unguarded = self.pending
@@ -220,8 +222,9 @@ class Mode(ABC):
 
 
 def lie_in(keys: Sequence[ParamKey], exchange: Exchange) -> None:
-    """Puts the parameters into the exchange's memory. A parameter that others see, by a tensor over the same memory or
-    from another process, keeps its memory and is copied in each step, so that they see the updates."""
+    """Moves the parameters into the exchange's memory. If another tensor or another process uses the memory of a
+    parameter, this parameter stays in its memory, and each step copies its new values there, so that the other users
+    see the updates."""
     params = [key.param for key in keys]
     tied = overlapping(params)
     stay = [others and id(p) not in tied for p, others in zip(params, lies_with_others(params), strict=True)]
@@ -247,14 +250,17 @@ def lie_in(keys: Sequence[ParamKey], exchange: Exchange) -> None:
 
 
 class Differs(Exception):
-    """Raised if a value that must be the same on all ranks differs. Its argument is the number of the value."""
+    """Raised if a value differs that must be the same on all ranks. Its argument is the position of this value in the
+    list same of Roll."""
 
 
 class Roll:
-    """The roll call: tells which ranks have each gradient, if a push cannot say that its rank has none.
+    """The roll call: tells the ranks which of them have each gradient. It is used if a push cannot tell that its rank
+    has no gradient.
 
-    It is an extra key, whose parameters are the means of ones and zeros. After these come digests of values that must
-    be the same on all ranks: if they are, their mean equals each rank's own digest.
+    It is an extra key of the exchange. Each rank pushes a one or a zero for each gradient, and the key's parameters are
+    their means. After these numbers come digests of values that must be the same on all ranks: if they are, the mean of
+    the digests equals each rank's own digest.
     """
 
     def __init__(self, keys: Sequence[ParamKey], same: Sequence[Callable[[], bytes]] = ()) -> None:
@@ -263,10 +269,11 @@ class Roll:
         self.values = np.zeros(len(keys) + DIGITS * len(self._same), np.float32)
 
     def call(self, exchange: Exchange, missing: Sequence[ParamKey]) -> Sequence[ParamKey]:
-        """Tells which gradients this rank lacks, and returns the missing keys for which other ranks have a gradient.
+        """Tells the other ranks which gradients this rank lacks (missing). Returns those keys in missing for which
+        another rank has a gradient.
 
         Raises:
-            Differs: a value that must be the same differs; raised on every rank.
+            Differs: a value that must be the same on all ranks differs. Every rank raises it.
         """
         self.wait()
         for i, key in enumerate(self._keys):
@@ -276,7 +283,7 @@ class Roll:
             at = n + i * DIGITS
             self.values[at : at + DIGITS] = np.frombuffer(hashlib.sha256(same()).digest(), np.uint8)[:DIGITS]
         own = self.values.copy()
-        if exchange._state.sums:  # the exchange sums, so each rank divides
+        if exchange._state.sums:  # the exchange gives sums, so each rank divides
             self.values /= len(exchange.plan.workers)
         self._handle = exchange.push_pull_nb(ROLL, self.values)
         if not missing and not self._same:
@@ -289,7 +296,7 @@ class Roll:
         return [key for key, mean in zip(self._keys, means[:n], strict=True) if mean > 0 and not key.sent]
 
     def drop(self) -> None:
-        """Forgets the last call, without a wait."""
+        """Forgets the last call without waiting for it."""
         self._handle = None
 
     def wait(self) -> None:
@@ -300,11 +307,11 @@ class Roll:
 
 
 def _nothing() -> None:
-    """Does nothing: no memory is registered with a device."""
+    """Does nothing, since no memory is registered with a device."""
 
 
 def push_zeros(exchange: Exchange, key: ParamKey) -> Handle:
-    """Pushes zeros as this rank's part of a gradient that other ranks have."""
+    """Pushes zeros as this rank's part of a gradient that only other ranks have."""
     key.leave_kept()
     exchange.gradient(key.name).fill(0)
     key.sent, key.held = True, key.param.grad
@@ -315,8 +322,8 @@ def push_zeros(exchange: Exchange, key: ParamKey) -> Handle:
 
 
 def scale_of(squares: float, scaling: Scaling | None, clip_norm: float | None) -> float | None:
-    """Returns the factor of a mean gradient, as in torch's clip_grad_norm_ and GradScaler; None if the step is skipped.
-    squares: the sum of the squares of the mean gradient."""
+    """Returns the factor by which a mean gradient must be multiplied, as in torch's clip_grad_norm_ and GradScaler.
+    Returns None if the step must be skipped. squares: the sum of the squares of the mean gradient's elements."""
     scale = 1.0
     if scaling is not None:
         if not math.isfinite(squares):
@@ -331,7 +338,7 @@ def scale_of(squares: float, scaling: Scaling | None, clip_norm: float | None) -
 
 
 def scale_gradients(keys: Sequence[ParamKey], scaling: Scaling | None, clip_norm: float | None) -> bool:
-    """Unscales and clips p.grad in place, for optimizers that step on each rank. Returns False if the step is
+    """Unscales and clips p.grad in place, for optimizers that step on each rank. Returns False if the step must be
     skipped."""
     if scaling is None and clip_norm is None:
         return True

@@ -1,4 +1,4 @@
-"""The parameters of a model as hpcomm.local sees them: this rank's own values, which its optimizer trains."""
+"""The parameters of a model in the form of hpcomm.local: this rank's own values, which its optimizer trains."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +15,9 @@ from .tensors import as_tensor, flat
 
 
 class ModelValues:
-    """The parameters of a model by name: float32, bfloat16 or float16, with any strides. take writes them in place and
-    rounds 16-bit ones; the shared parameters are float32. The methods are those in hpcomm.local.values.Values."""
+    """The parameters of a model by name. They are float32, bfloat16 or float16, with any strides; the shared parameters
+    are float32. take() writes the parameters in place, and rounds for 16-bit ones. hpcomm.local.values.Values explains
+    all methods."""
 
     def __init__(self, keys: Sequence[ParamKey], inner: Optimizer) -> None:
         self._keys = {key.name: key for key in keys}
@@ -24,11 +25,11 @@ class ModelValues:
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """The parameters as float32 arrays, which may be copies."""
+        """Returns the parameters as float32 arrays, which may be copies."""
         return {name: key.value() for name, key in self._keys.items()}
 
     def _own(self, name: str) -> Tensor:
-        """Returns the parameter with its dimensions in the exchange's order."""
+        """Returns the parameter with its dimensions in the order that the exchange uses."""
         key = self._keys[name]
         return flat(key.param.detach(), key.order)
 

@@ -1,4 +1,4 @@
-"""Chooses the mode of an optimizer on this rank, by its arguments and the rank's role."""
+"""Chooses the mode of an optimizer on this rank from the optimizer's arguments and the rank's role."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -41,8 +41,8 @@ def _split(asked: Asked) -> type[Split]:
 
 
 def _in_two_or_one(apply: str, two: Callable[[], _Made], one: Callable[[str], _Made]) -> _Made:
-    """Returns the result of two, which makes an exchange whose updates take two calls. If two calls are ruled out, or
-    all ranks refuse them, returns the result of one, which gets the reason."""
+    """Calls two, which makes an exchange whose updates take two calls (fold and apply), and returns its result. If
+    apply rules two calls out, or all ranks refuse them, returns one(reason) instead, with the reason as a sentence."""
     why = 'apply="backward" applies each gradient as it is folded: give apply="step"'
     if apply != "backward":
         try:
@@ -53,7 +53,7 @@ def _in_two_or_one(apply: str, two: Callable[[], _Made], one: Callable[[str], _M
 
 
 def serving(asked: Asked) -> Mode:
-    """Returns the mode of a rank that only serves; its exchange is that of the workers' mode."""
+    """Returns the mode of a rank that only serves. Its exchange is made as in the workers' mode."""
     ctx, keys, rules, make = asked.context, asked.keys, asked.rules, asked.make
     if rules is None:
         made, _ = made_of_means(make, ctx, keys, (bytes,) * Averaged.agreed_values)

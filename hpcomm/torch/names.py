@@ -1,5 +1,5 @@
-"""Names of parameters and buffers without the prefixes of wrappers (_orig_mod of torch.compile; module of DataParallel
-and DistributedDataParallel), so that a compiled model and a plain one have the same names."""
+"""Names of parameters and buffers without the prefixes of wrappers: _orig_mod of torch.compile, and module of
+DataParallel and DistributedDataParallel. So a compiled model and a plain one have the same names."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def plain_name(model: nn.Module) -> Callable[[str], str]:
-    """Returns a function that removes the prefixes of wrappers from a name of the model."""
+    """Returns a function that takes a name in the model and returns it without the prefixes of wrappers."""
     wrapped = set()
     for name, module in model.named_modules(remove_duplicate=False):
         inner = _COMPILED if _COMPILED in module._modules else "module" if _is_parallel(module) else None
@@ -27,13 +27,13 @@ def plain_name(model: nn.Module) -> Callable[[str], str]:
 
 
 def _is_parallel(module: nn.Module) -> bool:
-    """Returns whether a module wraps another for several devices or ranks, or looks like such a wrapper."""
+    """Returns whether a module is, or looks like, a wrapper of another module for several devices or ranks."""
     alone = list(module._modules) == ["module"] and not module._parameters and not module._buffers
     return alone or isinstance(module, _PARALLEL)
 
 
 def plain_keys(model: nn.Module, given: Any) -> Any:
-    """Returns a mapping from names of parameters with plain names as its keys; other values unchanged."""
+    """Returns the given mapping with plain names of parameters as keys. Returns any other value unchanged."""
     if not isinstance(given, Mapping):
         return given
     plain = plain_name(model)
@@ -41,7 +41,7 @@ def plain_keys(model: nn.Module, given: Any) -> Any:
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the buffers that torch saves, by plain name. The others (persistent=False) belong to the program."""
+    """Returns the buffers that torch saves, by plain name. Torch does not save buffers with persistent=False."""
     plain = plain_name(model)
     found = {}
     for prefix, module in model.named_modules(remove_duplicate=False):

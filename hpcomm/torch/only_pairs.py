@@ -1,6 +1,5 @@
-"""Checks whether a gradient is the sum of its pairs of vectors and nothing else. Both are multiplied by one random
-vector, so no product of two matrices is computed (Freivalds, Probabilistic Machines Can Use Less Running Time,
-1977)."""
+"""Checks whether a gradient is exactly the sum of its pairs of vectors. Both sides are multiplied by one random vector,
+so no product of two matrices is computed (Freivalds, Probabilistic Machines Can Use Less Running Time, 1977)."""
 
 import math
 from collections.abc import Iterable
@@ -10,25 +9,27 @@ import torch
 from torch import Tensor
 
 _EPS = 2.0**-23
-_TINY = 1e-22  # the squares of smaller numbers are 0 in float32
-_NOTHING = 1e-30  # below it float32 has no full precision
+_TINY = 1e-22  # in float32 the squares of smaller numbers are 0
+_NOTHING = 1e-30  # smaller numbers do not have float32's full precision
 
 
 @cache
 def _draw(where: torch.device) -> torch.Generator:
-    """The generator of random numbers on a device; torch's own generator belongs to the trainer."""
+    """Returns a generator of random numbers on a device. Torch's own generator belongs to the trainer."""
     return torch.Generator(where)
 
 
 def is_sum_of_pairs(grad: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Returns whether grad (M, N), float32, is the sum of its pairs' outer products, up to the rounding of float32: one
-    bool on grad's device. Waits for no device.
+    """Returns whether grad is the sum of its pairs' outer products, up to float32 rounding. The result is a tensor with
+    one bool, on grad's device; the function does not wait for the device.
 
-    grad and each v are read once. If a row's products are not finite, the gradient's row must not be finite either. The
-    probability that a missing part stays unseen is as small as the part; each call draws another vector.
+    grad and each v are read once. If the product for a row is not finite, the gradient's row must not be finite either.
+    The smaller a missing part of the sum is, the smaller is the chance that it goes unnoticed; each call draws another
+    vector.
 
     Args:
-        pairs: u (rows, M) and v (rows, N), float32: the gradients of outputs, and the inputs.
+        grad: the gradient, float32 (M, N).
+        pairs: tensors u (rows, M) and v (rows, N), float32: the gradients of outputs, and the inputs.
     """
     where = grad.device
     vector = torch.randn(grad.shape[1], generator=_draw(where), device=where)
@@ -37,14 +38,14 @@ def is_sum_of_pairs(grad: Tensor, pairs: Iterable[tuple[Tensor, Tensor]]) -> Ten
     for u, v in pairs:
         rows += len(u)
         right = torch.addmv(right, u.T, torch.mv(v, vector))
-        # Faster than a sum over dim 0, which takes ten times as long.
+        # A sum over dim 0 takes ten times as long as this product.
         squares = torch.addmv(squares, u.square().T, torch.ones(len(u), device=where))
         width = torch.hypot(width, torch.linalg.vector_norm(v))
     if not rows:
         return ~grad.any()
     height = squares.sqrt()
-    # Each addition in the sums over pairs and columns rounds: errors grow with the square root of the length.
+    # Each addition in the sums over pairs and columns rounds, so errors grow with the square root of the sums' lengths.
     part = _EPS * (8 + 2 * math.sqrt(rows) + math.sqrt(grad.shape[1]) / 4)
     allowed = (height + _TINY) * (part * (width + _TINY)) + _NOTHING
-    fits = (left - right).abs() < allowed  # False where one of these is not finite
+    fits = (left - right).abs() < allowed  # False where left or right is not finite
     return (fits | ~(left.isfinite() | right.isfinite())).all()

@@ -1,4 +1,5 @@
-"""DistributedOptimizer: a torch optimizer that applies the mean of all ranks' gradients, or averages ranks' models."""
+"""DistributedOptimizer: a torch optimizer that applies the mean of all ranks' gradients, or averages the ranks'
+models."""
 
 import hashlib
 from collections import defaultdict
@@ -53,72 +54,81 @@ class DistributedOptimizer(Wrapper):
 
         optimizer = hpcomm.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), ctx, model)
 
-    Each rank computes the gradients of its batch, and the optimizer applies their mean. With batches of equal size all
-    ranks reach the same weights, up to rounding, as one process training on all the data. Every rank starts from rank
-    0's parameters and buffers and, if the optimizer has state already, from rank 0's state and param_groups.
+    Each rank computes the gradients of its batch, and the optimizer applies their mean over the ranks. With batches of
+    equal size all ranks reach the same weights, up to rounding, as one process training on all the data. Every rank
+    starts from rank 0's parameters and buffers. If the optimizer already has state, every rank also starts from rank
+    0's state and param_groups.
 
     SGD (without dampening and maximize), Adam and AdamW (without amsgrad and maximize) become rules of the exchange:
     the rank that owns a parameter updates it, once for all ranks. Any other optimizer steps on every rank with the mean
-    gradients, and rank 0 logs a warning. The DistributedOptimizer has the param_groups of the wrapped optimizer, so
-    schedulers work on either.
+    gradients, and rank 0 logs a warning. The DistributedOptimizer shares the param_groups of the wrapped optimizer, so
+    a scheduler may be made for either.
 
-    By default parameters are new when step() returns, as in torch. With overlap=True step() returns earlier: each layer
-    waits for its own parameters before its forward pass; the first forward pass of a model in eval mode, and
-    model.state_dict(), wait for all. Call wait() before any other code reads or writes parameters. Under
-    apply="backward" parameters change before step(). p.grad lies in the exchange: you may read it at any time, but
-    change it only after synchronize().
+    By default parameters are new when step() returns, as in torch. With overlap=True step() returns earlier. Each layer
+    then waits for its own parameters before its forward pass. The first forward pass of a model in eval mode, and
+    model.state_dict(), wait for all parameters. Call wait() before any other code reads or writes parameters.
+
+    With apply="backward" parameters change before step(). p.grad lies in the exchange's memory: you may read it at any
+    time, but change it only after synchronize().
 
     Args:
-        optimizer: an optimizer of torch that has all parameters to train; frozen ones may be thawed later.
-        ctx: the ranks.
+        optimizer: an optimizer of torch that has all parameters to train. Frozen parameters among them may be unfrozen
+            later.
+        ctx: the context of the ranks.
         model: the module that has these parameters. They must be float32, or bfloat16 or float16, for which the
-            exchange keeps float32 masters; and lie on the CPU or on one CUDA device (docs/torch.md). Compile a model
-            before you give it.
+            exchange keeps float32 masters. They must lie on the CPU or on one CUDA device (docs/torch.md). Compile a
+            model before you pass it.
         apply: "step": gradients are exchanged while the backward pass runs, and step() applies them. "backward": each
             gradient is also applied as soon as all ranks have it, if nothing in this backward pass reads the weight
-            again. This is fastest, but refuses synchronize, clip_norm and GradScaler. "after": nothing is sent before
-            step(), as with a plain parameter server (section 5); it serves as a baseline.
+            again; this is fastest, but synchronize, clip_norm and GradScaler raise an error. "after": nothing is sent
+            before step(), as with a plain parameter server (section 5); this is a baseline for comparisons.
         clip_norm: the largest norm of the mean gradient, as in torch.nn.utils.clip_grad_norm_; all ranks compute the
-            same bits. Under SSP(s) and ASYNC, which apply each rank's update by itself, it limits the norm of each
-            rank's own gradient; with a quorum, the norm of the mean over the ranks in the quorum.
+            same bits. SSP(s) and ASYNC apply each rank's update by itself, so there it limits the norm of each rank's
+            own gradient. With a quorum it limits the norm of the mean over the ranks in the quorum.
         backward_passes_per_step: how many backward passes are summed on this rank before their gradient is exchanged.
-        buffers: "local": each rank keeps its own; "broadcast": all take rank 0's after each step; "average": all take
-            the mean after each step. Buffers that are not floating-point stay local.
-        sparse: "dense": sparse gradients are made dense and exchanged, with a warning; "refuse": they raise an error.
-        topology: None (hpcomm.parameter_hub chooses by its options), a ParameterServer, a Hierarchy, or a graph, as
-            hpcomm.stochastic_reduce takes it. On a graph the optimizer steps on each rank, which then averages its
-            model with its neighbours' models.
-        consistency: with servers BSP, SSP(s), ASYNC or a quorum; on a graph any that Exchange takes there.
-        codec: of gradients, as Exchange takes it; a mapping has the names of the model's parameters.
+        buffers: "local": each rank keeps its own buffers. "broadcast": all ranks take rank 0's after each step.
+            "average": all ranks take the mean after each step. Buffers that are not floating-point are always local.
+        sparse: "dense": sparse gradients are made dense and exchanged, with a warning. "refuse": sparse gradients raise
+            an error.
+        topology: a ParameterServer, a Hierarchy, or a graph, as hpcomm.stochastic_reduce takes it. With None,
+            hpcomm.parameter_hub chooses from its options. On a graph the optimizer steps on each rank, which then
+            averages its model with its neighbours' models.
+        consistency: with servers BSP, SSP(s), ASYNC or a quorum; on a graph any consistency that Exchange takes there.
+        codec: the codec of gradients, as Exchange takes it. A mapping has the names of the model's parameters as its
+            keys.
         overlap: whether step() returns before the parameters have come. Between hosts this saves 2 to 9 % of a step (an
-            LSTM's step takes from 7 % less to 2 % more). None: init(overlap=) or HPCOMM_OVERLAP decides; default False.
-        way: the form in which each linear layer's update is sent (Poseidon, section 3.2). Forms are "ps" (a matrix,
+            LSTM's step takes from 7 % less to 2 % more). With None, init(overlap=) or HPCOMM_OVERLAP decides; the
+            default is False.
+        way: the form in which each linear layer's update is sent (Poseidon, section 3.2). The forms are "ps" (a matrix,
             through servers), "factors" (pairs of vectors, to all ranks), "adam" (pairs to one server, the matrix back)
-            and "1bit". Give one form for all linear layers; a mapping from names of parameters to forms, in which the
-            default is "ps"; "auto": hpcomm takes a matrix or pairs, by the smaller time at the rates measured on
-            this machine; or "paper": algorithm 1 chooses, which counts bytes. None: init(way=) or HPCOMM_WAY, otherwise
-            "ps". It needs apply="step" or "after", BSP, and an optimizer that becomes a rule. Keys named in topology=
-            or codec= keep the form given there.
+            and "1bit". Give one form for all linear layers, or a mapping from names of parameters to forms; parameters
+            that the mapping lacks get "ps". With "auto" hpcomm chooses a matrix or pairs, by the smaller time at the
+            rates measured on this machine. With "paper" algorithm 1 chooses, which counts bytes. With None, init(way=)
+            or HPCOMM_WAY decides; the default is "ps". Forms other than "ps" need apply="step" or "after", BSP, and an
+            optimizer that becomes a rule. Keys named in topology= or codec= keep the form given there.
         batch: K, the most rows that a linear layer has in one step on one rank: samples times positions times calls.
-            None: the first step sends matrices, and then K is twice the most rows that any rank has had.
-        revisit: after how many steps "auto" measures and decides again; None: never.
+            With None, the first step sends matrices, and then K is twice the most rows that any rank has had.
+        revisit: after how many steps "auto" measures and decides again; None means never.
         lossy: whether "auto" also compares bfloat16, TopK(0.01) and OneBit() for each parameter of 4,096 elements or
-            more; or a list of the codecs to compare, such as [Threshold(1e-3)]. A change of way drops their residuals.
-        skip_weight_grad: autograd does not compute the gradients of weights that are sent as pairs: p.grad stays None
-            unless synchronize fills it. A call of torch.autograd.grad through such a layer then adds to its gradient.
+            more. A list names other codecs to compare, such as [Threshold(1e-3)]. A change of way drops the codecs'
+            residuals.
+        skip_weight_grad: whether autograd skips the gradients of weights that are sent as pairs. p.grad then stays None
+            unless synchronize fills it, and a call of torch.autograd.grad through such a layer adds to the layer's
+            gradient.
         options: plan (PlanOptions), engine (EngineOptions), reduce, codec_out and progress, as in Exchange; placement
-            and servers, as in ParameterServer. With placement="NCC" or "NCS" some ranks only serve (PHub, section 2.2):
-            they make the same optimizer, and call serve in place of the training loop. Means are then over the workers
-            alone, exchange.plan.workers.
+            and servers, as in ParameterServer. With placement="NCC" or "NCS" some ranks only serve (PHub, section 2.2).
+            Such a rank makes the same optimizer, and calls serve in place of the training loop. Means are then over the
+            workers alone, exchange.plan.workers.
 
     Attributes:
-        context: the ranks.
-        exchange: the exchange, with the parameters by name; call wait() before you use it. ModelCheckpointer saves it.
+        context: the context of the ranks.
+        exchange: the exchange, which has the parameters by name. Call wait() before you use it. ModelCheckpointer saves
+            it.
 
     Raises:
-        InvalidArgument: this or another rank gave an invalid argument; or a parameter has another dtype, is not one of
-            the model's, or lies on another device than the first.
-        ConfigError: ranks disagree, or the optimizer has state on some rank but not on rank 0.
+        InvalidArgument: this or another rank gave an invalid argument; or a parameter has a dtype that is not allowed,
+            is not one of the model's, or lies on another device than the first parameter.
+        ConfigError: ranks gave different arguments; or the optimizer has state on some rank but not on rank 0.
     """
 
     grad_scale: Tensor | None
@@ -167,7 +177,8 @@ class DistributedOptimizer(Wrapper):
         self._ready = True
 
     def _take_up(self, asked: Asked) -> None:
-        """Makes the exchange, and gives all ranks rank 0's buffers and the parameters that are not in the exchange."""
+        """Makes the exchange. Gives all ranks rank 0's buffers, and rank 0's parameters that are not in the
+        exchange."""
         ctx, rules, optimizer = asked.context, asked.rules, asked.optimizer
         self.context, self._counts, self._rules, self._ways = ctx, asked.counts, rules, asked.ways
         self._overlap = asked.args.overlap
@@ -186,7 +197,7 @@ class DistributedOptimizer(Wrapper):
         mode.extra.append(self._buffers)
 
     def _tie(self, asked: Asked) -> None:
-        """Puts hooks on the model and the wrapped optimizer; from here on the exchange holds the state."""
+        """Puts hooks on the model and the wrapped optimizer. From here on the owners keep the optimizer's state."""
         keys, mode = asked.keys, self._mode
         self._layers = Layers(self.context, self._model, keys)
         self._layers.begin(mode)
@@ -202,7 +213,8 @@ class DistributedOptimizer(Wrapper):
 
     @torch.no_grad()
     def _own_state(self, loaded: Mapping[str, state.Loaded] | None, rules: Rules) -> None:
-        """Makes the owners keep the optimizer's state from here on; they start with the wrapped optimizer's state."""
+        """Makes the owners keep the optimizer's state from here on. They start with the state that the wrapped
+        optimizer has."""
         me = ref(self)
 
         def reset(keys: Sequence[ParamKey]) -> None:
@@ -219,8 +231,9 @@ class DistributedOptimizer(Wrapper):
         self._wrapped.state = self._owned  # type: ignore[assignment]
 
     def _watch(self) -> list[RemovableHandle]:
-        """Puts hooks on the wrapped optimizer. load_state_dict makes new param_groups: followed if it steps on each
-        rank. If the exchange has its rule, load_state_dict and state_dict are refused, as owners keep the state."""
+        """Puts hooks on the wrapped optimizer. If it steps on each rank, the hook of load_state_dict follows the new
+        param_groups. If the exchange has its rule, its load_state_dict and state_dict raise an error, since the owners
+        keep the state."""
 
         def refused(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             raise _not_here("load_state_dict")
@@ -250,7 +263,7 @@ class DistributedOptimizer(Wrapper):
     @named("the reset of optimizer.state", every=True)
     @torch.no_grad()
     def _reset_state(self, keys: Sequence[ParamKey]) -> None:
-        """Resets the state of these keys, as in a new optimizer. Collective."""
+        """Resets the state of these keys to that of a new optimizer. Collective."""
         if self._join is not None:
             raise NotSupported(
                 "optimizer.state is reset in a join block, where ranks that have run out of batches do not take part: "
@@ -266,7 +279,7 @@ class DistributedOptimizer(Wrapper):
         self._move()
 
     def _load(self, found: Mapping[str, state.Loaded], *, drops: bool) -> None:
-        """Makes the owners take this state, and the parameters that the trainer has written since the last step."""
+        """Gives the owners this state, and the parameters that the trainer has written since the last step."""
         mode = self._mode
         mode.take_written()
         mode.workers.send(
@@ -275,7 +288,7 @@ class DistributedOptimizer(Wrapper):
         state.load(mode.exchange, found, drops=drops)
 
     def _check_wrapped(self) -> None:
-        """Refuses changes of the wrapped optimizer that the exchange would not follow."""
+        """Raises if the wrapped optimizer was changed in a way that the exchange cannot follow."""
         if self._held is None:
             return
         wrapped, (own, of_class) = self._wrapped, self._steps_by
@@ -294,7 +307,7 @@ class DistributedOptimizer(Wrapper):
             self._steps_by = _step_of(wrapped)
 
     def _hook(self) -> None:
-        """Puts hooks on parameters that are trained and have none yet."""
+        """Puts hooks on those trained parameters that have none yet."""
         if isinstance(self._mode, Neighbours):
             return
         for key in self._mode.keys:
@@ -307,22 +320,23 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.step()", every=False)
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Applies all ranks' gradients of the backward passes since the last step. Collective.
+        """Applies the mean of all ranks' gradients from the backward passes since the last step. Collective.
 
-        Returns closure's loss, or None, when parameters and buffers are new; with overlap=True it returns as soon as
-        the updates have begun, see wait. closure computes the loss and its gradients; it is called once.
+        Returns the loss that closure returns; None without a closure. It returns when parameters and buffers are new.
+        With overlap=True it returns as soon as the updates have begun (see wait()). closure must compute the loss and
+        its gradients; it is called once.
 
         Raises:
             InvalidArgument: a gradient was changed after its exchange had begun.
-            NotSupported: a GradScaler calls step in a join block, on this rank or another.
-            PeerFailed, Timeout: as in every call of the exchange. PeerFailed also if another rank has made fewer steps
-                and has ended: use join for unequal numbers of batches.
+            NotSupported: a GradScaler calls step() in a join block, on this rank or another.
+            PeerFailed, Timeout: as in every call of the exchange. PeerFailed is also raised if another rank has ended
+                after fewer steps: use join for unequal numbers of batches.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._mode.starts.drain()  # so all ranks refuse below after the same pushes
+        self._mode.starts.drain()  # then all ranks raise the errors below after the same pushes
         self._check_wrapped()
         self._layers.settle()
         scaling = self._scaling()
@@ -335,14 +349,14 @@ class DistributedOptimizer(Wrapper):
         except PeerFailed as failed:
             raise self._mode.explained(failed, made) from failed
         except InvalidArgument:
-            self._mode.starts.drain()  # so all ranks refuse after the same pushes
+            self._mode.starts.drain()  # then all ranks refuse after the same pushes
             raise
         self._call_hooks(self._wrapped._optimizer_step_post_hooks)
         return loss
 
     def _call_hooks(self, hooks: Mapping[int, Callable[..., Any]]) -> None:
-        """Calls the step hooks of the wrapped optimizer if the exchange has its rule, as then its step is not
-        called."""
+        """Calls the step hooks of the wrapped optimizer if the exchange has its rule, since its own step() is then
+        never called."""
         users = [hook for number, hook in hooks.items() if number != self._guard.id]
         if users and self._rules is not None:
             self.wait()
@@ -352,7 +366,7 @@ class DistributedOptimizer(Wrapper):
     def _take(self, scaling: Scaling | None) -> None:
         with self.context.span("optimizer"), self._own_step():
             self._mode.step(scaling)
-            self._wrapped._opt_called = True  # type: ignore[attr-defined]  # schedulers check it
+            self._wrapped._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers check it
             self._buffers.step()
             if self._overlap:
                 self._layers.wait_late()
@@ -364,7 +378,7 @@ class DistributedOptimizer(Wrapper):
             self._hook()
 
     def _follow(self) -> None:
-        """Takes part in a step of the other ranks after this rank has run out of batches."""
+        """Takes part in a step of the other ranks, after this rank has run out of batches."""
         for key in self._mode.keys:
             key.param.grad = None
         self._layers.settle()
@@ -373,8 +387,8 @@ class DistributedOptimizer(Wrapper):
 
     @named("optimizer.zero_grad()", every=False)
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears gradients as torch does. Between backward and step it also withdraws the gradients that were sent;
-        then every rank must call it."""
+        """Clears the gradients as torch does. If it is called between backward() and step(), it also withdraws the
+        gradients that were sent; then every rank must call it."""
         mode = self._mode
         if mode.begun or mode.touched:
             mode.forget()
@@ -386,8 +400,8 @@ class DistributedOptimizer(Wrapper):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Lets backward passes in this with block add to p.grad and send nothing. The first backward pass after the
-        block sends the sum."""
+        """Returns a with block in which backward passes add to p.grad and send nothing. The first backward pass after
+        the block sends the sum."""
         before, self._mode.quiet = self._mode.quiet, True
         try:
             yield
@@ -397,20 +411,20 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.synchronize()", every=True)
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Waits for all gradients and makes p.grad the mean of all ranks. Collective.
+        """Waits for all gradients, and sets p.grad to the mean of all ranks. Collective.
 
-        Before step, you may then read p.grad, or change it in the same way on all ranks (clip_grad_norm_,
-        GradScaler.unscale_).
+        Call it before step(). Then you may read p.grad, or change it in the same way on all ranks (clip_grad_norm_,
+        GradScaler.unscale_). Other consistencies than BSP differ:
 
-        - Under SSP(s) and ASYNC p.grad stays this rank's own gradient, which may be changed in any way. No other rank
-          need make the call.
-        - With a quorum p.grad becomes the mean of the ranks that were in time, and may only be scaled. No other rank
-          need make the call; with a quorum of hosts, no rank of another host. If the mean has already been applied,
-          p.grad stays this rank's own gradient.
+        - Under SSP(s) and ASYNC p.grad stays this rank's own gradient, which may be changed in any way. The call is not
+          collective.
+        - With a quorum p.grad becomes the mean of the ranks that were in time, and may only be scaled. The call is not
+          collective; with a quorum of hosts, it is collective over the ranks of each host. If the mean has already been
+          applied, p.grad stays this rank's own gradient.
 
         Raises:
-            NotSupported: apply="backward", a graph, a join block.
-            InvalidArgument: with a quorum, in a second call: p.grad was changed by more than a factor.
+            NotSupported: apply is "backward", the topology is a graph, or this rank is in a join block.
+            InvalidArgument: with a quorum, in a second call: p.grad was changed in another way than by a factor.
         """
         if self._join is not None:
             raise NotSupported("synchronize: ranks that have run out of batches do not take part: give clip_norm")
@@ -419,18 +433,18 @@ class DistributedOptimizer(Wrapper):
 
     @named("optimizer.wait()", every=False)
     def wait(self) -> None:
-        """Waits until the parameters of the last step have come and may be read."""
+        """Waits until the parameters of the last step have come. Then they may be read."""
         self._mode.wait()
 
     @property
     def ways(self) -> Ways:
-        """The way of each layer, and why it was chosen; print it."""
+        """The way of each layer, and why it was chosen. Print the value to see a table."""
         return self._ways
 
     @named("optimizer.measure_ways()", every=True)
     @torch.no_grad()
     def measure_ways(self, rounds: int = 3) -> Ways:
-        """Exchanges each key by itself, and adds its best time of some rounds, and its bytes, to the table of ways.
+        """Exchanges each key alone, in some rounds, and adds the key's best time and its bytes to the table of ways.
 
         Collective. Call it after zero_grad() and before a backward pass; parameters stay as they are.
 
@@ -467,14 +481,14 @@ class DistributedOptimizer(Wrapper):
                 step = optimizer.recover("checkpoints").clock
 
         Args:
-            checkpoint: a directory of ModelCheckpointer, from which parameters come whose owner died.
-            survivors: True: parameters whose owner died come from the remaining ranks, and their optimizer state
-                becomes zero; no checkpoint is needed.
+            checkpoint: a directory of a ModelCheckpointer. Parameters whose owner died are restored from it.
+            survivors: if True, parameters whose owner died come from the remaining ranks, their optimizer state becomes
+                zero, and no checkpoint is needed.
             timeout: seconds for each part; None means the context's default.
 
         Returns:
-            the result of hpcomm.recover; its clock is the step to continue with. context and exchange are new objects
-            afterwards.
+            The result of hpcomm.recover(); its clock is the step to continue with. The attributes context and exchange
+            are new objects afterwards.
 
         Raises:
             HpcommError: as hpcomm.recover.
@@ -494,51 +508,53 @@ class DistributedOptimizer(Wrapper):
         self._buffers = make_buffers(self.context, self._model, self._buffers_kind, mode.workers, self._progress)
         self._layers.replace(mode.extra[0], self._buffers)
         mode.extra = [self._buffers]
-        self._uneven.followed = 0  # all ranks count their steps from this one
+        self._uneven.followed = 0  # all ranks count their steps from here
         return replace(found, extra=extra)
 
     @named("optimizer.written()", every=True)
     def written(self) -> None:
-        """Tells the exchange that the trainer has written parameters in place between two steps, the same values on all
-        ranks.
+        """Tells the exchange that the trainer has written parameters in place between two steps, with the same values
+        on all ranks.
 
-        Collective if owners keep other values than these (16-bit parameters, codec_out, SSP): owners then take the
-        written values.
+        Collective if owners keep other values than the parameters' (16-bit parameters, codec_out, SSP): owners then
+        take the written values.
         """
         if any(key.apart for key in self._mode.keys):
             self._loaded()
 
     @named("optimizer.allgather()", every=True)
     def allgather(self, data: bytes) -> list[bytes]:
-        """Returns the bytes that every worker gives, in the order of ranks; all must give the same number of bytes.
+        """Returns the bytes that each worker gives, in the order of ranks. All workers must give equally many bytes.
 
-        Collective over the workers. Context.allgather would also wait for ranks that only serve.
+        Collective over the workers. (Context.allgather would also wait for ranks that only serve.)
         """
         return self._workers.allgather(data)
 
     @named("optimizer.serve()", every=True)
     @torch.no_grad()
     def serve(self, timeout: float | None = None) -> None:
-        """Serves until every worker has closed its optimizer: the training loop of a rank that only serves.
+        """Serves until every worker has closed its optimizer. A rank that only serves calls it in place of the training
+        loop.
 
-        Such ranks exist with placement="NCC" or "NCS" (PHub, section 2.2). The call takes part in the workers'
+        Such ranks exist with placement="NCC" or "NCS" (PHub, section 2.2). The call takes part in the workers' calls of
         state_dict, load_state_dict and model.load_state_dict, and in the saves of their ModelCheckpointer: make the
         ModelCheckpointer, and call restore, before this call. This rank's model keeps its old values.
 
-        timeout: seconds; None means no deadline.
+        Args:
+            timeout: seconds until Timeout is raised; None means no deadline.
 
         Raises:
             InvalidArgument: this rank is a worker; workers serve others in their own calls.
-            PeerFailed: a rank died. To continue, every remaining rank calls optimizer.recover(), and this rank serve
-                again.
-            Timeout: some worker had not closed after timeout seconds.
+            PeerFailed: a rank died. To continue, every remaining rank calls optimizer.recover(), and this rank calls
+                serve again.
+            Timeout: some worker had not closed its optimizer after timeout seconds.
         """
         self._mode.serve(self._uneven.savers, timeout)
 
     @named("optimizer.close()", every=True)
     def close(self) -> None:
-        """Waits for the last step, and takes the hooks off the model, which keeps its parameters. A second call does
-        nothing."""
+        """Waits for the last step, and takes the hooks off the model. The model keeps its parameters. A second call
+        does nothing."""
         self._close(self._workers, self._mode, self._buffers)
 
     def _let_go(self) -> None:
@@ -547,7 +563,7 @@ class DistributedOptimizer(Wrapper):
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of the parameters; recover replaces it."""
+        """The exchange of the parameters. recover() replaces it."""
         return self._mode.exchange
 
     @property
@@ -560,8 +576,8 @@ class DistributedOptimizer(Wrapper):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the wrapped optimizer in torch's format, which the plain optimizer can load.
 
-        Collective, because the state lies at its owners. 16-bit parameters also have an entry "master". Codecs'
-        residuals are not included; ModelCheckpointer saves them too.
+        Collective, because each owner has a part of the state. The state of a 16-bit parameter also has an entry
+        "master", its float32 values. Codecs' residuals are not included; ModelCheckpointer saves them too.
         """
         self._check_between("state_dict()")
         self._settle()
@@ -572,7 +588,7 @@ class DistributedOptimizer(Wrapper):
         return self._with_state(state.export(self._mode.exchange, self._mode.keys, self._rules.forms))
 
     def _with_state(self, found: dict[Tensor, Any]) -> dict[str, Any]:
-        """Returns state_dict of the wrapped optimizer, as if it had this state."""
+        """Returns state_dict() of the wrapped optimizer, in which the state is replaced by found."""
         wrapped = self._wrapped
         if self._held is None:
             return wrapped.state_dict()
@@ -585,12 +601,12 @@ class DistributedOptimizer(Wrapper):
     @named("optimizer.load_state_dict()", every=True)
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of a plain optimizer or of a DistributedOptimizer, and drops codecs' residuals.
+        """Loads the state of a plain optimizer or of a DistributedOptimizer. Drops codecs' residuals.
 
-        Collective: give the same state on every rank.
+        Collective; every rank must give the same state.
 
         Raises:
-            InvalidArgument: the state has other groups or other shapes.
+            InvalidArgument: the state has other parameter groups or other shapes.
         """
         self._check_between("load_state_dict()")
         self._mode.wait()
@@ -604,7 +620,7 @@ class DistributedOptimizer(Wrapper):
         numbers = [n for group in theirs for n in group["params"]]
         by_number = dict(zip(numbers, params, strict=True))
         given = {by_number[n]: own for n, own in state_dict["state"].items() if n in by_number}
-        found = state.parse(self._mode.keys, self._rules.forms, given)  # before anything is written
+        found = state.parse(self._mode.keys, self._rules.forms, given)  # raises before anything is written
         self._load_groups(theirs)
         self._load(found, drops=True)
         self._move()
@@ -613,8 +629,8 @@ class DistributedOptimizer(Wrapper):
 
     @torch.no_grad()
     def _settle(self) -> None:
-        """Before a save: waits for all parameters, and gives the exchange the values that the trainer has written
-        since."""
+        """Prepares a save: waits for all parameters, and gives the exchange the values that the trainer has written
+        since then."""
         self._mode.wait()
         self._mode.take_written()
 
@@ -625,7 +641,7 @@ class DistributedOptimizer(Wrapper):
     @named("model.load_state_dict()", every=True)
     @torch.no_grad()
     def _loaded(self) -> None:
-        """Hook: load_state_dict has written the model, or a module in it."""
+        """Hook: load_state_dict has written the model or one of its modules."""
         mode = self._mode
         if not mode.has_params:
             return
@@ -637,7 +653,7 @@ class DistributedOptimizer(Wrapper):
         self._move()
 
     def _torch_side(self) -> dict[str, Any]:
-        """Returns the state that a checkpoint of the exchange lacks."""
+        """Returns the state that a checkpoint must have in addition to the exchange."""
         modules = {name: module.get_extra_state() for name, module in beside.states(self._model).items()}
         return {"optimizer": self._with_state({}), **self._tensors(), beside.STATES: modules}
 
@@ -645,7 +661,7 @@ class DistributedOptimizer(Wrapper):
         return {**self._tensors(), beside.STATES: beside.states(self._model)}
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Returns the model's tensors whose values are not in the exchange."""
+        """Returns those tensors of the model whose values are not in the exchange."""
         keys = self._mode.keys
         found = beside.tensors(self._model, [key.param for key in keys])
         if not self._mode.has_params:
@@ -683,8 +699,8 @@ class DistributedOptimizer(Wrapper):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """GradScaler.step reads this before it looks for Inf in p.grad, and as it is True leaves unscaling to step. In
-        a join block step refuses the scaler: a rank that has run out of batches would not look."""
+        """True. GradScaler.step reads it before it looks for Inf in p.grad, and then leaves unscaling to step(). In a
+        join block step() refuses the scaler, since a rank that has run out of batches would not look for Inf."""
         if self._ready and self._join is None and (self._mode.begun or self._mode.touched):  # others may read it too
             self._check_scaler()
         return True
@@ -710,7 +726,7 @@ class DistributedOptimizer(Wrapper):
 
 
 def _step_of(optimizer: Optimizer) -> tuple[Any, Any]:
-    """Returns step() of the instance, if it has its own, and of the class."""
+    """Returns the step() that the instance has itself, or None, and the step() of its class."""
     return optimizer.__dict__.get("step"), type(optimizer).step
 
 

@@ -1,5 +1,6 @@
-"""optimizer.state if the owners of an exchange keep the state. It shows which parameters have state, and under which
-names; it can be reset. state_dict() reads the tensors, and load_state_dict() writes them."""
+"""The value of optimizer.state if the owners of an exchange keep the state. It shows which parameters have state, and
+the names of their values; it can also be reset. The values themselves are read by state_dict() and written by
+load_state_dict()."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ _ABSENT: Any = object()
 
 
 class Held:
-    """The parameters that have state, as far as a rank can tell: after a step, all that are or were trained."""
+    """The parameters that have state, as far as a rank knows: after a step, all parameters that are or were trained."""
 
     def __init__(
         self,
@@ -27,14 +28,14 @@ class Held:
         hooked: Container[int],
         reset: Callable[[Sequence[ParamKey]], None],
     ) -> None:
-        """hooked: the ids of keys that are or were trained. reset: resets the state of keys, as in a new optimizer;
-        collective."""
+        """hooked: the ids of keys that are or were trained. reset: a function that resets the state of keys to that of
+        a new optimizer; it is collective."""
         self._keys: dict[Any, ParamKey] = {key.param: key for key in keys}
         self._forms, self._counts, self._hooked, self._reset = forms, counts, hooked, reset
-        self._since: dict[Any, int] = {}  # by parameter: the step of its last reset; -1: state was loaded
+        self._since: dict[Any, int] = {}  # for each parameter, the step of its last reset; -1 if state was loaded
 
     def loaded(self, params: Container[object]) -> None:
-        """Notes that state was loaded, for these parameters."""
+        """Notes that state was loaded for these parameters."""
         self._since = {param: -1 if param in params else self._counts.steps for param in self._keys}
 
     def params(self) -> list[Tensor]:
@@ -50,7 +51,7 @@ class Held:
         return param in self._keys
 
     def names(self, param: object) -> tuple[str, ...]:
-        """Returns the names of the values in a parameter's state; () if it has none."""
+        """Returns the names of the values in a parameter's state; () if the parameter has no state."""
         if not self.has(param):
             return ()
         key = self._keys[param]
@@ -59,15 +60,15 @@ class Held:
         return (*(("step",) if form.counts else ()), *form.state, *master)
 
     def reset(self, params: Sequence[object] | None = None) -> None:
-        """Resets the state of params; None: of all."""
+        """Resets the state of these parameters; of all parameters if params is None."""
         keys = list(self._keys.values()) if params is None else [self._keys[param] for param in params]
         self._reset(keys)
         self._since |= {key.param: self._counts.steps for key in keys}
 
 
 class Entry(MutableMapping[str, Any]):
-    """The state of a parameter: a rank knows its names but not its values. popped: the names before pop reset the
-    state."""
+    """The state of a parameter. A rank knows the names of the values, but not the values. popped: the names that the
+    state had before pop() reset it."""
 
     def __init__(self, state: "OwnedState", param: Tensor, popped: tuple[str, ...] | None = None) -> None:
         self._state, self._param, self._popped = state, param, popped
@@ -111,10 +112,11 @@ class Entry(MutableMapping[str, Any]):
 
 
 class OwnedState(MutableMapping[Any, Any]):
-    """An Entry for each parameter. A reset (clear(), `= {}` or del of an entry) is collective.
+    """A mapping that has an Entry for each parameter. To reset state, by clear(), `= {}` or del of an entry, is
+    collective.
 
     Attributes:
-        held: None if the DistributedOptimizer is gone.
+        held: the Held of the optimizer; None if the DistributedOptimizer is gone.
     """
 
     def __init__(self, held: Held) -> None:
@@ -176,7 +178,7 @@ class OwnedState(MutableMapping[Any, Any]):
         raise elsewhere("copies the state")
 
     def replace(self, value: Any) -> None:
-        """Handles optimizer.state = value: an empty value resets the state."""
+        """Handles the assignment optimizer.state = value. An empty value resets the state."""
         if value is self:
             return
         if not isinstance(value, Mapping) or value:

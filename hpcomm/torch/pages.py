@@ -1,4 +1,4 @@
-"""The ranges of memory in which arrays lie, as a driver registers them."""
+"""The ranges of memory in which arrays lie, in the form in which they are registered with a driver."""
 
 import mmap
 from bisect import bisect_right
@@ -13,9 +13,9 @@ _MAPS = Path("/proc/self/maps")
 
 
 def ranges(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[int, int]]:
-    """Yields address and bytes of the memory of these arrays; adjacent memory is one range. If an array lies in memory
-    shared with other processes, the range is this whole memory, because an exchange has slots for later pushes in it.
-    Otherwise the range is the array's pages."""
+    """Yields address and size in bytes of memory ranges in which these arrays lie. Adjacent memory is one range. If an
+    array lies in memory shared with other processes, its range is all of this shared memory, since an exchange has
+    slots for later pushes in it. Otherwise its range is the array's pages."""
     page, shared = mmap.PAGESIZE, list(_shared())
     ends = sorted(
         _around(shared, one.ctypes.data // page * page, -(-(one.ctypes.data + one.nbytes) // page) * page)
@@ -34,7 +34,7 @@ def ranges(arrays: Iterable[NDArray[Any]]) -> Iterator[tuple[int, int]]:
 
 
 def _around(shared: list[tuple[int, int]], first: int, last: int) -> tuple[int, int]:
-    """Returns the shared memory around these pages, otherwise the pages."""
+    """Returns the range of shared memory in which these pages lie, otherwise the range of the pages."""
     at = bisect_right(shared, (first, last)) - 1
     for start, end in shared[max(at, 0) : at + 2]:
         if start <= first and last <= end:
@@ -43,8 +43,8 @@ def _around(shared: list[tuple[int, int]], first: int, last: int) -> tuple[int, 
 
 
 def _shared() -> Iterator[tuple[int, int]]:
-    """Yields the memory that is shared with other processes, by rising address. The kernel lists several lines for
-    memory whose parts lie on several NUMA nodes."""
+    """Yields the ranges of memory shared with other processes, by rising address. The kernel lists memory that lies on
+    several NUMA nodes in several lines; they are merged here."""
     start = end = 0
     file = ""
     with suppress(OSError), _MAPS.open(encoding="utf-8", errors="replace") as lines:

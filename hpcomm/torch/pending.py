@@ -1,5 +1,5 @@
-"""Gradients that are being copied from a device to the host's memory: the exchange of each begins when its copy has
-ended."""
+"""Gradients that are being copied from a device to the host's memory. The exchange of a gradient begins when its copy
+has ended."""
 
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Begin = Callable[[], Handle]
 
 
 class PendingStart:
-    """The exchange of a key that begins when a copy has ended. It can be waited for like a Handle."""
+    """The exchange of a key, which begins when a copy has ended. A trainer can wait for it as for a Handle."""
 
     __slots__ = ("_begin", "_handle", "_way", "copy", "name")
 
@@ -38,19 +38,19 @@ class PendingStart:
     def begin(self) -> None:
         assert self._begin is not None
         self._handle = self._begin()
-        del self.copy  # the copy holds the gradient
+        del self.copy  # the copy keeps the gradient alive
         self._begin = None
 
 
 class PendingStarts:
-    """Gradients whose copies are pending, in the order in which the copies began, and therefore end."""
+    """Gradients whose copies are pending. They are in the order in which the copies began, in which they also end."""
 
     def __init__(self, ctx: Context, counts: Counts) -> None:
         self._ctx, self._counts = ctx, counts
         self._sent: deque[PendingStart] = deque()
 
     def send(self, name: str, copy: Copy | None, begin: Begin) -> Any:
-        """Returns the handle of an exchange that begins when the copy has ended. copy None: it begins now."""
+        """Returns the handle of an exchange that begins when the copy has ended. If copy is None, it begins now."""
         if copy is None:
             return begin()
         sent = PendingStart(self, name, copy, begin)
@@ -59,24 +59,24 @@ class PendingStarts:
         return sent
 
     def look(self) -> None:
-        """Begins the exchanges of all gradients whose copies have ended."""
+        """Begins the exchanges of those gradients whose copies have ended."""
         while self._sent and self._sent[0].copy.reached():
             self._begin()
 
     def next(self, timeout: float | None = None) -> None:
-        """Waits for the first pending copy, and begins its exchange."""
+        """Waits until the first pending copy has ended, and begins the exchange of its gradient."""
         sent, start = self._sent[0], monotonic()
         until_reached(self._ctx, sent.name, sent.copy, timeout)
         self._counts.copy_wait += monotonic() - start
         self._begin()
 
     def drain(self) -> None:
-        """Waits for all pending copies, and begins their exchanges."""
+        """Waits until all pending copies have ended, and begins their exchanges."""
         while self._sent:
             self.next()
 
     def drop(self) -> None:
-        """Drops all pending gradients, after their copies have ended, as these still read and write memory."""
+        """Waits until all pending copies have ended, as they read and write memory; then forgets their gradients."""
         while self._sent:
             until_reached(self._ctx, self._sent[0].name, self._sent[0].copy)
             self._sent.popleft()
@@ -84,7 +84,7 @@ class PendingStarts:
     def _begin(self) -> None:
         sent = self._sent[0]
         took = sent.copy.told()
-        sent.begin()  # if it raises, this gradient is still the first
+        sent.begin()  # if it raises, this gradient stays the first one
         self._sent.popleft()
         if took is not None:
             self._counts.seconds_out += took[0]
@@ -94,7 +94,7 @@ def until_reached(ctx: Context, name: str, copy: Copy, timeout: float | None = N
     """Waits until a copy has ended.
 
     Raises:
-        Timeout: it has not ended in time.
+        Timeout: the copy has not ended in time.
     """
     limit, start = ctx.config.timeout if timeout is None else timeout, monotonic()
     while not copy.reached():

@@ -1,4 +1,5 @@
-"""torch's optimizers as rules of the exchange: which rule an optimizer has, and its arguments by parameter group."""
+"""torch's optimizers as rules of the exchange: which rule an optimizer becomes, and the rule's arguments by parameter
+group."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ Group = Mapping[str, Any]  # one of an optimizer's param_groups
 
 @dataclass(frozen=True)
 class Form:
-    """A rule of the exchange, with torch's names of its state.
+    """A rule of the exchange, with the names that torch gives its state.
 
     Attributes:
-        rule: its class.
-        state: torch's names of the values that the owners keep, one for each value of state of an element.
-        counts: whether torch's state has the number of steps.
+        rule: the class of the rule.
+        state: torch's names of the values that owners keep for an element, in the order in which owners keep them.
+        counts: whether torch's state also has the number of steps.
     """
 
     rule: type[BuiltIn]
@@ -31,7 +32,7 @@ class Form:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the arguments, in the order in which read returns them."""
+        """The names of the rule's arguments, in the order in which read() returns them."""
         return names_of(self.rule)
 
 
@@ -44,7 +45,7 @@ _ADAM_W = Form(AdamW, _MOMENTS, True)
 
 
 def form_of(optimizer: torch.optim.Optimizer, group: Group) -> Form | None:
-    """Returns the rule that takes the same steps as torch with this group; None if no rule does."""
+    """Returns the rule that makes the same steps as torch with this group; None if no rule does."""
     kind = type(optimizer)
     if group.get("maximize") or group.get("differentiable"):
         return None
@@ -61,7 +62,7 @@ def form_of(optimizer: torch.optim.Optimizer, group: Group) -> Form | None:
 
 
 def read(form: Form, group: Group) -> tuple[float, ...]:
-    """Returns the arguments of a group, in the order of form.names."""
+    """Returns the rule's arguments for a group, in the order of form.names."""
     known = dict(group)
     if "betas" in group:
         known["beta1"], known["beta2"] = group["betas"]
@@ -70,20 +71,20 @@ def read(form: Form, group: Group) -> tuple[float, ...]:
 
 
 class Rules:
-    """The rules of all groups, with the arguments that the exchange has.
+    """The rules of all parameter groups, with the arguments that the exchange was last told.
 
     Raises:
         InvalidArgument: the rule refuses an argument.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, forms: Sequence[Form], names: Sequence[Sequence[str]]) -> None:
-        """names: of the keys, by group."""
+        """names: for each group, the names of its keys."""
         self._optimizer = optimizer
         self.forms, self._names = list(forms), [list(own) for own in names]
         self._sent = [read(form, group) for form, group in zip(forms, optimizer.param_groups, strict=True)]
 
     def by_key(self) -> dict[str, AnyRule]:
-        """Returns the rule of each key. Keys of a group share one rule."""
+        """Returns the rule of each key by name. Keys of one group share a rule object."""
         found: dict[str, AnyRule] = {}
         for form, values, names in zip(self.forms, self._sent, self._names, strict=True):
             rule = form.rule(**dict(zip(form.names, values, strict=True)))
@@ -91,7 +92,7 @@ class Rules:
         return found
 
     def are_of(self, exchange: Exchange) -> None:
-        """Takes the arguments from another exchange, as they may be older."""
+        """Takes the arguments that this exchange has. They may be older, and update() then tells it the new ones."""
         rule = exchange.rule
         for i, (form, names) in enumerate(zip(self.forms, self._names, strict=True)):
             if names:
@@ -99,10 +100,10 @@ class Rules:
                 self._sent[i] = tuple(getattr(now, name) for name in form.names)
 
     def changed(self) -> list[int]:
-        """Returns the groups whose arguments have changed since the exchange was told.
+        """Returns the numbers of the groups whose arguments have changed since the exchange was told.
 
         Raises:
-            InvalidArgument: a group now asks for another rule.
+            InvalidArgument: a group's settings now need another rule.
         """
         found = []
         for i, (group, form, sent) in enumerate(zip(self._optimizer.param_groups, self.forms, self._sent, strict=True)):
@@ -116,7 +117,7 @@ class Rules:
         return found
 
     def update(self, exchange: Exchange) -> None:
-        """Tells the exchange the arguments that a scheduler or the trainer has changed."""
+        """Tells the exchange those arguments that a scheduler or the trainer has changed."""
         for i in self.changed():
             form, names = self.forms[i], self._names[i]
             values = read(form, self._optimizer.param_groups[i])
@@ -126,8 +127,8 @@ class Rules:
 
 
 def rules_of(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -> Rules | None:
-    """Returns the rules of an optimizer whose groups have keys with these names; None if a group has no rule, or if
-    step() is not torch's."""
+    """Returns the rules of an optimizer. names: for each group, the names of its keys. Returns None if a group has no
+    rule, or if step() is not torch's own."""
     if not steps_as_torch(optimizer):
         return None
     forms = [form_of(optimizer, group) for group in optimizer.param_groups]
@@ -139,13 +140,13 @@ def rules_of(optimizer: torch.optim.Optimizer, names: Sequence[Sequence[str]]) -
 
 
 def numbers(groups: Iterable[Group]) -> list[float]:
-    """Returns all numbers of all groups in one list, so that a rank that has run out of batches can step as the others
+    """Returns all numbers of all groups in one list. With it, a rank that has run out of batches can step as the others
     do."""
     return [float(value) for group in groups for _, values in _numeric(group) for value in values]
 
 
 def set_numbers(groups: Iterable[dict[str, Any]], values: Sequence[float]) -> None:
-    """Writes a result of numbers back into the groups."""
+    """Writes a result of numbers() back into the groups."""
     left = iter(values)
     for group in groups:
         for name, own in _numeric(group):
@@ -154,14 +155,14 @@ def set_numbers(groups: Iterable[dict[str, Any]], values: Sequence[float]) -> No
 
 
 def _like(old: Any, new: float) -> Any:
-    if isinstance(old, Tensor):  # written in place, as a compiled step may read this tensor
+    if isinstance(old, Tensor):  # written in place, as a compiled step may read this tensor object
         return old.fill_(new)
     return int(new) if isinstance(old, int) and new == int(new) else new
 
 
 def _numeric(group: Group) -> list[tuple[str, list[Any]]]:
-    """Returns the entries of a group that are numbers, among them tensors of no dimension, which torch takes as
-    rates."""
+    """Returns the entries of a group that are numbers. Tensors without dimensions count as numbers, since torch takes
+    them as learning rates."""
     found = []
     for name, value in group.items():
         values = list(value) if isinstance(value, tuple | list) else [value]

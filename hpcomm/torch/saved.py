@@ -1,9 +1,9 @@
-"""State that lies in torch and not in the exchange, as bytes that are read without running code: param_groups, tensors
-of the model, the state of an optimizer that steps on every rank. Checkpoints keep it in an entry of extra; at the start
-rank 0 sends it.
+"""State that torch has and the exchange lacks: param_groups, tensors of the model, the state of an optimizer that steps
+on every rank. It becomes bytes that can be read without running code. Checkpoints store them in an entry of extra; at
+the start rank 0 sends them to all ranks.
 
-torch.load(weights_only=True) takes tensors and a few other types. All other values go through checkpoint.values, so
-that each comes back with its type, or is refused when it is saved.
+torch.load(weights_only=True) takes tensors and a few other types. All other values go through checkpoint.values: each
+is read back with its type, or is refused when it is saved.
 """
 
 import io
@@ -24,10 +24,10 @@ _AS_THEY_ARE = (Tensor, nn.Parameter, torch.dtype, torch.device, torch.Size)  # 
 
 
 def dumped(named: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of values. named: the values, under the names that errors use.
+    """Returns values as bytes. named: the values, under the names that errors use for them.
 
     Raises:
-        InvalidArgument: a value could not be read again; the sentence names it.
+        InvalidArgument: a value could not be read back; the error names the value.
     """
     stored: list[Any] = []
 
@@ -48,10 +48,10 @@ def dumped(named: Mapping[str, Any]) -> bytes:
 
 
 def loaded(data: bytes) -> dict[str, Any]:
-    """Returns the values that dumped was given."""
+    """Returns the values from which dumped made the bytes."""
     found = torch.load(io.BytesIO(data), weights_only=True)
     if "values" not in found:
-        return {_SIDE: found}  # an older checkpoint has the state alone
+        return {_SIDE: found}  # an older checkpoint has only the state
     stored = found["stored"]
 
     def get(place: Any) -> Any:
@@ -66,14 +66,14 @@ def loaded(data: bytes) -> dict[str, Any]:
 
 
 def packed(side: dict[str, Any], own: Any) -> dict[str, Any]:
-    """Returns the extra of a checkpoint. side: torch's part; own: the trainer's."""
+    """Returns the extra of a checkpoint. side: the values of torch. own: the trainer's values."""
     if not isinstance(own, Mapping):
         raise InvalidArgument(f"extra is a {type(own).__name__}: must map names to arrays, numbers and texts")
     return {_TORCH: np.frombuffer(dumped({_SIDE: side, "extra": dict(own)}), np.uint8)}
 
 
 def unpacked(extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns torch's part and the trainer's."""
+    """Returns the values of torch and the trainer's values, from the extra of a checkpoint."""
     if _TORCH not in extra:
         raise InvalidArgument("the checkpoint has no model: hpcomm.Checkpointer saved it, and hpcomm.restore loads it")
     found = loaded(np.asarray(extra[_TORCH]).tobytes())

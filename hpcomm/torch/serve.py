@@ -1,5 +1,5 @@
-"""A rank that only serves: it owns parameters and their optimizer state, and trains nothing (PHub, section 2.2:
-placements NCC and NCS)."""
+"""The mode of a rank that only serves: it owns parameters and their optimizer state, and trains nothing (PHub, section
+2.2: placements NCC and NCS)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ from .workers import CollectiveCall
 
 
 class Serving(Mode):
-    """The mode of a rank that only serves. Its model gives names, shapes and dtypes, and on rank 0 the first values;
-    none of its tensors lies in the exchange."""
+    """The mode of a rank that only serves. Its model is read for names, shapes and dtypes, and on rank 0 also for the
+    first values. None of the model's tensors lies in the exchange."""
 
     def __init__(
         self, ctx: Context, keys: Sequence[ParamKey], counts: Counts, rules: Rules | None, exchange: Exchange
     ) -> None:
-        """rules: None if the optimizer steps on each worker."""
+        """rules: the rules of the exchange; None if the optimizer steps on each worker."""
         super().__init__(ctx, keys, counts, 1, None)
         self._rules, self.has_params = rules, rules is not None
         self.bind(exchange)
@@ -59,7 +59,7 @@ class Serving(Mode):
             assert self._rules is not None
             found, drops = state.loaded_from(self.workers.receive(size), self.keys, self._rules.forms)
             state.load(self.exchange, found, drops=drops)
-        elif size in savers:  # otherwise the first worker reports that this rank does not save
+        elif size in savers:  # if this rank does not save, the first worker reports it
             savers[size].save_served()
 
     def recovered(self, checkpoint: str | PathLike[str] | None, timeout: float | None, *, survivors: bool) -> Recovered:
@@ -68,7 +68,7 @@ class Serving(Mode):
         return super().recovered(checkpoint, timeout, survivors=survivors)
 
     def take_written(self) -> None:
-        """Does nothing: only the workers' values count."""
+        """Does nothing, since only the workers' values count."""
 
     # ---- calls of a trainer ------------------------------------------------------------------------------------------
 

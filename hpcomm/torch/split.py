@@ -1,6 +1,6 @@
-"""apply="step": while the backward pass runs, owners fold gradients (sum them over ranks and keep the mean). step
-applies the rule key by key; with overlap=True this continues in the next forward pass (Poseidon, section 3.1: wait-free
-backpropagation)."""
+"""apply="step": while the backward pass runs, owners fold gradients: they sum them over ranks and keep the mean. step()
+then applies the rule to one key after the other. With overlap=True the rule is still being applied while the next
+forward pass begins (Poseidon, section 3.1: wait-free backpropagation)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,12 +23,13 @@ from .vote import Vote
 
 
 def made_in_two(make: Callable[..., Exchange], ctx: Context, keys: Sequence[ParamKey], rules: Rules) -> Exchange:
-    """Returns an exchange whose updates take two calls."""
+    """Returns an exchange in which an update takes two calls, fold and apply."""
     return make(ctx, {key.name: key.value() for key in keys}, rules.by_key(), split=True)
 
 
 class Split(Mode):
-    """The mode with two calls a key: fold in the hook, apply in step. This class is for BSP with servers."""
+    """The mode with two calls for each key: the hook calls fold, and step() calls apply. This class is for BSP with
+    servers."""
 
     def __init__(
         self,
@@ -42,8 +43,8 @@ class Split(Mode):
         may_be_pairs: Sequence[ParamKey],
         refuse: Callable[[Sequence[ParamKey], "Split"], None],
     ) -> None:
-        """may_be_pairs: keys that may be sent as pairs of vectors. refuse: called with keys that must be sent as
-        matrices from now on; it remakes the exchange."""
+        """may_be_pairs: the keys that may be sent as pairs of vectors. refuse: a function that is given keys that must
+        be sent as matrices from now on; it remakes the exchange."""
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self.rules, self._make, self._may_be_pairs, self._refuse = rules, make, may_be_pairs, refuse
         self._vote = Vote(ctx, may_be_pairs) if may_be_pairs else None
@@ -53,17 +54,18 @@ class Split(Mode):
         return made_in_two(self._make, self.context, self.keys, self.rules)
 
     def remake(self) -> None:
-        """Between two steps: replaces the exchange by a new one of make, with the same parameters and state.
-        Collective.
+        """Replaces the exchange by a new one that make() returns, with the same parameters and state. Collective,
+        between two steps.
 
-        Codecs' residuals are dropped. If it raises, recover continues from the old exchange, even if that is closed.
+        Codecs' residuals are dropped. If remake() raises, recover() continues from the old exchange, even if that is
+        closed.
         """
         self.wait()
         owned = state.gather(self.exchange)
         self.exchange.close()
         made = self._made()
         state.load(made, {name: state.Loaded(*own) for name, own in owned.items()})
-        self.context.barrier()  # all ranks have the new exchange, or none has
+        self.context.barrier()  # past it, all ranks have the new exchange
         self.bind(made)
 
     def bind(self, exchange: Exchange) -> None:
@@ -84,7 +86,7 @@ class Split(Mode):
         self.begun = True
         if key.most:
             self._to_send -= 1
-            if not self._to_send and not self._late:  # so the verdict comes while the backward pass continues
+            if not self._to_send and not self._late:  # then the vote goes on while the backward pass continues
                 self._cast()
 
     def step(self, scaling: Scaling | None) -> None:
@@ -115,13 +117,13 @@ class Split(Mode):
         self.counts.steps += scale is not None
 
     def _left(self, scaling: Scaling | None) -> Scaling | None:
-        """Returns the scaling that the mean still needs."""
+        """Returns the part of the scaling that the mean still needs; None if it needs none."""
         if scaling is not None and scaling.scale is None and not self.synchronized:
             raise InvalidArgument("gradients were unscaled on this rank alone: call optimizer.synchronize() before")
         return scaling
 
     def _scaled(self, unit: float) -> None:
-        """Tells codecs the unit of this step's gradients, so that they scale residuals."""
+        """Tells the codecs the unit of this step's gradients. They scale their residuals by it."""
         if unit == self._unit:
             return
         for key in self.keys:
@@ -129,7 +131,8 @@ class Split(Mode):
         self._unit = unit
 
     def _finish(self, *, again: bool = False) -> None:
-        """Folds gradients that the hooks have not folded. again: also folds gradients that synchronize has averaged."""
+        """Folds the gradients that the hooks have not folded. again: whether to fold gradients that synchronize() has
+        averaged once more."""
         if self.synchronized:
             for key in self.keys:
                 if key.sends_again(again):
@@ -140,19 +143,19 @@ class Split(Mode):
         for key in self.keys:
             if key.sent:
                 continue
-            if key.handle is not None:  # its layer was not used, so nothing has waited
+            if key.handle is not None:  # the key's layer was not used, so nothing has waited
                 key.receive()
             if key.is_there() and self._counts():
                 key.fold = key.push(fold)
             else:
-                if key.param.grad is not None:  # p.grad may lie in the slot, so guard waits
+                if key.param.grad is not None:  # p.grad may lie in the slot, so guard() must wait
                     self._in_place = -1
                 key.fold = key.push_nothing(fold)
         self.starts.drain()
 
     def _counts(self) -> bool:
-        """Returns whether this rank's gradients count. After synchronize all ranks have the mean: if the exchange sums,
-        only the first worker's counts."""
+        """Returns whether this rank's gradients count. After synchronize() all ranks have the mean; if the exchange
+        sums updates, only the first worker's gradients count then."""
         return not self.synchronized or self.workers.is_first or not self.exchange._state.sums
 
     def _cast(self) -> None:
@@ -160,8 +163,8 @@ class Split(Mode):
             self._vote.cast()
 
     def _agree(self) -> None:
-        """Before any mean is used: makes layers that any rank refuses as pairs send matrices on all ranks. The step
-        then folds all gradients once more, and codecs' residuals are dropped."""
+        """Waits for the vote, before any mean is used. Layers that any rank refuses as pairs are sent as matrices by
+        all ranks. If there are any, the step folds all gradients once more, and codecs' residuals are dropped."""
         self._cast()
         if self._vote is None or not self._vote.is_cast:
             return
@@ -179,8 +182,8 @@ class Split(Mode):
         self._finish()
 
     def _squares(self) -> float:
-        """Returns the sum of squares of the mean gradient; the same bits on all ranks, as the order of the keys is the
-        same."""
+        """Returns the sum of squares of the mean gradient. All ranks get the same bits, since they add in the same
+        order of keys."""
         self._wait_folds()
         found = 0.0
         with self.exchange.together():
@@ -213,7 +216,7 @@ class Split(Mode):
         self.synchronized, self.unguarded = True, False
 
     def _free_slots(self) -> None:
-        """Frees the slots, because means are written into them next."""
+        """Makes the slots free, because means are written into them next."""
         for key in self.keys:
             key.leave_kept()
 
@@ -221,8 +224,8 @@ class Split(Mode):
         key.averaged(mean)
 
     def _had(self, zero: Sequence[tuple[ParamKey, Any]]) -> list[tuple[ParamKey, Any]]:
-        """Returns the entries of zero (keys whose mean is zero) for which any rank has a gradient. All ranks then set
-        p.grad to the mean, so that a trainer changes it on all of them. Collective."""
+        """Returns those entries of zero for which any rank has a gradient. zero: keys whose mean is zero, with the
+        means. All ranks then set p.grad to the mean, so that a trainer changes it on all of them. Collective."""
         if not zero:
             return []
         every = self.workers.allgather(bytes(key.is_there() for key, _ in zero))
@@ -245,10 +248,10 @@ class Split(Mode):
             self.starts.drain()
             for key in self.keys:
                 key.find_home()
-                if not key.sent:  # other ranks have folded this key
+                if not key.sent:  # other ranks have folded this key, so this rank must push too
                     key.receive()
                     self._fold(key.name, nothing=True)
-            self._cast()  # other ranks may have cast theirs
+            self._cast()  # other ranks may have cast their votes
             for handle in [self.exchange.split.skip_nb(key.name) for key in self.keys]:
                 handle.wait()
         self._end()
@@ -273,18 +276,18 @@ class Split(Mode):
             self._vote.close(timeout)
 
     def _end(self) -> None:
-        """Forgets the gradients of a step, also if they were withdrawn."""
+        """Forgets the gradients of a step, even if they were withdrawn."""
         self._looked = self.agreed = False
         self._to_send = len(self._pairs)
-        if self._vote is not None and self._vote.is_cast:  # the step was withdrawn
+        if self._vote is not None and self._vote.is_cast:  # the step was withdrawn after the vote
             self._vote.refused()
         super().forget()
 
 
 class SplitAlone(Split):
-    """The mode with two calls a key under SSP(s) and ASYNC, which apply each rank's update by itself. A rank clips,
-    scales and skips its own gradient before it is sent. step waits for no call of another rank, and other ranks need
-    not make it."""
+    """The mode with two calls for each key under SSP(s) and ASYNC, which apply each rank's update by itself. A rank
+    clips, scales and skips its own gradient before it is sent. step() waits for no call of another rank, and other
+    ranks need not call it."""
 
     def _counts(self) -> bool:
         return True
@@ -293,7 +296,7 @@ class SplitAlone(Split):
         return [(key, mean) for key, mean in zero if key.is_there()]
 
     def forget(self) -> None:
-        """Withdraws the gradients: they were not sent, and the next ones take their place."""
+        """Withdraws the gradients. They were not sent, so the next gradients simply replace them."""
         self.starts.drain()
         for key in self.keys:
             key.find_home()
@@ -301,12 +304,12 @@ class SplitAlone(Split):
 
 
 class SplitQuorum(Split):
-    """The mode with two calls a key under a quorum. Ranks are at different steps, and each version of all keys is
-    folded once, so a trainer's change of a mean must be a factor. GradScalers of different ranks have different scales:
-    a rank unscales its gradients before it sends them, and the first step shows whether the trainer has a scaler."""
+    """The mode with two calls for each key under a quorum. Ranks are at different steps, and each version of all keys
+    is folded once, so a trainer may change a mean only by a factor. The GradScalers of ranks may have different scales,
+    so a rank unscales its gradients before it sends them. The first step shows whether the trainer has a scaler."""
 
     _has_scaler: bool | None = None  # None: not known yet
-    _overflows = False  # this rank's gradients are not finite, so they do not count
+    _overflows = False  # whether this rank's gradients are not finite, so that they do not count
 
     def bind(self, exchange: Exchange) -> None:
         super().bind(exchange)
@@ -317,7 +320,7 @@ class SplitQuorum(Split):
             self.passed(key)
             return
         if not self.begun:
-            self.wait()  # for the last version of all keys
+            self.wait()  # until the last version of all keys has come
         super().send(key)
 
     def _left(self, scaling: Scaling | None) -> Scaling | None:
@@ -339,7 +342,7 @@ class SplitQuorum(Split):
         return Scaling(None, scaling.found)
 
     def check_scaler(self) -> None:
-        """Does nothing: the scaler looks at this rank's own gradients."""
+        """Does nothing, since the scaler looks at this rank's own gradients."""
 
     def _counts(self) -> bool:
         return not self._overflows
@@ -358,8 +361,8 @@ class SplitQuorum(Split):
         self._finish() if self.synchronized else super().synchronize()
 
     def _free_slots(self) -> None:
-        """Also writes this rank's own gradient into the array that gather fills. If the mean has already been applied,
-        gather leaves it there."""
+        """Also writes this rank's own gradient into the array that gather() fills. If the mean has already been
+        applied, gather() leaves the array as it is."""
         super()._free_slots()
         for key in self.keys:
             grad, to = key.param.grad, self.exchange.split.gathered(key.name)
@@ -367,7 +370,7 @@ class SplitQuorum(Split):
                 to[...] = 0 if grad is None else as_float32(grad, key.order)
 
     def _averaged(self, key: ParamKey, mean: Any) -> None:
-        """Makes p.grad a copy of the mean, because an owner may apply the mean in its place."""
+        """Sets p.grad to a copy of the mean, since an owner may apply the mean in the same memory."""
         key.averaged(mean, copy=True)
         self._means.append((key, mean))
 
@@ -381,7 +384,7 @@ class SplitQuorum(Split):
 
 
 class After(Split):
-    """apply="after": nothing is sent before step(), as with a plain parameter server."""
+    """apply="after": gradients are sent in step(), as with a plain parameter server."""
 
     def send(self, key: ParamKey) -> None:
         self.passed(key)

@@ -1,5 +1,5 @@
-"""The start of an optimizer, before its exchange is made: the keys, the refusals of arguments by any rank, and the
-state that the wrapped optimizer already has."""
+"""The start of an optimizer, before its exchange is made: makes the keys, lets any rank refuse the arguments, and takes
+the state that the wrapped optimizer already has."""
 
 import hashlib
 import inspect
@@ -37,8 +37,8 @@ from .tensors import broadcast, check_dense, check_written
 
 
 class Options(TypedDict, total=False):
-    """The options of an optimizer that it passes to its exchange, and the options of parameter_hub that say who
-    serves."""
+    """The options of an optimizer: some are passed to its exchange, others are options of parameter_hub that tell which
+    ranks serve."""
 
     plan: PlanOptions
     engine: EngineOptions
@@ -51,16 +51,17 @@ class Options(TypedDict, total=False):
 
 SERVER_OPTIONS = tuple(field.name for field in fields(ParameterServer))
 
-# the number of buffers=, the digest of the given tensors, whether the optimizer has state, its bytes, the error
+# number of the value of buffers=, digest of the given tensors, whether the optimizer has state, the state's bytes, the
+# error
 _OFFER = struct.Struct("<b8sbQ240s")
-_REFUSED = -1  # refused: in place of the number of buffers=
+_REFUSED = -1  # in place of the number of the value of buffers=: this rank refuses
 _TOLD = 240  # bytes of an error's sentence
 _STATE = "the state of the optimizer"
 
 
 def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
-    """Refuses options that the class does not take. If an option is another library's, the error gives hpcomm's name
-    for it.
+    """Raises for options that the class does not take. If an option has the name that another library uses, the error
+    gives hpcomm's name for it.
 
     Raises:
         TypeError: no option has that name.
@@ -82,7 +83,7 @@ def check_options(options: Mapping[str, Any], call: type[Optimizer]) -> None:
 
 
 def exchange_options(options: Mapping[str, Any], codec: Codecs | None) -> dict[str, Any]:
-    """Returns the options in the form that an exchange takes: options given one by one are put into plan and engine."""
+    """Returns the options in the form that Exchange takes: single options are put into the options plan and engine."""
     rest = {name: one for name, one in options.items() if name not in ("codec_out", "reduce", "progress")}
     given = {name: one for name, one in {**options, "codec": codec}.items() if one is not None}
     engine = engine_options(options.get("engine", EngineOptions()), given)
@@ -97,19 +98,19 @@ def made(
     rule: RuleOrRules,
     options: Mapping[str, Any],
 ) -> Exchange:
-    """Returns an Exchange of these values. topology None: parameter_hub chooses it by the options."""
+    """Returns an Exchange of these values. If topology is None, parameter_hub chooses it by the options."""
     if topology is None:
         return parameter_hub(ctx, values, rule=rule, consistency=consistency, **options)
     return Exchange(ctx, values, topology, consistency, rule, **options)
 
 
 def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a ParameterServer among the options."""
+    """Returns those options that are arguments of ParameterServer."""
     return {name: options[name] for name in SERVER_OPTIONS if options.get(name) is not None}
 
 
 def placed(topology: Any, options: Mapping[str, Any]) -> Topology:
-    """Returns the topology that is given as such or by options of parameter_hub."""
+    """Returns the topology that the argument topology or the options of parameter_hub give."""
     named = server_options(options)
     if named and topology is not None:
         raise InvalidArgument(f"topology and {next(iter(named))} are given: give the topology alone")
@@ -119,12 +120,12 @@ def placed(topology: Any, options: Mapping[str, Any]) -> Topology:
 def keys_of(
     optimizer: Optimizer, model: nn.Module, counts: Counts, sparse: str, layers: Mapping[int, nn.Linear]
 ) -> list[ParamKey]:
-    """Returns a key for each parameter of the optimizer, in the order of the model. layers: by id of the weight, the
-    layers whose gradients may be sent as pairs of vectors."""
+    """Returns a key for each parameter of the optimizer, in the order of the model. layers: the layers whose gradients
+    may be sent as pairs of vectors, by id of their weight."""
     groups = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     named = {name: param for name, param in parameters(model) if id(param) in groups}
     for name, param in named.items():
-        check_dense(f"parameter {name!r}", param)  # before numel(), which a lazy parameter lacks
+        check_dense(f"parameter {name!r}", param)  # before numel(), which a lazy parameter does not have
     device, keys = device_of(named), []
     for name, param in named.items():
         group = groups.pop(id(param))
@@ -142,10 +143,11 @@ def keys_of(
 
 
 def given_of(model: nn.Module, keys: Sequence[ParamKey]) -> dict[str, Tensor]:
-    """Returns the tensors that rank 0 gives to all at the start beside the keys: buffers, and parameters that the
-    optimizer lacks. Their names are the ones that errors use.
+    """Returns the tensors other than keys that rank 0 gives to all ranks at the start: buffers, and parameters that the
+    optimizer does not have. Errors use the same names.
 
     Raises:
+        InvalidArgument: a tensor cannot be exchanged or written.
         InvalidArgument: one of them cannot be given.
     """
     mine = {id(key.param) for key in keys}
@@ -160,7 +162,7 @@ def given_of(model: nn.Module, keys: Sequence[ParamKey]) -> dict[str, Tensor]:
 
 
 def overlaps(ctx: Context, given: bool | None) -> bool:
-    """Returns the argument overlap if given, otherwise the setting."""
+    """Returns the argument overlap if it is not None, otherwise the setting of the context."""
     if given is None:
         return ctx.config.overlap
     if not isinstance(given, bool):
@@ -169,7 +171,7 @@ def overlaps(ctx: Context, given: bool | None) -> bool:
 
 
 def check_no_max_norm(model: nn.Module, keys: Sequence[ParamKey]) -> None:
-    """Refuses embeddings that change their weight in a forward pass."""
+    """Raises for embeddings that change their weight in a forward pass (max_norm)."""
     mine = {id(key.param) for key in keys}
     for name, module in model.named_modules():
         looks_up = isinstance(module, nn.Embedding | nn.EmbeddingBag)
@@ -182,7 +184,7 @@ def check_no_max_norm(model: nn.Module, keys: Sequence[ParamKey]) -> None:
 
 
 def check_hooks(model: nn.Module) -> None:
-    """Refuses modules that have parameters but take no hooks, as torch.jit.script makes them."""
+    """Raises for modules with parameters that take no hooks, such as modules of torch.jit.script."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
             try:
@@ -195,13 +197,13 @@ def check_hooks(model: nn.Module) -> None:
 
 
 class Offer(NamedTuple):
-    """The values that a rank brings to the start.
+    """The values that a rank gives the others at the start.
 
     Attributes:
-        buffers: the argument.
-        given: a digest of the names, shapes and dtypes that given_of finds.
-        has_state: whether the wrapped optimizer has state, as after load_state_dict.
-        packed: on rank 0 its state_dict, if it has state.
+        buffers: the argument buffers.
+        given: a digest of the names, shapes and dtypes of the result of given_of.
+        has_state: whether the wrapped optimizer already has state, as after load_state_dict.
+        packed: on rank 0, its state_dict as bytes, if it has state.
     """
 
     buffers: str
@@ -211,7 +213,7 @@ class Offer(NamedTuple):
 
 
 def model_digest(given: Mapping[str, Tensor]) -> bytes:
-    """Returns a digest of the names, shapes and dtypes that given_of finds."""
+    """Returns a digest of names, shapes and dtypes. given: the result of given_of."""
     told = [(what, tuple(one.shape), str(one.dtype)) for what, one in given.items()]
     return hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
 
@@ -224,7 +226,7 @@ def offer_of(ctx: Context, optimizer: Optimizer, buffers: str, given: Mapping[st
 
 
 def tell_refusal(ctx: Context, wrong: Exception) -> None:
-    """Takes part in agree only to tell every rank why this rank refuses its arguments."""
+    """Takes part in agree() only to tell every rank why this rank refuses its arguments."""
     with suppress(HpcommError):
         ctx.allgather(_OFFER.pack(_REFUSED, b"", False, 0, str(wrong).encode()[:240]))
 
@@ -234,8 +236,8 @@ def agree(ctx: Context, offer: Offer) -> int:
 
     Raises:
         InvalidArgument: another rank refuses its arguments.
-        ConfigError: ranks give different buffers, or models with different tensors; or other ranks have state and rank
-            0 does not.
+        ConfigError: ranks gave different buffers=, or models with different tensors; or another rank has state and rank
+            0 has none.
     """
     told = _OFFER.pack(KINDS.index(offer.buffers), offer.given, offer.has_state, len(offer.packed), b"")
     every = [_OFFER.unpack(part) for part in ctx.allgather(told)]
@@ -263,7 +265,7 @@ def take_state(ctx: Context, optimizer: Optimizer, packed: bytes, size: int) -> 
     """Gives the wrapped optimizer rank 0's state and param_groups. Collective.
 
     Raises:
-        InvalidArgument: the optimizer of some rank does not take them.
+        InvalidArgument: on some rank the optimizer does not accept them.
     """
     values = torch.frombuffer(bytearray(packed or size), dtype=torch.uint8)
     broadcast(ctx, [values])

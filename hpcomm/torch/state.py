@@ -16,12 +16,12 @@ from .rules import Form
 from .tensors import as_float32, as_tensor
 from .workers import joined
 
-MASTER = "master"  # in a 16-bit parameter's state: its float32 values
+MASTER = "master"  # the name of a 16-bit parameter's float32 values in its state
 
 
 class ShardRow(NamedTuple):
-    """A row of a shard, which is a result of Exchange.state_dict: which elements of which key it has, and views of its
-    parameters and state in the shard's arrays."""
+    """A row in a shard (a result of Exchange.state_dict). It has the row's key and range of elements, and views of the
+    row's parameters and state in the shard's arrays."""
 
     key: int
     offset: int
@@ -31,7 +31,7 @@ class ShardRow(NamedTuple):
 
 
 def rows(shard: Mapping[str, Any]) -> Iterator[ShardRow]:
-    """Yields the rows of a shard, as views."""
+    """Yields the rows of a shard. Their arrays are views of the shard's."""
     at = state_at = 0
     for key, offset, n in zip(*(shard[name].tolist() for name in ("row_key", "row_offset", "row_count")), strict=True):
         size = int(shard["slots"][key]) * n
@@ -42,8 +42,8 @@ def rows(shard: Mapping[str, Any]) -> Iterator[ShardRow]:
 
 
 class Owned(NamedTuple):
-    """All values that the owners keep of a key: its steps, its parameters and its state, each (count,) in the order of
-    memory."""
+    """All values that the owners keep of a key: steps, parameters and state. Each array has the shape (count,), with
+    the elements in the order of the parameter's memory."""
 
     steps: int
     params: NDArray[np.float32]
@@ -51,15 +51,15 @@ class Owned(NamedTuple):
 
 
 def gather(exchange: Exchange) -> dict[str, Owned]:
-    """Returns the state that owners keep of each key, by name, on every rank. Collective.
+    """Returns on every rank the values that the owners keep of each key, by name. Collective.
 
-    It needs a window of the state's size while it runs. Keys of which each rank has a copy are not sent.
+    While it runs it needs a window of the state's size. Keys of which each rank has a copy are not sent.
     """
     ctx, shard = exchange.context, exchange.state_dict()
     here = [its.copied for its in exchange._state.facts.values()]
     counts, slots = [int(n) for n in shard["counts"]], [int(n) for n in shard["slots"]]
     starts = np.cumsum([0, *(4 * n * (1 + s) for n, s in zip(counts, slots, strict=True))]).tolist()
-    end = -(-starts[-1] // 8) * 8  # from here on lie the steps
+    end = -(-starts[-1] // 8) * 8  # where the steps begin, behind the values
     window = ctx.window(end + 8 * len(counts))
     steps = np.ascontiguousarray(shard["row_step"], np.uint64)
     for i, row in enumerate(rows(shard)):
@@ -85,7 +85,7 @@ def gather(exchange: Exchange) -> dict[str, Owned]:
 
 
 def export(exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form]) -> dict[Tensor, dict[str, Any]]:
-    """Returns torch's state of each parameter that has had a step. Collective."""
+    """Returns the state of each parameter that has made a step, in torch's format. Collective."""
     found: dict[Tensor, dict[str, Any]] = {}
     owned = gather(exchange)
     for key in keys:
@@ -105,7 +105,7 @@ def export(exchange: Exchange, keys: Sequence[ParamKey], forms: Sequence[Form]) 
 
 
 class Loaded(NamedTuple):
-    """The state of a key to load, as in Owned. params: None if torch's state has no master."""
+    """The state of a key that is to be loaded, as in Owned. params: the master; None if torch's state has no master."""
 
     steps: int
     params: NDArray[np.float32] | None
@@ -115,17 +115,18 @@ class Loaded(NamedTuple):
 def parse(
     keys: Sequence[ParamKey], forms: Sequence[Form], given: Mapping[Tensor, Mapping[str, Any]]
 ) -> dict[str, Loaded]:
-    """Returns the state of all keys in the form of load. Every rank parses all keys, so that all ranks refuse the same.
+    """Returns the state of all keys in the form that load() takes. Every rank parses all keys, so that all ranks raise
+    the same errors.
 
     Raises:
-        InvalidArgument: a parameter's state lacks tensors of its optimizer, or they have another shape.
+        InvalidArgument: the state of a parameter lacks tensors that its optimizer needs, or they have another shape.
     """
     return {key.name: _loaded(key, forms[key.group], given.get(key.param, {})) for key in keys}
 
 
 def load(exchange: Exchange, found: Mapping[str, Loaded], *, drops: bool = True) -> None:
-    """Gives the owners this state, as gather returns it. Collective: the same on every rank. drops: whether codecs'
-    residuals are dropped, which belong to the training that ends."""
+    """Gives the owners this state, in the form of the result of gather(). Collective; found must be the same on every
+    rank. drops: whether codecs' residuals are dropped, since they belong to the training that ends."""
     shard, keys = exchange.state_dict(), exchange.plan.keys
     for i, row in enumerate(rows(shard)):
         if keys[row.key].name not in found:
@@ -142,12 +143,12 @@ def load(exchange: Exchange, found: Mapping[str, Loaded], *, drops: bool = True)
 
 
 def values_of(keys: Sequence[ParamKey]) -> dict[str, NDArray[np.float32]]:
-    """Returns the model's values by key, each (count,) in the order of memory."""
+    """Returns the values of each key's parameter, of shape (count,), in the order of the parameter's memory."""
     return {key.name: key.value().reshape(-1) for key in keys}
 
 
 def publish(exchange: Exchange, values: Mapping[str, NDArray[np.float32]]) -> None:
-    """Gives the owners the values that values_of returns. Collective: the same values on every rank."""
+    """Gives the owners the values that values_of returned. Collective; the values must be the same on every rank."""
     shard, names = exchange.state_dict(), [key.name for key in exchange.plan.keys]
     for row in rows(shard):
         if names[row.key] in values:
@@ -156,7 +157,7 @@ def publish(exchange: Exchange, values: Mapping[str, NDArray[np.float32]]) -> No
 
 
 def bytes_of(found: Mapping[str, Loaded], names: Iterable[str], *, drops: bool) -> NDArray[np.uint8]:
-    """Returns the arguments of load as bytes, for a rank that has the same keys. names: of all keys."""
+    """Returns the arguments of load() as bytes, for a rank that has the same keys. names: the names of all keys."""
     head, parts = [int(drops)], []
     for name in names:
         own = found.get(name)
@@ -168,7 +169,7 @@ def bytes_of(found: Mapping[str, Loaded], names: Iterable[str], *, drops: bool) 
 def loaded_from(
     data: NDArray[np.uint8], keys: Sequence[ParamKey], forms: Sequence[Form]
 ) -> tuple[dict[str, Loaded], bool]:
-    """Reads the arguments found and drops of load from the result of bytes_of."""
+    """Reads the arguments found and drops of load() from a result of bytes_of."""
     at = 8 * (1 + 2 * len(keys))
     drops, *head = data[:at].view(np.int64).tolist()
     values, found = data[at:].view(np.float32), {}
@@ -183,18 +184,19 @@ def loaded_from(
 
 
 def values_from(data: NDArray[np.uint8], keys: Sequence[ParamKey]) -> dict[str, NDArray[np.float32]]:
-    """Reads a result of values_of from its bytes."""
+    """Reads a result of values_of from bytes."""
     ends = np.cumsum([key.param.numel() for key in keys])
     return {key.name: part for key, part in zip(keys, np.split(data.view(np.float32), ends[:-1]), strict=True)}
 
 
 def _count_dtype() -> torch.dtype:
-    """Returns the dtype in which torch counts steps. A 16-bit default would round them."""
+    """Returns the dtype in which torch counts steps. If the default dtype has 16 bits, it is not used, since it would
+    round."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
 def _shaped(key: ParamKey, values: NDArray[np.float32]) -> Tensor:
-    """Returns values in the order of memory as a tensor of the parameter's shape."""
+    """Returns values, given in the order of the parameter's memory, as a tensor of the parameter's shape."""
     shape = key.param.shape if key.order is None else [key.param.shape[dim] for dim in key.order]
     return as_tensor(values.reshape(tuple(shape)), key.order).clone()
 
@@ -211,13 +213,13 @@ def _loaded(key: ParamKey, form: Form, state: Mapping[str, Any]) -> Loaded:
             arrays.append(_values(key, name, value))
     steps = int(state.get("step", 1)) if state else 0
     master = state.get(MASTER)
-    if master is None or master.dtype != torch.float32:  # a plain optimizer has rounded it, so the parameter is used
+    if master is None or master.dtype != torch.float32:  # a plain optimizer has rounded it; the parameter is used
         return Loaded(steps, None, arrays)
     return Loaded(steps, _values(key, MASTER, master), arrays)
 
 
 def _values(key: ParamKey, name: str, value: Tensor) -> NDArray[np.float32]:
-    """Returns a tensor of a key's state in the order of memory."""
+    """Returns a tensor of a key's state as an array in the order of the parameter's memory."""
     if tuple(value.shape) != tuple(key.param.shape):
         raise InvalidArgument(
             f"load_state_dict: {name!r} of {key.name!r} has shape {tuple(value.shape)}: must be "

@@ -1,5 +1,5 @@
-"""Syncers, one for each layer, as in Poseidon (section 4.1). A forward pre-hook waits for the layer's parameters, and
-copies them if they lie outside the exchange (key.py). Hooks of the parameters send gradients."""
+"""Syncers, one for each layer, as in Poseidon (section 4.1). A syncer's forward pre-hook waits for the layer's
+parameters, and copies them if they lie outside the exchange (key.py). Hooks of the parameters send gradients."""
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
@@ -21,14 +21,14 @@ _is_compiling = torch.compiler.is_compiling
 
 
 class Syncer:
-    """The keys of one layer's own parameters.
+    """Waits for the parameters that one layer itself has.
 
     Attributes:
-        name: of the module.
+        name: the name of the module.
         keys: the keys for which the layer waits before its forward pass.
-        fired: whether its pre-hook has run, so that it can wait.
-        calls: forward passes since its last gradient or step, as far as they are counted.
-        plain: whether it is a layer of torch.nn that reads its parameters only when it is called, once.
+        fired: whether the pre-hook has ever run. If so, the layer can wait.
+        calls: forward passes since the layer's last gradient or step, if they are counted.
+        plain: whether the layer is one of torch.nn that reads its parameters only in its forward pass, and once.
     """
 
     __slots__ = ("calls", "fired", "keys", "layers", "mode", "name", "plain")
@@ -40,8 +40,8 @@ class Syncer:
         self.mode: Mode | None = None
 
     def receive(self, module: nn.Module, args: object) -> None:
-        """Pre-hook: waits for the layer's parameters; in eval mode, for all parameters of the model."""
-        if _is_compiling():  # the compiler inlines the hook: the outermost module waits
+        """Pre-hook: waits for the layer's parameters. In eval mode it waits for all parameters of the model."""
+        if _is_compiling():  # the compiler inlines the hook; the outermost module waits instead
             return
         if not self.fired:
             self._fire()
@@ -65,7 +65,7 @@ class Syncer:
         except PeerFailed as failed:
             if self.mode is None:
                 raise
-            raise self.mode.explained(failed, self.mode.made() - 1) from failed  # the last step is not complete
+            raise self.mode.explained(failed, self.mode.made() - 1) from failed  # the last step is incomplete
 
     @_core.named("model.state_dict()", every=False)
     def before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -90,12 +90,12 @@ class Syncer:
             self.layers.fired.append(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Gives a copy of the model (copy.deepcopy, pickle) a syncer without keys, which does not wait."""
+        """Makes a copy of the model (copy.deepcopy, pickle) have a syncer without keys, which does not wait."""
         return type(self), ("", None, (), None)
 
 
 class TimedSyncer(Syncer):
-    """A Syncer that shows its waits, and the layer's forward and backward passes, in the timeline."""
+    """A Syncer that records its waits, and the layer's forward and backward passes, in the timeline."""
 
     __slots__ = ("start",)
 
@@ -115,7 +115,7 @@ class TimedSyncer(Syncer):
             self.layers.mark = monotonic()
 
     def sent(self, param: torch.Tensor) -> None:
-        """Hook of a parameter, after the hook that sends."""
+        """Hook of a parameter; it runs after the hook that sends the gradient."""
         if self.layers is not None:
             self._span("backward", self.layers.mark)
             self.layers.mark = monotonic()
@@ -126,14 +126,14 @@ class TimedSyncer(Syncer):
 
 
 class Layers:
-    """The syncers of a model, and the order in which a forward pass calls them."""
+    """The syncers of a model, in the order in which a forward pass calls their layers."""
 
     def __init__(self, ctx: Context, model: nn.Module, keys: Sequence[ParamKey]) -> None:
         self.context, self.mark = ctx, monotonic()
         self.fired: list[Syncer] = []
         self.loading: Syncer | None = None  # the syncer of the outermost module that load_state_dict is writing
         self.mode: Mode | None = None
-        self.late: list[Any] = []  # keys for which step waits, as no module can wait for them
+        self.late: list[Any] = []  # keys for which step() waits, since no module can wait for them
         self._hooks: dict[str, list[RemovableHandle]] = {}
         self._syncers: dict[str, Syncer] = {}
         self._settled = False
@@ -159,15 +159,15 @@ class Layers:
             ]
 
     def begin(self, mode: Mode) -> None:
-        """Takes the mode for which layers wait."""
+        """Sets the mode in which layers wait."""
         self.mode = mode
         for syncer in self._syncers.values():
             syncer.mode = mode
 
     def settle(self) -> None:
-        """After the first forward pass: gives keys whose layer was not called to the next enclosing module that was
-        called. An example is the projection that nn.MultiheadAttention reads itself. If no module was called, step
-        waits for these keys."""
+        """After the first forward pass: finds a module that waits for the keys of each layer that was not called. (An
+        example is the projection in nn.MultiheadAttention, which reads the weight itself.) It is the innermost
+        enclosing module that was called. If there is no such module, step() waits for these keys."""
         if self._settled:
             return
         self._settled = True
@@ -203,18 +203,18 @@ class Layers:
             self._hooks[""].append(key.param.register_post_accumulate_grad_hook(syncer.sent))
 
     def replace(self, old: Any, new: Any) -> None:
-        """Waits for new, an entry of mode.extra, in place of old."""
+        """Makes layers wait for new, an entry of mode.extra, instead of old."""
         for keys in (self.late, self._syncers[""].keys):
             keys[:] = [new if key is old else key for key in keys]
 
     def wait_late(self) -> None:
-        """Waits for the late keys, at the end of a step."""
+        """Waits for the keys in the list late, at the end of a step."""
         for key in self.late:
             if key.handle is not None:
                 key.receive()
 
     def loaded(self) -> None:
-        """Reports that load_state_dict of a module has written parameters."""
+        """Tells the exchange that load_state_dict of a module has written parameters."""
         self.loading = None
         if self.on_load is not None:
             self.on_load()
@@ -230,7 +230,7 @@ class Layers:
         self._hooks.clear()
 
     def end(self) -> None:
-        """Lets go of the mode, and so of the exchange, when the optimizer is gone."""
+        """Drops the references to the mode and its exchange, when the optimizer is gone."""
         self.mode = None
         self.late.clear()
         for syncer in self._syncers.values():
@@ -239,7 +239,7 @@ class Layers:
 
 
 def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Returns a function that calls a method as long as its object lives."""
+    """Returns a function that calls a method of an object as long as the object lives, and does not keep it alive."""
     found = WeakMethod(method)
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""The end of a DistributedOptimizer: it lets go of the model and of the optimizer that it wraps."""
+"""The end of a DistributedOptimizer: its hooks are taken off the model and the wrapped optimizer."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from .wrapper import Wrapper, release
 
 
 class Ties(NamedTuple):
-    """The hooks on a model and on the wrapped optimizer, without a reference to the DistributedOptimizer."""
+    """The hooks on a model and on the wrapped optimizer. It has no reference to the DistributedOptimizer."""
 
     owner: "ref[Wrapper]"
     keys: Sequence[ParamKey]
     wrapped: Optimizer
     layers: Layers
     hooked: Mapping[int, Any]
-    more: Sequence[Any]  # other hooks
+    more: Sequence[Any]  # all other hooks
 
     def cut(self) -> None:
         """Takes all hooks off, and gives the wrapped optimizer an empty state. A second call does nothing."""
@@ -39,7 +39,7 @@ class Ties(NamedTuple):
 
 
 def dropped(mode: Mode, ties: Ties) -> None:
-    """Gives the exchanges back when the optimizer was dropped, perhaps without close."""
+    """Closes the exchanges of an optimizer that was dropped without close()."""
     ties.cut()
     mode.workers.close()
     mode.release()

@@ -1,4 +1,4 @@
-"""Ranks with unequal numbers of batches: their messages in a join block, and the error outside a block."""
+"""Ranks with unequal numbers of batches: the messages of ranks in a join block, and the error outside a block."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -12,31 +12,31 @@ from ..local.agree import ended_early
 from .rules import numbers, set_numbers
 from .workers import Workers
 
-_HEAD = 5  # numbers at the head of a message, before the numbers of param_groups
+_HEAD = 5  # how many numbers of a message come before the numbers of param_groups
 _OUT, _RUNS, _SCALES, _SAVES = 0.0, 1.0, 2.0, 3.0
 """A rank has run out of batches, makes a step, makes one by a GradScaler, or is about to save."""
 
 
 class Saver(Protocol):
-    """The calls by which a ModelCheckpointer saves when the other ranks do."""
+    """The part of a ModelCheckpointer that is called when other ranks save."""
 
     def save_with_others(self, step: int) -> None:
-        """Saves this step with the others, on a rank that has run out of batches."""
+        """Saves this step together with the others. Called on a rank that has run out of batches."""
 
     def miss(self, step: int) -> None:
-        """Notes that the others save this step and this rank does not."""
+        """Notes that the others save this step and that this rank does not."""
 
     def save_served(self) -> None:
-        """Saves with the workers, on a rank that only serves."""
+        """Saves together with the workers. Called on a rank that only serves."""
 
 
 class Uneven:
-    """The steps that a rank has made with the others, without a batch.
+    """How many steps a rank has made with the others without a batch.
 
     Attributes:
-        joined: whether there has been a join block. It is the same on all ranks, as all enter a block.
-        followed: steps that this rank made only for the others, since the start or the last restore.
-        savers: by number, which is the same on all ranks.
+        joined: whether there has been a join block. It is the same on all ranks, since all ranks enter a block.
+        followed: how many steps this rank has made without a batch since the start or the last restore.
+        savers: the savers by number. The numbers are the same on all ranks.
     """
 
     def __init__(self) -> None:
@@ -45,22 +45,22 @@ class Uneven:
         self.savers: WeakValueDictionary[int, Saver] = WeakValueDictionary()
 
     def add(self, saver: Saver) -> int:
-        """Returns the number of a new saver."""
+        """Adds a saver, and returns its number."""
         self._made += 1
         self.savers[self._made] = saver
         return self._made
 
 
 def job_step(told: Sequence[Sequence[float]]) -> int:
-    """Returns the step of the job that ranks save. A trainer may count the steps of the job, or only its own rank's
-    steps.
+    """Returns the step of the job under which ranks save. A trainer may count the steps of the job, or only the steps
+    that its rank has made with batches.
 
     Args:
-        told: from each rank that saves: the number that its trainer gives, the steps that it has followed the others,
-            and the step saved before.
+        told: from each rank that saves, three numbers: the step that its trainer gives, its number of steps without a
+            batch, and the step that it saved last.
 
     Raises:
-        InvalidArgument: ranks count in different ways.
+        InvalidArgument: the trainers of different ranks count in different ways.
     """
     given, counted = {int(own[0]) for own in told}, {int(own[0] + own[1]) for own in told}
     last = max(own[2] for own in told)
@@ -68,7 +68,7 @@ def job_step(told: Sequence[Sequence[float]]) -> int:
         if len(steps) == 1 and min(steps) > last:
             return min(steps)
     if len(given) == 1:
-        return min(given)  # after refuses this step
+        return min(given)  # after() then refuses this step
     each = ", ".join(str(int(own[0])) for own in told)
     raise InvalidArgument(
         f"ModelCheckpointer.after: ranks give steps {each} at the same step of the job: count on every rank its own "
@@ -77,29 +77,31 @@ def job_step(told: Sequence[Sequence[float]]) -> int:
 
 
 def explained(ctx: Context, failed: PeerFailed, made: int) -> PeerFailed:
-    """Returns the same failure in terms of steps, if it says only that ranks have ended or have closed their exchange.
-    Each step waits for the gradients of all, so all ranks have made as many steps as this one."""
+    """Returns the failure with a text about steps, if ranks have only ended or closed their exchange; otherwise the
+    failure unchanged. Each step waits for the gradients of all ranks, so all ranks have made as many steps as this
+    one."""
     return ended_early(ctx, failed, f" ({made})", made + 1, "hpcomm.torch.join")
 
 
 class JoinBlock:
-    """The allgathers of a join block. In each step ranks tell whether they still run, and their learning rates; they
-    meet once more if they save."""
+    """The allgathers of a join block. In each step ranks tell whether they still have batches, and their learning
+    rates. They need one more allgather if they save."""
 
     def __init__(
         self, workers: Workers, groups: list[dict[str, Any]], follow: Callable[[], None], uneven: Uneven
     ) -> None:
-        """follow: makes a step of the others."""
+        """follow: a function that makes a step of the others on this rank."""
         self._workers, self._groups, self._step, self._uneven = workers, groups, follow, uneven
-        self._ran = 0  # the index of a worker that made the last step
+        self._ran = 0  # the index of a worker that made the last step with a batch
 
     def runs(self, scaled: bool) -> None:
-        """Tells the others that this rank makes a step. scaled: a GradScaler calls it, which every rank refuses."""
+        """Tells the others that this rank makes a step with a batch. scaled: whether a GradScaler calls the step; then
+        every rank raises NotSupported."""
         self._meet(_SCALES if scaled else _RUNS)
 
     def follow(self) -> bool:
-        """Takes part in a step of another rank, after this rank has run out of batches. Returns False if no rank makes
-        one."""
+        """Takes part in a step of another rank, after this rank has run out of batches. Returns False if all ranks have
+        run out."""
         every = self._meet(_OUT)
         set_numbers(self._groups, every[self._ran][_HEAD:])
         if not any(own[0] for own in every):
@@ -109,7 +111,7 @@ class JoinBlock:
 
     def saves(self, *told: int) -> int:
         """Tells the others that this rank saves, and returns the step of the job. told: the number of the saver, then
-        the numbers that job_step takes."""
+        the three numbers that job_step takes from this rank."""
         every = self._meet(_SAVES, told)
         return job_step(_of_saver(every, told[0]))
 
@@ -131,7 +133,8 @@ class JoinBlock:
             self._save(int(saver), job_step(_of_saver(every, saver)), follows=does == _OUT)
 
     def _save(self, number: int, step: int, *, follows: bool) -> None:
-        """Handles a save of others. follows: this rank is between two steps, and saves as well."""
+        """Takes part in a save of other ranks. follows: whether this rank has run out of batches and is between two
+        steps; then it saves as well."""
         saver = self._uneven.savers.get(number)
         if saver is not None and follows:
             saver.save_with_others(step)
@@ -140,7 +143,7 @@ class JoinBlock:
 
 
 class LocalBlock:
-    """The join block of a DiLoCo: ranks meet when they exchange, and are at different steps between exchanges."""
+    """The join block of a DiLoCo. Ranks meet when they exchange; between two exchanges they are at different steps."""
 
     def saves(self, *told: int) -> int:
         raise NotSupported(
@@ -150,5 +153,5 @@ class LocalBlock:
 
 
 def _of_saver(every: Sequence[Sequence[float]], saver: float) -> list[Sequence[float]]:
-    """Returns the messages of the ranks that save with this saver, as job_step takes them."""
+    """Returns the messages of the ranks that save with this saver, in the form that job_step takes."""
     return [own[2:_HEAD] for own in every if own[0] == _SAVES and own[1] == saver]

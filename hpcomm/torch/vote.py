@@ -1,4 +1,4 @@
-"""The vote by which ranks agree on layers whose gradients are not the sums of their pairs."""
+"""The vote: ranks agree for which layers the gradient is not the sum of its pairs of vectors."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,9 @@ _NAME = "layers that are refused as pairs"
 
 
 class Vote:
-    """A separate exchange for the vote: in each step every rank pushes a one for each layer that it refuses, and all
-    ranks count them. The messages go beside the gradients: a rank has the result when all other ranks' pushes have
-    come."""
+    """A separate exchange for the vote. In each step every rank pushes a one for each layer that it refuses, and all
+    ranks get the sums. The messages are sent at the same time as the gradients. A rank has the result when the pushes
+    of all other ranks have come."""
 
     def __init__(self, ctx: Context, keys: Sequence[ParamKey]) -> None:
         """Makes the exchange. Collective."""
@@ -29,7 +29,7 @@ class Vote:
         self.exchange = Exchange(ctx, {_NAME: self._values}, peers, BSP, SGD(lr=1), reduce="sum", progress="inline")
 
     def cast(self) -> None:
-        """Tells the others which keys this rank refuses."""
+        """Tells the other ranks which keys this rank refuses in this step."""
         self._values[:] = [bool(key.refused) for key in self._keys]
         self._handle = self.exchange.push_pull_nb(_NAME, self._values)
 
@@ -38,7 +38,7 @@ class Vote:
         return self._handle is not None
 
     def refused(self) -> list[ParamKey]:
-        """Waits, and returns the keys that any rank has refused, the same on all ranks."""
+        """Waits for the vote. Returns the keys that any rank has refused; they are the same on all ranks."""
         assert self._handle is not None
         counts = self._handle.wait()
         self._handle = None

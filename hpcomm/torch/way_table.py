@@ -1,4 +1,4 @@
-"""A table of each key's way, with predicted and measured time and bytes."""
+"""A table with each key's way, and its predicted and measured time and bytes."""
 
 import math
 import struct
@@ -12,12 +12,13 @@ from ..model import Cost, Layer
 
 _SPENT = struct.Struct("<dq")
 _HEAD = ("key", "layer", "shape", "K", "way", "predicted ms", "bytes", "measured ms", "bytes", "why")
-_WORDS = 5  # columns of text, before columns of numbers
+_WORDS = 5  # how many columns of text come before the columns of numbers
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The cost of a key's exchange by itself: seconds of the slowest rank, and bytes that all ranks sent to others."""
+    """The cost of exchanging a key alone: the seconds of the slowest rank, and the bytes that all ranks sent to
+    others."""
 
     seconds: float
     sent: int
@@ -26,7 +27,7 @@ class Measured:
 def measured(
     ctx: Context, exchange: Exchange, names: Sequence[str], pairs: Container[str], rounds: int
 ) -> dict[str, Measured]:
-    """Measures each key's exchange by itself, and keeps the best of some rounds. Collective, between two steps.
+    """Measures the exchange of each key alone, and returns the best of some rounds. Collective, between two steps.
 
     Gradients are overwritten; parameters stay as they are. pairs: the keys that are sent as pairs of vectors.
     """
@@ -46,7 +47,7 @@ def measured(
             exchange.split.gather(name)
             taken = monotonic() - start
             exchange.split.skip(name)
-            ctx.barrier()  # owners have sent everything
+            ctx.barrier()  # then owners have sent everything
             every = [_SPENT.unpack(one) for one in ctx.allgather(_SPENT.pack(taken, _sent(exchange) - before))]
             best, sent = min(best, max(seconds for seconds, _ in every)), sum(n for _, n in every)
         found[name] = Measured(best, sent)
@@ -54,7 +55,7 @@ def measured(
 
 
 def line(layer: Layer, way: str, cost: Cost, seen: Measured | None, why: str, *, has_rates: bool) -> tuple[str, ...]:
-    """Returns a line of the table. has_rates: whether the cost has seconds."""
+    """Returns one line of the table. has_rates: whether the cost has seconds."""
     return (
         layer.name,
         layer.type,
@@ -70,7 +71,7 @@ def line(layer: Layer, way: str, cost: Cost, seen: Measured | None, why: str, *,
 
 
 def table(lines: Sequence[tuple[str, ...]]) -> str:
-    """Returns these lines under the head of the table."""
+    """Returns the table: a head, and these lines."""
     every = [_HEAD, *lines]
     widths = [max(len(one[i]) for one in every) for i in range(len(_HEAD))]
     sides = ["<"] * _WORDS + [">"] * (len(_HEAD) - _WORDS - 1) + ["<"]

@@ -1,5 +1,5 @@
-"""The way of each layer of a model, chosen by its cost on this job's machines: a matrix through servers, or pairs of
-vectors (Poseidon, section 3.2)."""
+"""Chooses the way of each layer of a model by its cost on this job's machines. A layer is sent as a matrix through
+servers, or as pairs of vectors (Poseidon, section 3.2)."""
 
 import hashlib
 import struct
@@ -28,14 +28,14 @@ from .start import SERVER_OPTIONS, server_options
 
 VALUES = ("ps", "factors", "adam", "1bit")
 WORDS = ("auto", "paper", *VALUES)
-_PAIRS = ("factors", "adam")  # ways that send pairs of vectors
-_LEAST = 4096  # elements: smaller layers are sent as float32 matrices
+_PAIRS = ("factors", "adam")  # the ways that send pairs of vectors
+_LEAST = 4096  # elements; smaller layers are always sent as float32 matrices
 _ROWS = struct.Struct("<q")
-_SHUT = -1  # in place of K: the way of this layer is fixed
+_SHUT = -1  # in place of K: this layer's way cannot change any more
 
 
 class Owner(Protocol):
-    """The mode that makes the exchange: split.py."""
+    """The part of a mode that makes the exchange; see split.py."""
 
     exchange: Exchange
     keys: list[ParamKey]
@@ -44,14 +44,14 @@ class Owner(Protocol):
 
 
 class Ways:
-    """The way of each key: "ps", "factors", "adam" or "1bit". Print it to see a table.
+    """The way of each key: "ps", "factors", "adam" or "1bit". Print the object to see a table.
 
     Attributes, all by key name:
-        of: the way.
-        codecs: the lossy codecs that were chosen because of lossy=.
-        choices: the costs, if they decided.
-        measured: the results of DistributedOptimizer.measure_ways.
-        why: why a linear layer is sent as a matrix, if its cost did not decide this.
+        of: the way of the key.
+        codecs: the lossy codec that was chosen for the key because of lossy=.
+        choices: the costs of the key's ways, if the costs decided.
+        measured: the result of DistributedOptimizer.measure_ways.
+        why: why a linear layer is sent as a matrix, if this was not decided by its cost.
     """
 
     def __init__(
@@ -69,8 +69,9 @@ class Ways:
         codec_out: Any,
         lossy: bool | Sequence[WireFormat],
     ) -> None:
-        """slots: by key name: how many values of state the rule keeps for an element. topology, codec, codec_out: as
-        the user gave them. A key that topology or codec names keeps that topology or codec.
+        """Checks the arguments. slots: for each key name, how many values of state the rule keeps for an element.
+        topology, codec, codec_out: the user's arguments. A key that topology or codec names keeps the topology or codec
+        given there.
 
         Raises:
             InvalidArgument: an invalid argument.
@@ -92,7 +93,7 @@ class Ways:
         self._lossy = check_lossy(lossy, self._word, codec)
         self._asked = (self._word or sorted(self._given.items()), batch, revisit, skips, self._lossy)
         compiled = any(hasattr(module, "_orig_mod") for module in model.modules())
-        self._open: list[LinearKey] = []  # layers whose way is not fixed yet
+        self._open: list[LinearKey] = []  # layers whose way can still change
         for key in keys if ctx.size > 1 else ():
             wanted = self._given.get(key.name, self._word)
             if key.name in named or wanted in ("", "ps"):
@@ -148,7 +149,7 @@ class Ways:
 
     @staticmethod
     def _refused(key: ParamKey, compiled: bool) -> str:
-        """Returns why a key cannot be sent as pairs; "" if it can."""
+        """Returns why a key cannot be sent as pairs of vectors; "" if it can."""
         if not isinstance(key, LinearKey):
             return "it is not the weight of a plain nn.Linear that nothing else uses"
         if compiled:
@@ -160,7 +161,8 @@ class Ways:
     # ---- the exchange ------------------------------------------------------------------------------------------------
 
     def arranged(self, topology: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Returns the topology and the options of an exchange with these ways, made from the user's."""
+        """Returns the topology and the options for an exchange with these ways, made from the user's topology and
+        options."""
         apart = {name: way for name, way in self.of.items() if way != "ps"}
         if not apart and not self.codecs:
             return topology, dict(options)
@@ -185,11 +187,11 @@ class Ways:
         return places, {**rest, "plan": replace(plan, codec=codecs, codec_out=parameters)}
 
     def begin(self) -> None:
-        """Prepares the first exchange. With batch= the ways are decided now; otherwise the first step shows how many
-        rows layers have. Collective.
+        """Prepares the first exchange. With batch= it decides the ways; without, the first step shows how many rows
+        layers have. Collective.
 
         Raises:
-            ConfigError: ranks ask for different ways, or have other layers that may be sent as pairs.
+            ConfigError: ranks ask for different ways, or differ in the layers that may be sent as pairs.
         """
         self._agree()
         for key in self._open:
@@ -210,12 +212,12 @@ class Ways:
             )
 
     def made(self, exchange: Exchange) -> None:
-        """Gives an exchange that was made with these ways their costs, for its stats."""
+        """Gives an exchange that was made with these ways the costs of the ways, which appear in its stats."""
         layers, found = {key.name: self._layer(key.name) for key in self._keys}, self._decision
         exchange._state.book = Book(layers, self._cluster(exchange), found.rates, found.choices, found.free)
 
     def after_step(self, mode: Owner) -> None:
-        """Between two steps: decides the ways if this is due, and remakes the exchange if one has changed.
+        """Between two steps: decides the ways if a decision is due, and remakes the exchange if any way has changed.
         Collective."""
         if not self._open_or_lossy():
             return
@@ -232,8 +234,8 @@ class Ways:
         self.made(mode.exchange)
 
     def refuse(self, keys: Sequence[ParamKey], mode: Owner) -> None:
-        """Makes these keys send matrices from this step on, because a rank has found that the gradient is not the sum
-        of its pairs. Collective."""
+        """Makes these keys send matrices from this step on, because some rank has found that the gradient is not the
+        sum of its pairs. Collective."""
         for key in keys:
             assert isinstance(key, LinearKey)
             self.of[key.name] = "ps"
@@ -248,18 +250,18 @@ class Ways:
         self._keep()
 
     def _open_or_lossy(self) -> bool:
-        """Returns whether a way or a codec can still be decided. The same on all ranks."""
+        """Returns whether any way or codec can still change. The result is the same on all ranks."""
         return bool(self._open or self._by_codec())
 
     def _by_codec(self) -> list[ParamKey]:
-        """Returns the keys for which lossy codecs are compared, and no pairs."""
+        """Returns the keys for which only lossy codecs are compared, and not pairs."""
         if not self._lossy or self._ctx.size == 1 or (self._decided and self._revisit is None):
             return []
         open_ = {key.name for key in self._open} | self._fixed
         return [key for key in self._keys if key.param.numel() >= _LEAST and key.name not in open_]
 
     def _settle(self) -> bool:
-        """Decides the ways and tells the keys; returns whether a way has changed. Collective."""
+        """Decides the ways and tells the keys. Returns whether any way has changed. Collective."""
         self._find_pairs()
         before = dict(self.of), dict(self.codecs)
         self._decide()
@@ -275,7 +277,7 @@ class Ways:
         return (self.of, self.codecs) != before
 
     def _goes(self, key: LinearKey) -> None:
-        """Makes the key send a matrix or pairs, as its way says."""
+        """Makes the key send a matrix or pairs, according to its way."""
         if self.of[key.name] not in _PAIRS:
             key.goes_as_matrix()
         elif not key.most:
@@ -284,11 +286,11 @@ class Ways:
     # ---- when ranks are gone -----------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Notes the ways of the exchange that the mode has now."""
+        """Remembers the ways with which the mode's present exchange was made."""
         self._kept = dict(self.of), dict(self.codecs)
 
     def lost(self) -> None:
-        """Returns to the ways of the present exchange, and drops a decision that is not complete."""
+        """Returns to the ways of the present exchange. A decision that is not complete is dropped."""
         ways, codecs = self._kept
         self.of, self.codecs = dict(ways), dict(codecs)
         for key in self._could:
@@ -296,7 +298,7 @@ class Ways:
 
     def recovered(self, ctx: Context, exchange: Exchange) -> None:
         """Continues with the same ways on the remaining ranks. Collective. If only some ranks had decided at the end of
-        the interrupted step, all decide after the next one."""
+        the interrupted step, all ranks decide after the next step."""
         self._ctx = ctx
         told = [self._decided, self._steps, *(key.K if key in self._open else _SHUT for key in self._could)]
         every = [
@@ -320,8 +322,8 @@ class Ways:
     # ---- the choice --------------------------------------------------------------------------------------------------
 
     def _find_pairs(self) -> None:
-        """Sets K of each layer: batch, or twice the most rows that any rank has had in a step. Layers whose gradient is
-        not the sum of their pairs, or that were not used, are sent as matrices."""
+        """Sets K of each layer: batch, or twice the most rows that any rank has had in a step. Layers that were not
+        used, or whose gradient is not the sum of their pairs, are sent as matrices."""
         left = []
         told = b"".join(_ROWS.pack(-1 if key.refused else key.rows) for key in self._open)
         every = [[rows for (rows,) in _ROWS.iter_unpack(part)] for part in self._ctx.allgather(told)]
@@ -379,7 +381,7 @@ class Ways:
     # ---- the cost ----------------------------------------------------------------------------------------------------
 
     def predicted(self, name: str) -> Cost:
-        """Returns the cost of a key by the model; its seconds are 0 if no rates were measured."""
+        """Returns the cost of a key that the model predicts. Its seconds are 0 if no rates were measured."""
         way, cluster, found = self.of[name], self._cluster(None), self._decision
         if way not in _PAIRS:
             way = "hosts" if cluster.hosts not in (1, cluster.workers) else "ps"
@@ -387,7 +389,7 @@ class Ways:
         return cost_of(way, self._layer(name), cluster, found.rates, coded)
 
     def time(self, exchange: Exchange, rounds: int) -> None:
-        """Exchanges each key by itself, and adds the results to measured: see way_table.measured."""
+        """Exchanges each key alone, and adds the results to the attribute measured; see way_table.measured."""
         pairs = {name for name, way in self.of.items() if way in _PAIRS}
         self.measured |= way_table.measured(self._ctx, exchange, list(self._named), pairs, rounds)
 

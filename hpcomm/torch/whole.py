@@ -1,5 +1,5 @@
-"""Modes in which a push also applies the engine's rule, in one pass: apply="backward", and exchanges without two
-calls."""
+"""Modes in which a push also applies the rule, in one pass: apply="backward", and exchanges whose updates cannot take
+two calls (fold and apply)."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +23,7 @@ them the second pass raises (ParamKey.arrived)."""
 def made_in_one(
     make: Callable[..., Exchange], ctx: Context, keys: Sequence[ParamKey], rules: Rules, consistency: Consistency
 ) -> tuple[Exchange, Roll | None]:
-    """Returns an exchange whose updates take one call, and its roll call or None."""
+    """Returns an exchange whose updates take one call, and its roll call (None if it needs no roll call)."""
     values, by_key = {key.name: key.value() for key in keys}, rules.by_key()
     roll = Roll(keys) if consistency == BSP and ctx.size > 1 else None
     if roll is not None:
@@ -32,7 +32,7 @@ def made_in_one(
 
 
 class OnePass(Mode):
-    """The mode that calls push_pull for each key in step."""
+    """The mode in which step() calls push_pull for each key."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class OnePass(Mode):
         consistency: Consistency,
         why: str,
     ) -> None:
-        """why: why gradients are applied as they are folded, for errors."""
+        """why: for errors, the reason why gradients are applied in the call that folds them."""
         if clip_norm is not None:
             raise InvalidArgument(f"clip_norm needs the norm of all gradients before one is applied: {why}")
         super().__init__(ctx, keys, counts, passes, clip_norm)
         self.why_no_mean = why
         self.rules = rules
-        self._every_key = consistency not in (BSP, ASYNC)  # other ranks wait for a push of each key in each step
+        self._every_key = consistency not in (BSP, ASYNC)  # other ranks wait for a push of every key in every step
         made, self.roll = made_in_one(make, ctx, keys, rules, consistency)
         self.bind(made)
 
@@ -65,7 +65,7 @@ class OnePass(Mode):
             key.takes_slot(exchange)
 
     def send(self, key: ParamKey) -> None:
-        """Does nothing: step sends the gradient."""
+        """Does nothing, since step() sends the gradient."""
 
     def step(self, scaling: Scaling | None) -> None:
         if scaling is not None:
@@ -100,22 +100,23 @@ class OnePass(Mode):
         self.rules.update(self.exchange)
 
     def check_scaler(self) -> None:
-        """Does nothing: step refuses the scaler."""
+        """Does nothing, since step() refuses the scaler."""
 
 
 class Backward(OnePass):
-    """apply="backward": the hook sends a key if nothing in this backward pass will read its weight again.
+    """apply="backward": the hook pushes a key if nothing in this backward pass will read its weight again. step()
+    pushes all other keys.
 
-    A push that applies gives the weight away: owners write it, and autograd's version counters do not notice. Every
-    node that has saved a weight gives it a gradient, so all these nodes have run when the weight's hook runs, unless
-    the graph is kept, or the layer runs again (activation checkpointing, a layer that is used twice). So the hook sends
-    a key if all of these hold; step sends all other keys:
+    Once a key is pushed, owners write its weight, and autograd's version counters do not notice. Every autograd node
+    that has saved a weight also computes a gradient for it. So when the weight's hook runs, all these nodes have run,
+    unless the graph is kept or the layer runs again (activation checkpointing, a layer that is used twice). So the hook
+    pushes a key if all of these hold:
 
-    - its weight belongs to one layer of torch.nn;
+    - the weight belongs to one layer of torch.nn;
     - the interpreter has called this layer once since its last gradient;
-    - the graph is freed.
+    - the graph is freed by this backward pass.
 
-    A weight that is sent counts as written: if a node has saved it all the same (detached, say), that node raises.
+    A weight that is pushed is marked as written: if a node has saved it nevertheless (detached, say), this node raises.
     """
 
     def send(self, key: ParamKey) -> None:
@@ -152,7 +153,7 @@ class Backward(OnePass):
 
     def forget(self) -> None:
         if self.begun:
-            self.starts.drain()  # so all ranks refuse after the same pushes
+            self.starts.drain()  # then all ranks refuse after the same pushes
             raise InvalidArgument(
                 'zero_grad() came between backward and step, and apply="backward" has applied gradients already: give '
                 'apply="step"'

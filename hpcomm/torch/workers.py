@@ -1,4 +1,4 @@
-"""The ranks that train, in a job in which other ranks only serve (PHub, section 2.2: placements NCC and NCS)."""
+"""The ranks that train, in a job where other ranks only serve (PHub, section 2.2: placements NCC and NCS)."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,17 +15,18 @@ from ..errors import HpcommError, InvalidArgument, NotSupported
 class CollectiveCall(IntEnum):
     """A collective call of the workers in which ranks that only serve take part."""
 
-    END = 0  # the first worker closes: this is the last call
-    MEET = 1  # an allgather; size: bytes of each rank
-    GATHER = 2  # the owners' values go to all ranks
-    LOAD = 3  # the owners take a state; size: its bytes
-    PUBLISH = 4  # the owners take parameters; size: their bytes
+    END = 0  # the first worker closes; no call follows
+    MEET = 1  # an allgather; size: how many bytes each rank gives
+    GATHER = 2  # all ranks get the owners' values
+    LOAD = 3  # the owners take a state; size: the state's bytes
+    PUBLISH = 4  # the owners take parameters; size: the parameters' bytes
     SAVE = 5  # the owners copy their part of a checkpoint; size: the number of the saver
 
 
 class Workers:
-    """The workers of a job as each of its ranks knows them. Before each collective call the first worker names it to
-    the ranks that only serve, and these take part. If no rank only serves, nothing is sent. Collective to make.
+    """The workers of a job, as each rank knows them. Before each collective call the first worker tells the ranks that
+    only serve which call it is, and they take part in it. If no rank only serves, nothing is sent. Making the object is
+    collective.
 
     Attributes:
         ranks: the workers, in rising order.
@@ -39,20 +40,21 @@ class Workers:
         self.serving = tuple(rank for rank in range(ctx.size) if rank not in ranks)
         self.serves = ctx.rank in self.serving
         self.is_first = ctx.rank == ranks[0]
-        self._told = 0  # how many calls this rank knows of
+        self._told = 0  # how many calls this rank has made or heard of
         self._ended = False
         if self.serving:
             self._window = ctx.window(2, np.int64, signals=1)
-            ctx._exchanges[id(self)] = self  # closing the context closes this too
+            ctx._exchanges[id(self)] = self  # closing the context also closes this object
 
     def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:
-        """Returns the bytes of each worker, in the order of ranks. Collective."""
+        """Returns the bytes that each worker gives, in the order of ranks. Collective."""
         self.tell(CollectiveCall.MEET, len(data))
         every = self._context.allgather(data, timeout)
         return [every[rank] for rank in self.ranks]
 
     def tell(self, call: CollectiveCall, size: int = 0) -> None:
-        """Announces a collective call of this rank. A rank that only serves waits until the workers make the call.
+        """Announces a collective call that this rank makes. On a rank that only serves, waits until the workers make
+        this call.
 
         Raises:
             InvalidArgument: this rank only serves, and the workers make another call.
@@ -63,8 +65,8 @@ class Workers:
             self._say(call, size)
 
     def send(self, call: CollectiveCall, values: Callable[[], NDArray[np.uint8]]) -> None:
-        """Announces a call, and sends bytes of the first worker to the ranks that only serve. All workers must have as
-        many bytes."""
+        """Announces a call, and sends the first worker's bytes to the ranks that only serve. All workers must have
+        equally many bytes."""
         if self.serves:
             self.receive(self._expect(call))
         elif self.serving:
@@ -77,16 +79,16 @@ class Workers:
             self._context.barrier()
 
     def receive(self, size: int) -> NDArray[np.uint8]:
-        """Returns the bytes that come with a call."""
+        """Returns the bytes that the first worker sends with a call. size: how many bytes."""
         window = self._context.window(size)
         self._context.barrier()
         return window.array
 
     def hear(self, timeout: float | None = None) -> tuple[CollectiveCall, int]:
-        """Waits for the next call of the workers; returns it and its size. For ranks that only serve."""
+        """Waits for the next call of the workers. Returns the call and its size. For ranks that only serve."""
         if self._ended:
             return CollectiveCall.END, 0
-        # Waits for any rank: a worker that waits for this rank, while another computes, is no deadlock.
+        # The wait blames no rank: a worker may wait for this rank while another computes, which is no deadlock.
         self._window.wait_signal(0, self._told + 1, timeout)
         self._told += 1
         call, size = self._window.array.tolist()
@@ -114,7 +116,7 @@ class Workers:
         )
 
     def close(self, timeout: float | None = None) -> None:
-        """Tells the ranks that only serve that no call follows. A second call does nothing."""
+        """Tells the ranks that only serve that no further call comes. A second call does nothing."""
         if self.is_first and self.serving and not self._ended:
             self._ended = True
             with suppress(HpcommError):  # a rank that is gone need not be told

@@ -1,4 +1,4 @@
-"""The common part of DistributedOptimizer and DiLoCo, which both wrap an optimizer."""
+"""The common code of DistributedOptimizer and DiLoCo. Both wrap an optimizer."""
 
 import gc
 from abc import abstractmethod
@@ -26,10 +26,10 @@ _TORCH = f"{Path(torch.__file__).parent}{sep}"
 
 
 class Wrapper(Optimizer):
-    """An optimizer that has the param_groups of the wrapped optimizer, and an exchange of their parameters."""
+    """An optimizer that shares the param_groups of the wrapped optimizer, and has an exchange of their parameters."""
 
     _ready = False  # whether the exchange has been made
-    _stepping = False  # whether this one's step runs, which may step the wrapped one
+    _stepping = False  # whether this optimizer's step() runs; it may call the wrapped one's
     _wrapped: Optimizer
     _guard: RemovableHandle
 
@@ -44,11 +44,11 @@ class Wrapper(Optimizer):
 
     @abstractmethod
     def _let_go(self) -> None:
-        """Takes the hooks off the model and the wrapped optimizer, so that another optimizer may take the parameters. A
+        """Takes the hooks off the model and the wrapped optimizer; then another optimizer may take the parameters. A
         second call does nothing."""
 
     def _close(self, *exchanges: Any) -> None:
-        """Waits, then takes the hooks off, even if the wait failed, and closes the exchanges."""
+        """Waits for pending exchanges, takes the hooks off even if the wait failed, and closes the exchanges."""
         try:
             self.wait()
         except HpcommError:
@@ -63,7 +63,7 @@ class Wrapper(Optimizer):
 
     @property
     def _workers(self) -> Workers:
-        """The ranks that train: all ranks, unless a subclass overrides it."""
+        """The ranks that train. These are all ranks, unless a subclass overrides it."""
         ctx = self.exchange.context
         return Workers(ctx, tuple(range(ctx.size)))
 
@@ -84,7 +84,8 @@ class Wrapper(Optimizer):
         self._wrapped.state = value
 
     def _guard_steps(self) -> None:
-        """Makes the wrapped optimizer refuse a step that this one did not call, until _guard is removed."""
+        """Makes the wrapped optimizer raise if its step() is called by other code than this optimizer, until _guard is
+        removed."""
         me = ref(self)
 
         def refused(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -99,7 +100,7 @@ class Wrapper(Optimizer):
 
     @contextmanager
     def _own_step(self) -> Iterator[None]:
-        """Marks a step of this optimizer while the block runs."""
+        """Marks that a step of this optimizer runs, while the block runs."""
         self._stepping = True
         try:
             yield
@@ -107,10 +108,11 @@ class Wrapper(Optimizer):
             self._stepping = False
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses new parameters, because the keys of the exchange are fixed once it is made.
+        """Raises, because the keys of an exchange are fixed once it is made.
 
         Raises:
-            NotSupported: always; give all parameters at first, with requires_grad=False if they are trained later.
+            NotSupported: always. Give all parameters when you make the optimizer, with requires_grad=False if they are
+            trained later.
         """
         if self._ready:
             raise NotSupported(
@@ -125,7 +127,7 @@ class Wrapper(Optimizer):
         return getattr(self._wrapped, name)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes a dict that has "state" alone, because trainers reset the state by `optimizer.__setstate__({"state":
+        """Accepts a dict that has only "state", since trainers reset the state by `optimizer.__setstate__({"state":
         defaultdict(dict)})`."""
         if state.keys() != {"state"}:
             raise NotSupported(f"__setstate__ has {sorted(state)}: must be the state alone: call load_state_dict()")
@@ -136,7 +138,7 @@ class Wrapper(Optimizer):
 
 
 def steps_as_torch(optimizer: Optimizer) -> bool:
-    """Returns whether step() is torch's own, perhaps inside a function of torch's schedulers or compiler."""
+    """Returns whether step() is torch's own, perhaps wrapped by torch's schedulers or compiler."""
     step: Any = optimizer.step
     while True:
         if isinstance(step, MethodType):
@@ -155,11 +157,11 @@ def steps_as_torch(optimizer: Optimizer) -> bool:
 
 # ---- the optimizer of a parameter ------------------------------------------------------------------------------------
 
-_owners: dict[int, "list[ref[Wrapper]]"] = {}  # by id of the parameter, which its optimizer keeps alive
+_owners: dict[int, "list[ref[Wrapper]]"] = {}  # by id of the parameter; the optimizer keeps the parameter alive
 
 
 def claim(optimizer: Wrapper, keys: Sequence[ParamKey]) -> "ref[Wrapper]":
-    """Gives the parameters to this optimizer until release, which takes the returned reference."""
+    """Gives the parameters to this optimizer until release(), which takes the reference that this function returns."""
     me = ref(optimizer)
     for key in keys:
         _owners.setdefault(id(key.param), []).append(me)
@@ -167,7 +169,7 @@ def claim(optimizer: Wrapper, keys: Sequence[ParamKey]) -> "ref[Wrapper]":
 
 
 def release(owner: "ref[Wrapper]", keys: Sequence[ParamKey]) -> None:
-    """Takes the parameters from the optimizer that owner refers to. A second call does nothing."""
+    """Takes the parameters away from the optimizer to which the reference owner refers. A second call does nothing."""
     for key in keys:
         left = [one for one in _owners.pop(id(key.param), ()) if one is not owner]
         if left:
@@ -175,14 +177,14 @@ def release(owner: "ref[Wrapper]", keys: Sequence[ParamKey]) -> None:
 
 
 def check_free(keys: Sequence[ParamKey], inner: Optimizer) -> None:
-    """Refuses parameters that an optimizer of hpcomm.torch other than inner already exchanges. An optimizer whose
-    exchange or context is closed loses its claim.
+    """Raises if an optimizer of hpcomm.torch other than inner already exchanges one of these parameters. An optimizer
+    whose exchange or context is closed loses its claim.
 
     Raises:
-        InvalidArgument: two exchanges would write the parameters, each without the other's updates.
+        InvalidArgument: two exchanges would write the parameters, and each would lack the other's updates.
     """
     if any(_other(key, inner) for key in keys):
-        gc.collect()  # a dropped optimizer may be part of a reference cycle
+        gc.collect()  # a dropped optimizer may still be alive in a reference cycle
     shared = [(key.name, first) for key in keys if (first := _other(key, inner)) is not None]
     if not shared:
         return
@@ -195,7 +197,7 @@ def check_free(keys: Sequence[ParamKey], inner: Optimizer) -> None:
 
 
 def _other(key: ParamKey, inner: Optimizer) -> Wrapper | None:
-    """Returns the optimizer other than inner that exchanges a parameter, or None."""
+    """Returns the optimizer that already exchanges a parameter; None if no optimizer but inner does."""
     for owner in list(_owners.get(id(key.param), ())):
         found = owner()
         if found is None or found is inner:
@@ -207,8 +209,8 @@ def _other(key: ParamKey, inner: Optimizer) -> Wrapper | None:
 
 
 def check_kinds(optimizer: Any, model: Any, refused: type[Optimizer], what: str = "optimizer") -> None:
-    """Raises InvalidArgument if optimizer is not an optimizer of torch or is of the class refused, or if model is not a
-    module or exchanges gradients itself. The errors call the optimizer `what`."""
+    """Raises InvalidArgument if optimizer is not a torch optimizer or is of the class refused; or if model is not a
+    module, or already exchanges gradients by itself. what: the word for the optimizer in errors."""
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, refused):
         raise InvalidArgument(f"{what} is a {type(optimizer).__name__}: must be an optimizer of torch")
     if not isinstance(model, nn.Module):
