@@ -164,7 +164,6 @@ class LocalSteps:
         Call it after each step of this rank's training. It waits for other ranks only if an exchange that it takes has
         not come yet. After a Timeout or Ctrl-C the step counts as made, and nothing is lost: continue training; the
         next call of step(), sync() or wait() completes it.
-        sync or wait completes it.
 
         Raises:
             PeerFailed: a rank died: call LocalSteps.recover(), and continue with the next step. Or another rank has

@@ -47,7 +47,6 @@ def run(
             at which ranks wait until all have made their steps: the slowest rank may be far behind.
         least: the number of ranks below which PeerFailed is raised. If least is more than half of the ranks, the two
             sides of a broken network cannot both continue.
-            a broken network cannot both continue.
 
     Returns:
         The exchange at the end. The trainer must close this exchange, then its context, then the context of the first

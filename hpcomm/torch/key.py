@@ -264,7 +264,7 @@ class ParamKey:
                 self.move()
 
     def move(self) -> None:
-        """Copies the new parameter from the exchange into its own memory, if it has one."""
+        """Copies the new parameter from the exchange into the parameter's own memory."""
         assert self.home is not None
         self.home.copy_(self.master)
         self.counts.params_copied += 1
