@@ -89,7 +89,8 @@ def checked(
 
     Args:
         spare: the result of spare_cores for each scheme.
-        kept: schemes that already have a plan."""
+        kept: schemes that already have a plan.
+    """
     keys = {name: _as_key(name, value, rules[name]) for name, value in values.items()}
     have = {one.scheme.names: one for one in kept}
     schemes = tuple(

@@ -287,7 +287,8 @@ class LocalSteps:
         """Makes all ranks' parameters equal if the exchange is not under BSP. Collective.
 
         With servers a rank's parameters may lack pushes of others. Once all ranks have met, the owners have all updates
-        and send the result to all. Peers may have added updates in different orders, so their copies are made equal."""
+        and send the result to all. Peers may have added updates in different orders, so their copies are made equal.
+        """
         if self._phase < _MET:
             self._roll_call.gather(END, [])
             self._phase = _MET

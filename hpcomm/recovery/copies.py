@@ -16,7 +16,8 @@ def furthest(ctx: Context, kept: Kept, keys: Container[str], timeout: float | No
     """Returns this rank's state, in which each row of these keys is replaced by the row of the rank that has applied
     the most steps to it (of several such ranks, the lowest). Collective.
 
-    All ranks must have the same rows of these keys, in the same order. Rows with equal steps must have equal bits."""
+    All ranks must have the same rows of these keys, in the same order. Rows with equal steps must have equal bits.
+    """
     shard = kept.shard
     copied = np.isin(shard["row_key"], [i for i, name in enumerate(shard["keys"]) if str(name) in keys])
     told = np.ascontiguousarray(shard["row_step"][copied], np.uint64)

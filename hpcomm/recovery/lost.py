@@ -84,7 +84,8 @@ def check_recovers(ex: Exchange) -> None:
     """Raises NotSupported if an exchange of several schemes cannot be recovered.
 
     It can be recovered if all schemes are under BSP and all ranks have the same parameters, or if all schemes are under
-    one quorum with servers."""
+    one quorum with servers.
+    """
     state = ex._state
     schemes, every = state.made.schemes, state.all
     if len(schemes) == 1 or (every.in_step and not state.any.own):
@@ -128,7 +129,8 @@ def clocks(ex: Exchange, steps: NDArray[np.uint64], clock: int) -> NDArray[np.ui
     agreed. If each group of keys counts its own versions, it is the newest step in the key's group.
 
     Args:
-        steps: for each key, the most steps of any of its rows on any rank."""
+        steps: for each key, the most steps of any of its rows on any rank.
+    """
     found = np.full(len(steps), clock, np.uint64)
     for group in groups(ex) if len(ex._state.made.schemes) > 1 and ex._state.all.counts_versions else ():
         found[group] = steps[group].max()
@@ -165,10 +167,11 @@ def go_on(
     Args:
         args: the rules' arguments, one row for each key.
         clock: the step on which all ranks have agreed.
-        clocks: for each key, the step of its rows."""
+        clocks: for each key, the step of its rows.
+    """
     state = ex._state
     shard = {**from_.shard, "replica": state.kind.replica, "args": args, "clock": clock}
-    if "encoders" in shard:  # they are this rank's own, saved under its old number
+    if "encoders" in shard:  # this rank's own encoders, now under its new number
         shard |= whose(state.encoders)
     if not state.any.counts_updates:
         steps, its = shard["row_step"], clocks[shard["row_key"]]

@@ -314,7 +314,8 @@ def _agreed(
     - a dead rank that owned parameters in any rank's lost exchange, or -1 if none did;
     - for each key, the most steps of any row;
     - the rules' arguments, one row for each key, from the furthest worker: ranks may have been setting them when
-      another died."""
+      another died.
+    """
     args, steps = lost.kept.shard["args"], lost.kept.steps
     told = np.array([folded, missing, lost.kept.begun, *steps, *np.ravel(args)], np.float64).tobytes()
     every = [np.frombuffer(part) for part in ctx.allgather(told, timeout)]

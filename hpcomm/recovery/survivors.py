@@ -1,7 +1,8 @@
 """Recovery without a checkpoint after ranks that owned parameters are lost.
 
 A row is a part of a key with one owner. It continues from its owner if that rank remains, otherwise from the newest
-copy that a worker has."""
+copy that a worker has.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

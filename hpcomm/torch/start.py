@@ -148,7 +148,6 @@ def given_of(model: nn.Module, keys: Sequence[ParamKey]) -> dict[str, Tensor]:
 
     Raises:
         InvalidArgument: a tensor cannot be exchanged or written.
-        InvalidArgument: one of them cannot be given.
     """
     mine = {id(key.param) for key in keys}
     found: dict[str, Tensor] = {
