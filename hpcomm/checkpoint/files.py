@@ -51,11 +51,14 @@ class NewerFormat(CheckpointError):
 class Label:
     """The label of a file: which rank saved which step.
 
-    run: a word that the files of one Checkpointer share.
-    plan: a digest of the owners of all rows.
-    complete: when the file was written, the newest step whose files were complete on all ranks; 0 if no step had been.
-    made: how many steps the exchange had made on this rank. Files with one number may come from different steps of the
-        job, which this count tells apart. It is UNCOUNTED if ranks are not at one step, or if this rank only serves.
+    Attributes:
+        run: a word that the files of one Checkpointer share.
+        plan: a digest of the owners of all rows.
+        complete: when the file was written, the newest step whose files were complete on all ranks; 0 if there was no
+            such step.
+        made: how many steps the exchange had made on this rank. Files with one number may come from different steps of
+            the job, which this count tells apart. It is UNCOUNTED if ranks are not at one step, or if this rank only
+            serves.
     """
 
     step: int

@@ -99,8 +99,8 @@ class ParamKey:
         master: the memory that owners write, as a tensor with the parameter's shape.
         home: the parameter's own memory, if this is not master; otherwise None.
         slot: the memory for the gradient in the exchange, if p.grad can lie in it; otherwise None.
-        lent: the tensor over slot that becomes p.grad; None without a slot.
-        mean: the tensor over master that becomes p.grad, if the mean of all ranks lies in master.
+        lent: the Lent that makes p.grad a tensor over slot; None without a slot.
+        mean: the Lent that makes p.grad a tensor over master, if the mean of all ranks lies in master; otherwise None.
         sum: the tensor in which autograd summed several gradients. It is kept until zero_grad(). If each was freed when
             it was sent, malloc would return the memory to the system, and the next backward pass would have to fault it
             in.
