@@ -179,8 +179,8 @@ def _involved(topology: Topology, size: int) -> tuple[int, ...]:
 
 
 def _cores(spare: int, interfaces: int, made: Made) -> int:
-    """Returns how many cores each rank that folds has: the number that the user gave; otherwise one for each NIC without
-    threads, or spare with threads. The latter is a multiple of the NICs, so that all NICs get equal work."""
+    """Returns how many cores each rank that folds has: the number that the user gave; otherwise one for each NIC
+    without threads, or spare with threads. spare is a multiple of the NICs, so that all NICs get equal work."""
     if made.plan.cores is not None:
         return made.plan.cores
     return interfaces if made.inline else spare

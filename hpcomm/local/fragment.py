@@ -25,8 +25,8 @@ class Fragment:
         cut: those keys of pushed whose push was interrupted.
         handles: handles of the keys that have not come yet, in reverse order. Empty after a checkpoint was loaded.
         left: the keys that are not taken yet.
-        since: for each key, a copy of this rank's parameters at the begin (or at the step of an interrupted take), so
-            that the take can keep later changes. A key that is taken at the step of its begin needs no copy.
+        since: for each key, a copy of this rank's parameters at the start (or at the step of an interrupted take), so
+            that the take can keep later changes. A key that is taken at the step of its start needs no copy.
         is_late: whether the take was interrupted at its step. The copies in since are then from that step.
         scheduled: how many exchanges have begun because they were due by their step.
         extra: how many exchanges a sync has begun that were not due by their step.

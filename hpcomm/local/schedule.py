@@ -14,7 +14,7 @@ class Schedule:
         every: H, the number of steps from one exchange of a fragment to its next, 1 or more.
         fragments: the number of fragments. Their exchanges are spread over H steps: fragment p is due after step s if s
             mod H = (p + 1) * H // fragments mod H. So the last fragment is due after multiples of H.
-        delay: tau, the number of steps between the begin of an exchange and the take of its parameters, 0 to H - 1.
+        delay: tau, the number of steps between the start of an exchange and the take of its parameters, 0 to H - 1.
         mix: the weight of the new parameters when a rank takes them, above 0 and at most 1 (1 - alpha in the paper).
 
     Raises:

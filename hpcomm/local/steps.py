@@ -77,7 +77,7 @@ def local_steps(
             same number of elements each; keys that have the same name up to the last dot form a layer. It may also be
             hpcomm.local.Strided(n), or a sequence of sequences of key names. The fragments' exchanges are spread evenly
             over H steps.
-        delay: the number of steps between the begin of an exchange and the take of its parameters, 0 to H - 1. The
+        delay: the number of steps between the start of an exchange and the take of its parameters, 0 to H - 1. The
             exchange overlaps these steps only if a thread works for it: make ex with progress="thread".
         mix: the weight of the new parameters when a rank takes them, above 0 and at most 1 (1 - alpha in the paper):
             own = (1 - mix) * own + mix * shared. With a mix below 1, codecs that keep a residual are refused.
@@ -356,7 +356,7 @@ class LocalSteps:
     def _take(self, number: int) -> None:
         """Waits for the exchange and takes it.
 
-        Changes that this rank has made between the begin and the step of the take get the weight 1 - mix. If this rank
+        Changes that this rank has made between the start and the step of the take get the weight 1 - mix. If this rank
         has not trained up to that step (as in a sync), it keeps these changes in full. If the take was interrupted at
         its step, changes since then are kept in full too.
         """

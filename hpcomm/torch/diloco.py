@@ -85,7 +85,7 @@ class DiLoCo(Wrapper):
             A number n makes n groups of neighbouring layers, with about the same number of elements each.
             hpcomm.local.Strided(n) deals layers to n fragments in turn. A list names the fragments: each is a module, a
             name of a parameter, or a list of these; each parameter must be in exactly one fragment.
-        delay: tau, the number of steps between the begin of an exchange and the take of its parameters, 0 to H - 1.
+        delay: tau, the number of steps between the start of an exchange and the take of its parameters, 0 to H - 1.
             Training continues meanwhile. With a delay, the default of progress is "thread".
         mix: the weight of the new parameters when a rank takes them, above 0 and at most 1 (1 - alpha in the paper);
             its own parameters get the rest. With a mix below 1, codecs that keep a residual are refused.

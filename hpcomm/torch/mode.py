@@ -33,7 +33,7 @@ _ROUNDED = 0.5  # the mean of equal digits is off by less; different digits diff
 
 @dataclass(frozen=True)
 class Scaling:
-    """The state of a GradScaler at the begin of a step.
+    """The state of a GradScaler at the start of a step.
 
     Attributes:
         scale: the factor by which the gradients are too large; None if they have already been unscaled.
