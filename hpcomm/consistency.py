@@ -85,19 +85,21 @@ def _whole(name: str, value: object, low: int, none: str) -> None:
 
 
 BSP = Consistency()
-"""A fold waits for all workers, and every worker for the fold: the same parameters everywhere after each step."""
+"""A fold waits for all workers, and every worker waits for the fold, so all have the same parameters after each
+step."""
 
 ASYNC = Consistency(staleness=None, quorum=1)
-"""Each update is applied by itself as it comes; no worker waits for another. On a graph a reduce takes the inputs that
-have come and are whole."""
+"""Each update is applied separately, when it comes; no worker waits for another. On a graph a reduce takes the inputs
+that have come and are whole."""
 
 NOTIFY_ACK = Consistency(waits_for="neighbours")
-"""Graphs: a reduce waits for the in-neighbours' updates, and a send for the ACK of the update in its slot; every input
-is whole and of this step, and no rank waits for ranks further away (ASAP, section 4)."""
+"""Only on graphs: a reduce waits for the in-neighbours' updates. A send waits until the receiver has acknowledged the
+last update in the same slot. Every input is whole and of this step, and no rank waits for ranks further away (ASAP,
+section 4)."""
 
 BARRIER = Consistency(whole=False)
-"""Graphs, for comparison: all ranks meet, but the barrier may overtake the updates, and a fast rank may overwrite an
-update that a slow one still reads (ASAP, section 6.2). With servers, and among peers, it is BSP."""
+"""On graphs, for comparisons: all ranks meet in a barrier, then fold. The barrier may overtake updates, and a fast rank
+may overwrite an update that a slow rank still reads (ASAP, section 6.2). With servers or peers it means BSP."""
 
 
 def SSP(staleness: int) -> Consistency:

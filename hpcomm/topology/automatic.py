@@ -50,7 +50,7 @@ class Automatic(Topology):
 
 def automatic_pairs(hosts: Sequence[int]) -> Topology:
     """Returns the topology of keys with codec.Factors. If the job has several hosts and some host has several ranks,
-    returns a Hierarchy, in which one rank of each host adds the products; otherwise returns PeerToPeer. hosts[i] is the
+    returns a Hierarchy, so that one rank of each host adds the products; otherwise returns PeerToPeer. hosts[i] is the
     lowest rank on rank i's host."""
     return Hierarchy() if 1 < len(set(hosts)) < len(hosts) else PeerToPeer()
 

@@ -17,8 +17,8 @@ _FLAT = ParameterServer()
 
 @dataclass(frozen=True)
 class ByKey(Topology):
-    """Gives each key a topology of its own, e.g. a Hierarchy to a few large keys and a flat ParameterServer, which
-    needs fewer hops, to many small keys.
+    """Gives each key a separate topology, e.g. a Hierarchy to a few large keys and a flat ParameterServer, which needs
+    fewer hops, to many small keys.
 
     Every worker pushes all keys. An exchange joins the plans of keys with servers, and makes separate schemes for
     graphs.

@@ -27,8 +27,8 @@ class PeerToPeer(Topology):
 
     Under BSP all ranks apply all updates of a step in the order of ranks, so all copies have the same bits. With a
     quorum the copies have the same bits too, since for each share (the rows of one key on one core) one rank decides
-    which updates are in the fold. Under SSP(s) a rank applies its own update at once. It applies others' updates of its
-    own and earlier steps, each at most s steps late (equation 4); until then copies differ. Under ASYNC a rank applies
+    which updates are in the fold. Under SSP(s) a rank applies its own update at once. It applies others' updates of the
+    same and earlier steps, each at most s steps late (equation 4); until then copies differ. Under ASYNC a rank applies
     all updates that have come, each with weight 1, and may be depth - 2 steps ahead of others.
 
     Attributes:
