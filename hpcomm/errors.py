@@ -2,12 +2,14 @@
 
     HpcommError
     ├── InvalidArgument(ValueError)        a wrong argument; the message has its value and the allowed range
-    ├── ConfigError(ValueError) ranks disagree, or a setting has an invalid value ├── NotSupported this transport, host
-    or build cannot do it ├── TransportError the path to a peer failed: transport, peer, detail ├── PeerFailed ranks
-    failed: ranks, left, op, waiting_for ├── Timeout(TimeoutError) the deadline passed: op, waiting_for, culprits ├──
-    AuthError a connection of a stranger, or of another job's rank ├── OutOfMemory(MemoryError) too little memory for a
-    window or a queue, when it is created └── CheckpointError(OSError) a file or a directory of checkpoints cannot be
-    written or read: path
+    ├── ConfigError(ValueError)            ranks disagree, or a setting has an invalid value
+    ├── NotSupported                       this transport, host or build cannot do it
+    ├── TransportError                     the path to a peer failed: transport, peer, detail
+    ├── PeerFailed                         ranks failed: ranks, left, op, waiting_for
+    ├── Timeout(TimeoutError)              the deadline passed: op, waiting_for, culprits
+    ├── AuthError                          a connection of a stranger, or of another job's rank
+    ├── OutOfMemory(MemoryError)           too little memory for a window or a queue, when it is created
+    └── CheckpointError(OSError)           a file or a directory of checkpoints cannot be written or read: path
 
 The words after a colon are attributes. Ranks are ints, lists of ranks are tuples in rising order, and op is the name of
 an operation, e.g. "recv".

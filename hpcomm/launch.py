@@ -93,9 +93,7 @@ def threads() -> int:
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if count is not None:
         return min(int(count()), _core.MOST_THREADS)
-    outermost = (
-        os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    )  # the variable may have a number for each nested level
+    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a number for each nested level
     valid = outermost.isascii() and outermost.isdigit() and 0 < int(outermost) <= _core.MOST_THREADS
     return int(outermost) if valid else 1
 

@@ -30,10 +30,7 @@ _CODEC = struct.Struct("<3d")
 _CARRIED = 4 << 20  # bytes that a rank writes to another rank
 _WORKED = 1 << 20  # elements that a rank copies, and folds
 _TRIED = 1 << 17  # elements of the update that is encoded and decoded
-_SIDE, _PAIRS = (
-    1024,
-    320,
-)  # rows and columns of a matrix, and the pairs of all ranks, for which pairs and matrix cost about the same
+_SIDE, _PAIRS = 1024, 320  # a matrix of 1024 x 1024, and pairs of vectors that cost about as much
 _STEPS = 10  # the first half finds TopK's delta; the best step of the second half counts
 
 Flows = Sequence[tuple[int, int]]  # pairs (rank that writes, rank to whose memory it writes)
