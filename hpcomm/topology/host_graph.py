@@ -84,7 +84,7 @@ class HostGraph(Topology):
         return graph
 
     def among(self, ranks: Sequence[int], size: int) -> "HostGraph":
-        """Raises NotSupported: each host has its own model, and some models may be lost.
+        """Raises NotSupported, since each host has its own model and the models of failed hosts may be lost.
 
         Raises:
             NotSupported: always.

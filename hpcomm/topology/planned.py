@@ -29,7 +29,7 @@ class Planned(Topology):
         return self.plan
 
     def among(self, ranks: Sequence[int], size: int) -> Topology:
-        """Raises NotSupported: a plan cannot be made for fewer ranks.
+        """Raises NotSupported, since a given plan cannot be changed for fewer ranks.
 
         Raises:
             NotSupported: always.
