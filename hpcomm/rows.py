@@ -76,7 +76,7 @@ class Rows(Sequence[Row]):
 
     def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Returns all in-edges as three arrays: for each edge its row, in rising order, the rank at the other end, and
-        this rank's row that sends the input. -1 in the third array: the input is a push of the rank."""
+        the row of that rank that sends the input, or -1 if the input is a push."""
         return self.ends("in")[:3]
 
     def ends(self, way: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:

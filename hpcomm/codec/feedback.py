@@ -19,7 +19,7 @@ class ErrorFeedback(WireFormat):
 
     Use it with "float16", "bfloat16" and Float4, which have no residual otherwise. Threshold, TopK, OneBit and Own have
     a residual without it; ErrorFeedback(codec, on=False) takes the residual away, for comparisons. Raises
-    InvalidArgument for "auto", and for a codec that loses nothing, such as "float32".
+    InvalidArgument for "auto", and for Factors, which leaves no element out.
     """
 
     codec: Any
