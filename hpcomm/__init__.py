@@ -7,8 +7,8 @@
     ex = hpcomm.stochastic_reduce(ctx, {"fc": weights})   # average models with a few neighbours
     app = hpcomm.sufficient_factors(ctx, {"W": (J, D)}, K=100)   # send a matrix as pairs of vectors
 
-This module has the names that a job needs first. Submodules have the others: hpcomm.topology and hpcomm.graphs,
-hpcomm.codec, hpcomm.optim, hpcomm.stats (the values of `stats()`), hpcomm.model.
+This module has the names that most jobs need. Submodules have the other public names: hpcomm.topology and
+hpcomm.graphs, hpcomm.codec, hpcomm.optim, hpcomm.stats (the values of `stats()`), hpcomm.model.
 """
 
 import importlib as _importlib
@@ -170,8 +170,8 @@ _HOME = {name: home for home, names in _FROM.items() for name in names.split()}
 if not _typing.TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
 
     def __getattr__(name: str) -> _typing.Any:
-        """Imports a public name or a submodule at its first use. The AttributeError for a name of Horovod or PyTorch
-        has a hint."""
+        """Imports a public name or a submodule when it is first used. For an unknown name raises AttributeError; if
+        Horovod or PyTorch has the name, the error has a hint."""
         if name in _HOME:
             value = getattr(_importlib.import_module(f".{_HOME[name]}", __name__), name)
         elif name == "__version__":

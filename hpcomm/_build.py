@@ -27,6 +27,6 @@ ffibuilder.set_source(
     "#include <hpcomm/hpcomm.h>",
     include_dirs=[str(INCLUDE)],
     extra_link_args=["-l:libhpcomm.so.0", "-Wl,-rpath,$ORIGIN/lib"],
-    # For the reason that setup.py gives at the other extension.
+    # setup.py gives the reason, at the other extension.
     py_limited_api=sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED"),
 )

@@ -16,16 +16,19 @@ class Bandwidth:
 
     Attributes:
         peer: the peer's rank.
-        low, high: bounds of the available bandwidth. low is 0 if every tried rate was too fast; high is infinite if
-            none was. None: the probe found no bounds.
-        sufficient: whether the path has at_least left; None: at_least was not given, or the probe could not tell.
-        capacity: the capacity of the path's narrowest link: the rate at which a train of packets arrived. None: not
-            known.
+        low: the lower bound of the available bandwidth; 0 if every rate that was tried was too fast; None if the probe
+            found no bounds.
+        high: the upper bound; infinite if no rate that was tried was too fast; None if the probe found no bounds.
+        sufficient: whether the path has the bandwidth `at_least` left. None: `at_least` was not given, or the probe
+            could not tell.
+        capacity: the capacity of the path's narrowest link, in bytes a second, measured as the rate at which a train of
+            packets arrived. None: not known.
         seconds: how long the measurement took.
         nbytes: the bytes that the probe sent, headers included.
-        answered: whether any packet of the probe arrived. If none did, a firewall may drop UDP, and Context.notes says
-            so.
-        by_own: True: this rank's own traffic left no pause for a probe, so the result is this traffic's throughput.
+        answered: whether any packet of the probe arrived. If not, a firewall may drop UDP, and Context.notes has a note
+            about it.
+        by_own: True if this rank's own traffic left no pause for a probe. The result is then the throughput of this
+            traffic.
     """
 
     peer: int
@@ -40,7 +43,7 @@ class Bandwidth:
 
     @property
     def middle(self) -> float | None:
-        """The mean of low and high; low if high is infinite; None if the probe found no bounds."""
+        """The mean of the fields low and high; the field low if high is infinite; None if the probe found no bounds."""
         if self.low is None or self.high is None:
             return None
         return self.low if math.isinf(self.high) else (self.low + self.high) / 2
@@ -56,7 +59,8 @@ def as_ranks(peers: Any) -> tuple[int, ...]:
 
 
 def as_rate(at_least: Any) -> float:
-    """Returns at_least as C takes it; None becomes 0, which asks for a range."""
+    """Returns the argument at_least as C takes it, in bytes a second. None becomes 0, with which C measures the two
+    bounds."""
     if at_least is None:
         return 0.0
     try:
@@ -69,7 +73,8 @@ def as_rate(at_least: Any) -> float:
 
 
 def probe(context: Any, peers: tuple[int, ...], at_least: float, timeout: float) -> tuple[Bandwidth, ...]:
-    """Probes all peers in one call. context: the handle of C's context."""
+    """Probes all peers in one call of C and returns a Bandwidth for each, in order. context: the handle of C's
+    context."""
     found = _core.context_bandwidth(context, peers, at_least, timeout)
     return tuple(
         Bandwidth(

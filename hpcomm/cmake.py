@@ -1,5 +1,5 @@
-"""python -m hpcomm.cmake prints the folder for CMake's -Dhpcomm_DIR; with --pkg-config-dir, the folder for
-PKG_CONFIG_PATH. These are options of hpcomm info; use this module if the environment's scripts are not on PATH."""
+"""python -m hpcomm.cmake prints the folder for CMake's -Dhpcomm_DIR; with --pkg-config-dir it prints the folder for
+PKG_CONFIG_PATH. `hpcomm info` has the same options; use this module if the script hpcomm is not on PATH."""
 
 import sys
 

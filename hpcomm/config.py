@@ -17,8 +17,8 @@ from .words import SETTINGS
 Number = TypeVar("Number", int, float)
 PREFIX = "HPCOMM_"
 DEBUG_LEVELS = ("WARN", "INFO", "TRACE")
-TCP_STREAMS = 8  # connections of a pair of ranks, at most
-_INIT_SECONDS = 30.0  # where neither init_timeout nor timeout is set
+TCP_STREAMS = 8  # the most connections of a pair of ranks
+_INIT_SECONDS = 30.0  # if neither init_timeout nor timeout is set
 SECRET_BYTES = (16, 4096)  # the shortest and the longest secret
 
 
@@ -238,7 +238,7 @@ def resolve(environ: Mapping[str, str], arguments: Mapping[str, object]) -> Conf
     is None counts as not given.
 
     Raises:
-        ConfigError: a value has no meaning, or no setting has the argument's name.
+        ConfigError: a setting does not accept its value, or an argument's name is not a setting.
     """
     values: dict[str, Any] = {}
     known = {setting.argument: setting.variable for setting in settings()}

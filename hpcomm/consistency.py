@@ -1,6 +1,6 @@
 """Consistency, the value by which a user says when a worker may continue (PHub, section 2; ASAP, section 3).
 
-A fold is the weighted sum of the updates that an owner has; a reduce is a fold on a graph.
+A fold is the weighted sum of the updates that an owner has received; a reduce is a fold on a graph.
 """
 
 from dataclasses import dataclass, replace
@@ -14,23 +14,26 @@ _ASYNC_AHEAD = 4  # steps that a worker of peers or receivers may be ahead under
 
 @dataclass(frozen=True)
 class Consistency:
-    """How far workers may drift apart, and which inputs a fold waits for; see BSP, ASYNC, NOTIFY_ACK, BARRIER and SSP.
+    """Says how many steps workers may be apart, and for which inputs a fold waits. BSP, ASYNC, NOTIFY_ACK, BARRIER and
+    SSP(s) are its usual values.
 
     Attributes:
         staleness: how many steps a worker may be ahead of the slowest worker, 0 or more; None: any number.
-        quorum: the number of updates that suffice for a fold, 1 or more; None: all. A Hierarchy counts one update for
-            each rack, or for each host if it has no racks. A graph counts in-neighbours' updates, without the rank's
-            own. Peers on a graph count all updates that a rank gets, with its own. Exchange.late names the keys whose
-            update missed its fold.
-        late: the fate of an update that misses its fold. With a quorum it is "drop", also if None is given; without one
-            it must be None.
+        quorum: the number of updates that suffice for a fold, 1 or more; None: all. In a Hierarchy each rack, or each
+            host if there are no racks, counts as one update. On a graph a rank's own update does not count, only those
+            from in-neighbours do. With PeerToPeer(graph) a rank's own update counts too. Exchange.late names the keys
+            whose update missed its fold.
+        late: what happens to an update that misses its fold. With a quorum it is "drop", even if None is given. Without
+            a quorum it must be None.
         waits_for: whether a worker waits for "all" other workers or, on a graph, only for its "neighbours".
-        whole: True: a fold needs whole inputs. False: after its wait a fold takes the whole inputs, and leaves out
-            missing, stale and torn ones.
-        grace: seconds, 0 or more, for which a fold that has its quorum waits for the other updates; math.inf: until all
-            have come; None: as long as they usually take, which hpcomm learns.
+        whole: True: a fold waits until its inputs are whole. False: a fold takes the inputs that are whole after its
+            wait, and leaves out inputs that are missing, stale (folded before) or torn (overwritten while they were
+            read).
+        grace: seconds, 0 or more, that a fold with its quorum still waits for the other updates. math.inf: it waits
+            until all have come. None: hpcomm measures how long the updates usually take, and waits so long.
 
-    Raises InvalidArgument for a number that is out of range or not an int, and for a late that has no meaning here.
+    Raises InvalidArgument for a number that is out of range or not an int, and for a value of late that does not fit
+    quorum.
     """
 
     staleness: int | None = 0
@@ -82,29 +85,33 @@ def _whole(name: str, value: object, low: int, none: str) -> None:
 
 
 BSP = Consistency()
-"""A fold waits for all workers, and every worker for the fold: the same parameters everywhere after each step."""
+"""A fold waits for all workers, and every worker waits for the fold, so all have the same parameters after each
+step."""
 
 ASYNC = Consistency(staleness=None, quorum=1)
-"""Each update is applied by itself as it comes; no worker waits for another. On a graph a reduce takes the inputs that
-have come and are whole."""
+"""Each update is applied separately, when it comes; no worker waits for another. On a graph a reduce takes the inputs
+that have come and are whole."""
 
 NOTIFY_ACK = Consistency(waits_for="neighbours")
-"""Graphs: a reduce waits for the in-neighbours' updates, and a send for the ACK of the update in its slot; every input
-is whole and of this step, and no rank waits for ranks further away (ASAP, section 4)."""
+"""Only on graphs: a reduce waits for the in-neighbours' updates. A send waits until the receiver has acknowledged the
+last update in the same slot. Every input is whole and of this step, and no rank waits for ranks further away (ASAP,
+section 4)."""
 
 BARRIER = Consistency(whole=False)
-"""Graphs, for comparison: all ranks meet, but the barrier may overtake the updates, and a fast rank may overwrite an
-update that a slow one still reads (ASAP, section 6.2). With servers, and among peers, it is BSP."""
+"""On graphs, for comparisons: all ranks meet in a barrier, then fold. The barrier may overtake updates, and a fast rank
+may overwrite an update that a slow rank still reads (ASAP, section 6.2). With servers or peers it means BSP."""
 
 
 def SSP(staleness: int) -> Consistency:
-    """Lets no worker begin a step more than staleness steps ahead of the slowest worker (Ho et al., NIPS 2013).
+    """Returns stale synchronous parallel: no worker begins a step more than staleness steps ahead of the slowest worker
+    (Ho et al., NIPS 2013).
 
-    With servers: the owner applies each update by itself when it comes. A pull waits for slow workers only while this
-    rank's copy is too old for its next step. staleness is 0 to 64; SSP(0) runs as BSP (Parameter Flow, section 2.3.2).
+    With servers: the owner applies each update separately, when the update comes. A pull waits for slow workers only
+    while this rank's copy of the parameters is too old for its next step. staleness is 0 to 64; SSP(0) runs as BSP
+    (Parameter Flow, section 2.3.2).
 
-    With apply_at="receivers": servers send the sum of the received updates when all workers have made a step. staleness
-    is 0 to 30 (UCC-SSP, section 3.2.1).
+    With apply_at="receivers": whenever all workers have made one more step, servers send the sum of the updates
+    received since the last sum. staleness is 0 to 30 (UCC-SSP, section 3.2.1).
 
     On a graph: a reduce takes the newest update of each in-neighbour, if it is at most staleness steps old. staleness
     is 0 to 30; SSP(0) runs as NOTIFY_ACK (ASAP, section 7).
@@ -120,35 +127,37 @@ _NAMES = {BSP: "BSP", ASYNC: "ASYNC", NOTIFY_ACK: "NOTIFY_ACK", BARRIER: "BARRIE
 
 
 def with_servers(consistency: Consistency) -> Consistency:
-    """Returns the consistency that servers and peers use: there waits_for and whole make no difference, so BSP has one
-    form."""
+    """Returns the consistency that servers and peers use: the result has BSP in one form, since waits_for and whole
+    make no difference to servers."""
     return replace(consistency, waits_for="all", whole=True) if consistency.staleness == 0 else consistency
 
 
 def on_graph(consistency: Consistency) -> Consistency:
-    """Returns the consistency that graphs use: there a quorum counts neighbours, also if waits_for is "all"."""
+    """Returns the consistency that graphs use: with a quorum, waits_for becomes "neighbours", since a quorum on a graph
+    counts neighbours."""
     counts = consistency.quorum is not None and consistency.staleness == 0 and consistency.whole
     return replace(consistency, waits_for="neighbours") if counts else consistency
 
 
 def applies_each(consistency: Consistency) -> bool:
-    """Returns whether servers apply each update by itself: under ASYNC, and under SSP with a staleness above 0."""
+    """Returns whether servers apply each update separately: True under ASYNC, and under SSP with a staleness above
+    0."""
     return consistency == ASYNC or bool(consistency.staleness)
 
 
 def steps_ahead(consistency: Consistency) -> int:
-    """Returns how many steps a worker may be ahead of the slowest one if peers or receivers apply; under ASYNC this is
-    a minimum."""
+    """Returns how many steps a worker may be ahead of the slowest one if peers or receivers apply the rule. Under ASYNC
+    a larger depth allows more."""
     return _ASYNC_AHEAD if consistency.staleness is None else consistency.staleness
 
 
 def in_step(consistency: Consistency) -> bool:
-    """Returns whether any two workers that are between steps have made the same number of steps: under BSP and
+    """Returns whether all workers that are between two steps have made the same number of steps: True under BSP and
     NOTIFY_ACK."""
     return consistency.staleness == 0 and consistency.quorum is None and consistency.whole
 
 
 def goes_apart(consistency: Consistency) -> bool:
-    """Returns whether the outermost groups of a hierarchy may be at different steps; then each group is one input of
-    the servers."""
+    """Returns whether the outermost groups of a hierarchy may be at different steps. If so, servers get one input from
+    each group."""
     return applies_each(consistency) or consistency.quorum is not None

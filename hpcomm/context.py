@@ -35,7 +35,7 @@ _STATES = ("joining", "alive", "left", "failed")
 
 
 class Event(NamedTuple):
-    """A put_notify that has arrived: the rank that sent it, its 32-bit immediate value, and the number of its bytes."""
+    """A put_notify that has arrived: the rank that sent it, its 32-bit immediate value, and how many bytes it put."""
 
     peer: int
     imm: int
@@ -43,19 +43,20 @@ class Event(NamedTuple):
 
 
 class Closes(Protocol):
-    """An object that a context closes before it closes itself."""
+    """An object that a context closes before the context closes itself, e.g. an exchange."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank, as this rank knows it.
+    """The state of one rank, as this rank knows it.
 
     Attributes:
-        transport: the transport that reaches the rank; "self" for this rank.
+        transport: the name of the transport over which this rank sends to the rank; "self" for this rank.
         state: "joining", "alive", "left" or "failed".
-        path: the address and interface of a TCP connection, e.g. "10.0.0.2:40001 by eth0"; "" for other transports.
+        path: the address of the rank and this rank's interface, if the transport is TCP, e.g. "10.0.0.2:40001 by eth0";
+            "" for other transports.
         maps: whether this process maps the rank's memory.
     """
 
@@ -79,12 +80,12 @@ def init(comm: Communicator | Any | None = None, **config: "Unpack[Settings]") -
             or None comes from its HPCOMM_ variable, otherwise it has its default; `hpcomm info -c` prints all settings.
 
     Raises:
-        ConfigError: a setting or a launcher's variable has no meaning; the ranks run different versions or have
-            different sizes of the job; or the launcher and MPI report different sizes.
+        ConfigError: a setting or a launcher's variable has an invalid value; ranks run different versions of hpcomm or
+            report different numbers of ranks; or the launcher and MPI do so.
         NotSupported: the launcher needs mpi4py, which is not installed.
-        AuthError: without MPI: the ranks have different secrets, or they have no secret and meet at an address other
-            than loopback.
-        Timeout, PeerFailed: not every rank came.
+        AuthError: only without MPI: the ranks have different secrets, or they have no secret and meet at an address
+            other than loopback.
+        Timeout, PeerFailed: some rank did not connect within init_timeout, or failed.
     """
     settings = launch.configuration(config)
     return Context(launch.find(comm, settings), settings)
@@ -99,26 +100,31 @@ class Context:
     and exchange are freed. A forked child cannot use its parent's context, and the child's exit does not affect it.
 
     Attributes:
-        rank, size: this rank's number, and the number of ranks.
-        ranks: for each rank, its number in the first context, before any shrink.
+        rank: this rank's number, from 0.
+        size: the number of ranks.
+        ranks: ranks[i] is the number that rank i had in the job's first context, before Context.shrink() renumbered the
+            ranks.
         config: the Config that this context was made with.
-        racks: for each rank, the switches or the block above its host, from SLURM_TOPOLOGY_ADDR; "" if not known.
-        local_rank, local_size: this rank's number among the ranks of its host, and their number.
-        peers: a Peer for every rank, with the rank's present state.
-        notes: sentences about features that were degraded at the start, and about incidents since then, e.g. that a
-            stranger was refused or a push was lost. close also writes the incidents to the log.
+        racks: racks[i] names the rack of rank i: the switches or the block above its host, from SLURM_TOPOLOGY_ADDR; ""
+            if not known.
+        local_rank: this rank's number among the ranks of its host, from 0.
+        local_size: the number of ranks on this rank's host.
+        peers: peers[i] is a Peer with the present state of rank i.
+        notes: sentences about features that do not work fully on this host, and about incidents since the start, e.g.
+            that a stranger was refused or a push was lost. Context.close() also writes the incidents to the log.
 
-    The methods window, receive_queue, lane, barrier and allgather, Exchange and its load_state_dict are collective: all
-    ranks must call them, in the same order. Every method raises InvalidArgument after close.
+    Collective are the methods `window`, `receive_queue`, `lane`, `barrier` and `allgather`, and also Exchange and its
+    method `load_state_dict`: all ranks must call them, in the same order. After `close` every method raises
+    InvalidArgument.
     """
 
     __slots__ = (
         "__weakref__",
-        "_dropped",  # exchanges that the program dropped, and that other ranks may still need
+        "_dropped",  # exchanges that the program dropped without closing them, and that other ranks may still need
         "_exchanges",
         "_handle",
         "_lane",
-        "_noted",  # number of notes that the start has logged or hidden; None before the start
+        "_noted",  # how many notes existed when the start was logged; None before the start
         "_process",
         "_secret",
         "_shrunk",  # whether a shrunk context has taken the place of this one
@@ -173,7 +179,7 @@ class Context:
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """A Peer for every rank, this rank included, with the rank's present state."""
+        """A tuple whose element i is a Peer with the present state of rank i, this rank included."""
         found = []
         for rank in range(self.size):
             state, transport, host, pid, path, maps = _core.context_peer(self._handle, rank)
@@ -182,13 +188,14 @@ class Context:
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """For each rank, the lowest rank on its host. A container with its own network counts as a host."""
+        """A tuple whose element i is the lowest rank on rank i's host. A container with a separate network counts as a
+        host."""
         return tuple(_core.context_host(self._handle, rank) for rank in range(self.size))
 
     @property
     def local_rank(self) -> int:
-        """This rank's number among the ranks of its host, from 0 in the order of ranks. shrink numbers the survivors
-        again."""
+        """This rank's number among the ranks of its host, from 0 in the order of ranks. After Context.shrink() only the
+        survivors are numbered."""
         return self._mates().index(self.rank)
 
     @property
@@ -203,7 +210,7 @@ class Context:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about degraded features and incidents so far."""
+        """Sentences about features that do not work fully, and about incidents so far."""
         return tuple(note for note, _ in _core.context_notes(self._handle))
 
     # ---- collectives -----------------------------------------------------------------------------------------------
@@ -215,13 +222,15 @@ class Context:
         The memory is zero, and all its pages are allocated.
 
         Args:
-            shape: the number of bytes; with a dtype, an int or a tuple of ints. It must be the same on every rank.
+            shape: without a dtype, the number of bytes. With a dtype, the array's shape, an int or a tuple of ints. It
+                must be the same on every rank.
             dtype: the dtype of `Window.array`; None means bytes (uint8).
-            signals: the number of 64-bit signal words, which begin at 0.
+            signals: the number of 64-bit signal words in each rank's block; each begins as 0.
             timeout: seconds to wait for the other ranks.
 
         Raises:
-            ConfigError: ranks give different sizes, dtypes or numbers of signals; every rank's error has both values.
+            ConfigError: ranks give different sizes, dtypes or numbers of signals. The error on every rank has both
+                values.
             OutOfMemory: a host has too little memory.
         """
         sizes, kind = window_shape(shape, dtype)
@@ -262,11 +271,13 @@ class Context:
         Collective over all ranks; a rank without peers gives two empty lists.
 
         Args:
-            in_peers, out_peers: ranks. Rank a must have b in out_peers exactly if b has a in in_peers.
-            shape, dtype: shape and dtype of one update, the same on every rank.
-            depth: the number of slots for each sender, 1 or more: so many of its updates may be pending.
-            buffers: the number of this rank's registered buffers, 0 to 64. With 2 or more, receivers that map them read
-                updates in place.
+            in_peers: the ranks that send to this rank.
+            out_peers: the ranks to which this rank sends. Rank a must name b in out_peers if and only if b names a in
+                in_peers.
+            shape, dtype: the shape and the dtype of one update, the same on every rank.
+            depth: the number of slots for each sender, 1 or more, which is how many of its updates may be pending.
+            buffers: the number of this rank's registered buffers, 0 to 64. With 2 or more, receivers that map this
+                rank's memory read updates from the buffers without a copy.
             timeout: seconds to wait for the other ranks.
 
         Raises:
@@ -310,7 +321,7 @@ class Context:
         _core.barrier(self._handle, seconds(timeout, self.config.timeout))
 
     def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:
-        """Returns the bytes that each rank gave, in rank order. Every rank must give the same number. Collective, for
+        """Returns a list whose element i is the data of rank i. All ranks must pass equally many bytes. Collective, for
         small data."""
         return _core.allgather(self._handle, bytes(data), self.size, seconds(timeout, self.config.timeout))
 
@@ -331,15 +342,15 @@ class Context:
         path (SLoPS as in pathload: Jain and Dovrolis, SIGCOMM 2002; Parameter Flow, section 3.3.3).
 
         Any thread may call it, also while exchanges run; calls on one context take turns. It is not collective: the
-        peer's context answers without a call there.
+        peer's context answers probes without any call by the peer's program.
 
         Args:
-            peer: a rank; or several, which are probed in turn, each in the pauses of the others. For several the result
-                is a tuple.
-            at_least: bytes a second. If given, the probe only finds out whether the path has so much left, by one fleet
-                of streams.
-            timeout: seconds for the whole call, 60 by default. At the deadline the present range is returned, even if
-                it is wide.
+            peer: a rank, or several. Several are probed in turn, each in the pauses of the others, and the result is a
+                tuple of Bandwidth, one for each.
+            at_least: bytes a second. If given, the probe sends only one fleet of packet streams, to find out whether
+                the path has so much bandwidth left.
+            timeout: seconds for the whole call, 60 by default. When they have passed, the range found so far is
+                returned, even if it is wide.
 
         Raises:
             InvalidArgument: a peer is this rank, is on this rank's host, or is named twice.
@@ -368,11 +379,12 @@ class Context:
     # ---- survivors -------------------------------------------------------------------------------------------------
 
     def revoke(self) -> None:
-        """Makes ranks that left early count as failed, on every rank; recover and run call it before shrink.
+        """Makes ranks that left early count as failed, on every rank. Exchange.recover() and hpcomm.recovery.run() call
+        it before Context.shrink().
 
         All waits of this context then end with PeerFailed, also waits for living ranks that continue without the ranks
-        that left. The rank that notices calls it; a second call has no effect. If no rank has left, no wait ends yet,
-        but exchanges of this context may stop. (ULFM: MPI_Comm_revoke.)
+        that left. Any rank that notices the failure may call it; a second call has no effect. If no rank has left, no
+        wait ends yet, but exchanges of this context may stop. (ULFM: MPI_Comm_revoke.)
         """
         _core.context_revoke(self._handle)
 
@@ -389,9 +401,10 @@ class Context:
             timeout: seconds for the whole call.
 
         Raises:
-            Timeout: the ranks of waiting_for did not come. A stopped process counts as alive. Call shrink again when
-                these ranks have come or died.
-            TransportError: the other ranks heard nothing from this rank, count it as failed, and go on without it.
+            Timeout: the ranks in the error's waiting_for did not call shrink. A stopped process counts as alive. Call
+                shrink again when these ranks have called it or died.
+            TransportError: the other ranks heard nothing from this rank, count this rank as failed, and go on without
+                it.
         """
         sources = Sources()
         limit = seconds(timeout, self.config.timeout)
@@ -406,8 +419,8 @@ class Context:
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def poll(self, lane: Lane | None = None) -> Event | None:
-        """Returns the lane's next event, or None if no event has come. An event is a put_notify by a peer on its lane
-        of the same number."""
+        """Returns the lane's next event, or None if no event has come. An event comes from a peer's put_notify on the
+        peer's lane with the same number."""
         event = _core.poll(self._handle, NULL if lane is None else lane.handle)
         return None if event is None else Event(*event)
 
@@ -415,7 +428,7 @@ class Context:
         """Waits for the lane's next event and returns it.
 
         Raises:
-            Timeout, PeerFailed: no event came.
+            Timeout, PeerFailed: no event came before the deadline, or before a rank failed.
         """
         limit = seconds(timeout, self.config.timeout)
         return Event(*_core.wait_event(self._handle, NULL if lane is None else lane.handle, limit))
@@ -423,16 +436,17 @@ class Context:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leaves the job, and tells the peers that still wait for this rank. Not collective; a second call has no
-        effect.
+        """Leaves the job. Peers that still wait for this rank are told that it left. Not collective; a second call has
+        no effect.
 
-        It closes this context's exchanges first. That may wait for other ranks up to the timeout (see Exchange.close),
-        and raise Timeout or PeerFailed. Arrays of windows, queues and exchanges stay valid.
+        First it closes this context's exchanges. This may wait for other ranks, at most for the context's timeout (see
+        Exchange.close), and may raise Timeout or PeerFailed. Arrays of windows, queues and exchanges stay valid.
         """
         first = self._leave()
         try:
             for exchange in list(self._exchanges.values()):  # in the order of creation, which all ranks share
-                # InvalidArgument: an earlier failure, already reported, has closed it. After a shrink deaths are known.
+                # InvalidArgument: an earlier failure, already reported, has closed the exchange. After a shrink deaths
+                # are known.
                 with suppress(InvalidArgument, *((PeerFailed, Timeout) if self._shrunk else ())):
                     exchange.close()
         finally:
@@ -442,13 +456,13 @@ class Context:
                 self._tell_news()
 
     def _drop(self, exchange: Any) -> None:
-        """Closes an exchange that the program dropped without closing it: now, if no push is pending and no other rank
-        needs it; otherwise in a later sweep, or when this context closes."""
+        """Closes an exchange that the program dropped without closing it. Closes it at once if no push is pending and
+        no other rank needs it; otherwise in a later _sweep, or when this context closes."""
         self._dropped.append(exchange)
         self._sweep()
 
     def _sweep(self) -> None:
-        """Closes those dropped exchanges whose close need not wait."""
+        """Closes the dropped exchanges that can be closed without waiting."""
         self._dropped[:] = [one for one in self._dropped if not _closes(one)]
 
     def abort(self, why: str) -> None:
@@ -463,7 +477,7 @@ class Context:
         return self._shrunk or self not in _open
 
     def _leave(self) -> bool:
-        """Returns whether this call ends the context: False if it has ended before, and in a forked child."""
+        """Returns True if this call ends the context; False if the context has ended before, or in a forked child."""
         first = self in _open and self._process == os.getpid()
         _open.discard(self)
         return first
@@ -501,8 +515,8 @@ class Context:
                 self._tell(note)
 
     def _tell_news(self) -> None:
-        """Writes notes to the log: always notes about refused ranks and lost data; other notes if the start failed, or,
-        for notes since the start, if HPCOMM_DEBUG asks for them."""
+        """Writes notes to the log. Notes about refused ranks and lost data are always written. Other notes are written
+        if the start failed, or if they are from after the start and HPCOMM_DEBUG asks for them."""
         notes = _core.context_notes(self._handle)
         plain = [note for note, odd in notes if not odd]
         if self._noted is not None:
@@ -554,7 +568,8 @@ def _told(error: BaseException) -> str:
 
 
 def _last_error() -> BaseException | None:
-    """The exception that ended the interpreter; None at an interactive prompt, which survives exceptions."""
+    """Returns the exception that ended the interpreter, or None at an interactive prompt, since a prompt survives
+    exceptions."""
     if hasattr(sys, "ps1"):
         return None
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)

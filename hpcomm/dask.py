@@ -1,7 +1,7 @@
 """hpcomm.dask: the workers of a Dask cluster are the ranks of a job.
 
-Dask starts a function that calls hpcomm.init(), and gives it the job's secret; gradients travel as between any other
-ranks. docs/launching.md has an example.
+Dask starts a function that calls hpcomm.init(), and passes the job's secret to it. Gradients do not go through Dask,
+but directly between the ranks. docs/launching.md has an example.
 """
 
 import secrets
@@ -28,13 +28,15 @@ def run(
     order.
 
     Args:
-        client, function, args: the cluster, and the call.
-        workers: addresses from client.nthreads(), rank 0 first; (): all workers, in the order of addresses. Each must
-            be a separate process, and can be in one job at a time; init waits for a worker that is busy.
+        client: the client of the cluster.
+        function, args: the function that each rank calls, and its arguments.
+        workers: addresses of workers, as in client.nthreads(); the first becomes rank 0. (): all workers, in the order
+            of their addresses. Each worker must be a separate process, and can be in only one job at a time.
+            hpcomm.init() on the other ranks waits for a worker that is busy.
         port: the TCP port on rank 0's host where the ranks meet; 0: a free port from 20000 to 31999.
 
-    Raises InvalidArgument if there are no workers, or if a worker shares the client's process. It re-raises an
-    exception of function unchanged.
+    Raises InvalidArgument if there are no workers, or if a worker shares the client's process. An exception that
+    function raises on a worker is raised again, unchanged.
     """
     chosen = list(workers) or sorted(client.nthreads())
     if not chosen:

@@ -2,7 +2,7 @@
 
     HpcommError
     ├── InvalidArgument(ValueError)        a wrong argument; the message has its value and the allowed range
-    ├── ConfigError(ValueError)            ranks disagree, or a setting has no meaning
+    ├── ConfigError(ValueError)            ranks disagree, or a setting has an invalid value
     ├── NotSupported                       this transport, host or build cannot do it
     ├── TransportError                     the path to a peer failed: transport, peer, detail
     ├── PeerFailed                         ranks failed: ranks, left, op, waiting_for
@@ -28,7 +28,8 @@ class InvalidArgument(HpcommError, ValueError):
 
 
 class ConfigError(HpcommError, ValueError):
-    """A setting has no meaning, or ranks disagree about a version, a size or a shape; the message has all values."""
+    """A setting has an invalid value, or ranks disagree about a version, a size or a shape; the message has all
+    values."""
 
 
 class NotSupported(HpcommError):
@@ -36,8 +37,8 @@ class NotSupported(HpcommError):
 
 
 class TransportError(HpcommError):
-    """The path to a peer failed. `transport` is the transport's name, `peer` the peer's rank (-1: no particular rank),
-    `detail` the cause."""
+    """The path to a peer failed. `transport` is the transport's name, `peer` is the peer's rank or -1 if no single peer
+    is meant, and `detail` is the cause."""
 
     def __init__(self, message: str = "", *, transport: str = "", peer: int = -1, detail: str = "") -> None:
         super().__init__(message)
@@ -49,8 +50,8 @@ class TransportError(HpcommError):
 class PeerFailed(HpcommError):
     """Ranks failed while the operation `op` waited.
 
-    `ranks` failed by themselves: they died, gave up, or left while `op` still waited for them. `left` are ranks that
-    ended because `ranks` failed. `waiting_for` are the ranks that `op` still waited for.
+    `ranks` has the ranks that failed by themselves: they died, gave up, or left while `op` still waited for them.
+    `left` has the ranks that ended because others failed. `waiting_for` has the ranks for which `op` still waited.
     """
 
     def __init__(
@@ -74,13 +75,14 @@ class Culprit:
     """A rank that a Timeout blames: it is at the end of a chain of waits.
 
     Attributes:
-        state: "died", "left" (it closed while others waited for it), "stopped" (the kernel of its host reports this),
-            "silent" (it did not answer), "computing" (it answers and waits for no rank) or "circle" (it and other
-            culprits wait for each other, which is a bug of the program).
-        seconds: "silent": how long others have waited for it. "computing": how long it has computed. "circle": how long
-            its latest wait has lasted. Otherwise 0.
-        step: "computing": the number of pushes of its most pushed key, or of sends to its most used peer. Otherwise 0.
-        op: "circle": the operation that the rank waits in. Otherwise "".
+        state: "died"; "left": the rank closed while others waited for it; "stopped": the kernel of its host says that
+            the process is stopped; "silent": the rank did not answer; "computing": the rank answers, and waits for no
+            rank; "circle": the rank and other culprits wait for each other, which is a bug of the program.
+        seconds: for "silent", how long others have waited for the rank; for "computing", how long the rank has
+            computed; for "circle", how long its latest wait has lasted; otherwise 0.
+        step: for "computing", how often the rank has pushed its most pushed key, or has sent to the peer to which it
+            sent most; otherwise 0.
+        op: for "circle", the operation in which the rank waits; otherwise "".
     """
 
     rank: int
@@ -93,8 +95,8 @@ class Culprit:
 class Timeout(HpcommError, TimeoutError):
     """The deadline of the operation `op` passed, and no rank died.
 
-    `waiting_for` are the ranks that `op` still waited for. `culprits` are the ends of the chains of waits: if `op`
-    waits for rank 2, which waits for rank 3, which is stopped, the culprit is rank 3.
+    `waiting_for` has the ranks for which `op` still waited. `culprits` has the ranks at the ends of the chains of
+    waits: if `op` waits for rank 2, rank 2 waits for rank 3, and rank 3 is stopped, the culprit is rank 3.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class CheckpointError(HpcommError, OSError):
 
 @dataclass(frozen=True)
 class Failure:
-    """A copy of C's record (hpc_error in hpcomm.h) of a thread's last failure."""
+    """The last failure of a thread, copied from the C struct hpc_error (hpcomm.h)."""
 
     status: int
     message: str

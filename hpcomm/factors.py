@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .exchange.options import More
 
 _RULE = SGD()
-_STOP = 0  # the number of the signal that holds the number of the last commit
+_STOP = 0  # the signal word whose value is the number of the last commit
 
 
 def sufficient_factors(
@@ -50,19 +50,18 @@ def sufficient_factors(
 
     Args:
         ctx: the context.
-        params: for each key, the shape (J, D) of its matrix, which begins as zeros; or its first values, a float32
-            array (J, D). The values of rank 0 are used.
-        K: the most pairs of vectors in one commit, for each key.
+        params: a mapping from each key to the shape (J, D) of its matrix, which then begins as zeros; or to the first
+            values of the matrix, a float32 array of this shape. The values of rank 0 are used on all ranks.
+        K: the largest number of pairs of vectors that one commit may have for a key.
         rule: as Exchange takes it. None: SGD(), and rank 0 logs one warning about it.
-        staleness: 0: BSP. s: SSP(s), so a rank may be s commits ahead of others (equation 4).
-        peers: the number of ranks that each rank sends to, 1 to P - 1; graphs.spread chooses them (section 3, partial
-            broadcast; equation 3). None: all other ranks.
-        relay: only with peers: whether ranks pass updates on to ranks that the sender has no edge to.
+        staleness: 0 means BSP; s above 0 means SSP(s), so a rank may be s commits ahead of the slowest (equation 4).
+        peers: how many ranks each rank sends to, from 1 to P - 1, for P ranks; graphs.spread chooses these ranks
+            (section 3, partial broadcast; equation 3). None: all other ranks.
+        relay: with peers, whether ranks pass updates on to the ranks to which the sender does not send.
         options: further arguments of Exchange. The default of reduce is "sum": W -= lr * the sum of all ranks'
-            products. For a step by the mean over a minibatch of K samples on each of P ranks, scale each u by 1 / (K
-            P).
+            products. To use the mean over a minibatch, K samples on each of P ranks, scale each u by 1 / (K P).
 
-    Raises InvalidArgument if an argument is wrong, here or on another rank, and ConfigError if ranks disagree.
+    Raises InvalidArgument if an argument is wrong on any rank, and ConfigError if ranks disagree.
     """
     try:
         if not isinstance(ctx, Context):
@@ -86,14 +85,15 @@ def sufficient_factors(
 
 
 class SufficientFactors:
-    """Matrices that all ranks train by pairs of vectors; sufficient_factors makes them. If the exchange has threads
-    (EngineOptions.progress), it works between commit and the next read of mat (figure 2 of the supplement).
+    """Matrices that all ranks train by pairs of vectors; the function sufficient_factors makes this object. If the
+    exchange has threads (EngineOptions.progress), they send and apply updates while the trainer computes, between
+    commit and the next read of mat (figure 2 of the supplement).
 
     Attributes:
         exchange: the Exchange of the keys, for checkpoints and other features.
         commits: how many commits this rank has made.
         waited: seconds that this rank has waited in commit and for mat.
-        mats: for each key, this rank's copy of the matrix; see mat.
+        mats: a mapping from each key to this rank's copy of its matrix; the rules for mat apply.
     """
 
     __slots__ = (
@@ -111,11 +111,11 @@ class SufficientFactors:
     )
 
     def __init__(self, exchange: Exchange, pairs: int, lead: int) -> None:
-        """lead: how many commits after rank 0's latest one all ranks can still end together."""
+        """lead: the least number of commits, after rank 0's latest, at which all ranks can still end together."""
         self.exchange, self._context, self._lead = exchange, exchange.context, lead
         self._keys = {name: _Written(exchange, name, pairs) for name in exchange.params}
         self._handles: dict[str, Handle] = {}
-        self._unsent: dict[str, Pairs] = {}  # by key: pairs of an interrupted commit
+        self._unsent: dict[str, Pairs] = {}  # by key: the pairs of a commit that was interrupted
         self._last: int | None = None  # the number of the last commit
         self._window = self._context.window(8, signals=1)
         self.commits, self.waited = 0, 0.0
@@ -131,8 +131,9 @@ class SufficientFactors:
         """Writes the vector u of pair i for the next commit. Raises InvalidArgument for an argument out of range.
 
         Args:
-            i: 0 to K - 1. A commit needs all pairs from 0 to the last one; a second write replaces the first.
-            vec: J float32 values, or (indices, values) of the nonzero ones.
+            i: the number of the pair, 0 to K - 1. When commit is called, all pairs from 0 to the last one must be
+                written. A second write to the same pair replaces the first.
+            vec: J float32 values, or a pair (indices, values) with the nonzero values.
             key: the key of the matrix; None if there is only one.
         """
         self._of(key).write("u", i, vec)
@@ -147,13 +148,14 @@ class SufficientFactors:
         self._of(key).write_all(u, v)
 
     def commit(self, timeout: float | None = None) -> None:
-        """Sends, for every key, the pairs that were written since the last commit; there may be none. It first waits
-        for the commit before.
+        """Sends, for every key, the pairs that were written since the last commit; a key may have none. First waits
+        until the last commit is done.
 
         Raises:
             InvalidArgument: a pair has no u or no v, a value is not finite, or the job has ended. Nothing has been
                 sent.
-            Timeout: the error has the ranks still waited for. Nothing is lost: the next commit continues this one.
+            Timeout: its waiting_for has the ranks for which commit waited. Nothing is lost: the next call continues
+                this commit.
             PeerFailed: a rank has failed.
         """
         if not self.running:
@@ -182,8 +184,8 @@ class SufficientFactors:
     def mat(self) -> NDArray[np.float32]:
         """This rank's copy of the only matrix, float32 (J, D); do not write it.
 
-        The property waits until the consistency permits the next step. Do not use the array between commit and the next
-        read of mat. Raises InvalidArgument if there are several keys (use mats), Timeout and PeerFailed.
+        Reading the property waits until the consistency permits the next step. Do not use the array between a commit
+        and the next read of mat. Raises InvalidArgument if there are several keys (use mats), Timeout and PeerFailed.
         """
         return self.mats[self._of(None).name]
 
@@ -197,14 +199,15 @@ class SufficientFactors:
 
     @property
     def running(self) -> bool:
-        """Whether this rank has more commits to make: True until rank 0's stop, then until this rank has made as many
-        commits as all others. Never waits."""
+        """Whether this rank has more commits to make. It is True until rank 0 calls stop, and then until this rank has
+        made the number of commits at which all ranks end. Never waits."""
         if self._last is None and self._context.rank != 0 and self._window.test_signal(_STOP, 1):
             self._last = self._window.wait_signal(_STOP, 1)
         return self._last is None or self.commits < self._last
 
     def stop(self) -> None:
-        """Makes all ranks end after the same number of commits: s + 2 after rank 0's latest, or later with few peers.
+        """Makes all ranks end after the same number of commits: with staleness s, s + 2 after rank 0's latest one, or
+        later if `peers` is small.
 
         Only rank 0 may call it; its loop goes on until running is False. A second call has no effect. Raises
         InvalidArgument on another rank, and PeerFailed.
@@ -227,7 +230,8 @@ class SufficientFactors:
         return self.exchange.stats()
 
     def close(self, timeout: float | None = None) -> None:
-        """Waits for the pending commit, and closes the exchange (Exchange.close). mat stays valid."""
+        """Waits for the pending commit, and closes the exchange (Exchange.close). The arrays of mat and mats stay
+        valid."""
         self.exchange.close(timeout)
         self._handles.clear()
 
@@ -255,7 +259,7 @@ class SufficientFactors:
 
 
 class _Mats(Mapping[str, NDArray[np.float32]]):
-    """The mapping mats: reading a key waits for the key's pending commit."""
+    """The value of SufficientFactors.mats. Reading a key waits for the key's pending commit."""
 
     __slots__ = ("_app",)
 
@@ -278,7 +282,7 @@ class _Mats(Mapping[str, NDArray[np.float32]]):
 
 
 class _Written:
-    """The pairs of one key that are written for the next commit."""
+    """The pairs of one key that have been written for the next commit."""
 
     __slots__ = ("_exchange", "_most", "_pairs", "_rank", "_written", "name")
 

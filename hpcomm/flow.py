@@ -1,5 +1,5 @@
-"""Updates and parameters on their path through a plan: which groups fold, and how many bytes go between groups.
-str(plan) prints it.
+"""Follows updates and parameters through a plan: finds which groups of ranks fold, and how many bytes go between
+groups. str(plan) prints it.
 
 A set of ranks is an int with one bit for each rank, called a mask.
 """
@@ -15,18 +15,20 @@ Lists = tuple[list[Edges], list[int], list[int]]  # the result of Rows.lists
 
 
 def feeders(lists: Lists) -> list[int]:
-    """Returns for each row the mask of the ranks whose pushes reach it, through any number of stages and relays."""
+    """Returns for each row the mask of the ranks whose pushes reach the row, through any number of stages and
+    relays."""
     return _followed(lists[0], lists[1], lists[2])
 
 
 def receivers(lists: Lists) -> list[int]:
-    """Returns for each row the mask of the ranks that its result reaches in the end."""
+    """Returns for each row the mask of the ranks that the row's result reaches, through any number of stages and
+    relays."""
     return _followed(lists[0], lists[2], lists[1])
 
 
 def _followed(edges: Sequence[Edges], ends: Sequence[int], others: Sequence[int]) -> list[int]:
-    """Returns for each row the mask of the ranks at the far ends of all paths to it. ends, others: for each row, the
-    number of its list of edges on the side of these paths, and on the other side."""
+    """Returns for each row the mask of the ranks at the far ends of all paths that end at the row. ends[r] is the
+    number of row r's list of edges on the side of these paths; others[r] is that of its list on the other side."""
     own = [sum(1 << rank for rank, row, _ in part if row < 0) for part in edges]
     rows = [[row for _, row, _ in part if row >= 0] for part in edges]
     found = [own[i] for i in ends]
@@ -51,7 +53,8 @@ class Flow(NamedTuple):
 
 def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
     """Returns the text of the stages: a tree of the groups that fold, with the bytes that leave and enter each group,
-    then the `most` largest links between the innermost groups. told writes a number of bytes as text."""
+    then the links between the innermost groups that carry most, at most `most` of them. told(n) returns n bytes as
+    text."""
     fed, reached, sent = feeders(flow.lists), receivers(flow.lists), _traffic(flow)
     ends = zip(flow.action, flow.owner, fed, reached, strict=True)
     found = {part for kind, owner, *masks in ends for part in _folded(kind, owner, *masks)}
@@ -66,7 +69,8 @@ def drawn(flow: Flow, told: Callable[[int], str], most: int) -> list[str]:
 
 
 def _folded(kind: str, owner: int, fed: int, reached: int) -> list[int]:
-    """The group for which a row folds, applies or relays: [mask], or [] if the owner is outside it or alone in it."""
+    """Returns the group for which a row folds, applies or relays, as [mask]; or [] if the owner is not in the group, or
+    is its only rank."""
     mask = {"forward": fed, "relay": reached, "apply": reached}.get(kind, 0)
     return [mask] if mask.bit_count() > 1 and mask >> owner & 1 else []
 
@@ -83,7 +87,7 @@ def _traffic(flow: Flow) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def _carries(edge: tuple[int, int, float]) -> bool:
-    """Whether an input carries data: a push of weight 0 only says that its rank is ready."""
+    """Returns whether an input carries data. A push of weight 0 carries none: it only tells that its rank is ready."""
     _, row, weight = edge
     return row >= 0 or weight != 0
 
@@ -99,7 +103,8 @@ def _load(
 
 
 def _tree(whole: int, groups: Sequence[int], line: Callable[[int], str]) -> list[str]:
-    """Lines for the groups inside a group, in the order of their lowest ranks, each with its own inner groups below."""
+    """Returns the lines for the groups inside a group, in the order of their lowest ranks. Each line is followed by the
+    lines of the groups inside that group."""
     within = [group for group in groups if group != whole and group & whole == group]
     tops = [a for a in within if not any(a != b and a & b == a for b in within)]
     if tops:
@@ -150,7 +155,7 @@ def _bits(mask: int) -> Iterable[int]:
 
 
 def _ranks(mask: int) -> str:
-    """The ranks of a mask as text, with ranges such as 0-3."""
+    """Returns the ranks of a mask as text, with ranges such as 0-3."""
     runs: list[list[int]] = []
     for rank in _bits(mask):
         if runs and rank == runs[-1][1] + 1:

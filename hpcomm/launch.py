@@ -9,8 +9,9 @@ environment.
     Kubeflow Trainer        PET_NODE_RANK, PET_NNODES, PET_MASTER_ADDR, PET_MASTER_PORT, in the same way: one rank a pod
     none of these           a world of one rank
 
-The first line whose variables are set is used, but torchrun precedes all others. appoint sets RANK and the others for
-processes of Ray and Dask. After init hpcomm uses neither MPI nor the communicator.
+The first line of this table whose variables are set is used, but if torchrun's are set, these come first. For processes
+of Ray and Dask, the function appoint sets RANK and the other variables. After init hpcomm uses neither MPI nor the
+communicator.
 """
 
 import os
@@ -51,8 +52,8 @@ _secrets: list[int] = []  # the memfd with the job's secret, if appoint made thi
 
 @runtime_checkable
 class Communicator(Protocol):
-    """An object that init accepts in the place of an MPI communicator. allgather gets as many bytes on each rank, and
-    must return the bytes of all ranks, in rank order."""
+    """An object that init accepts in the place of an MPI communicator. Its allgather is called with equally many bytes
+    on each rank, and must return a list whose element i has the bytes of rank i."""
 
     @property
     def rank(self) -> int: ...
@@ -64,7 +65,8 @@ class Communicator(Protocol):
 
 
 class Group(Protocol):
-    """The ranks of a new context. exchange sends data to all ranks and returns their data, in rank order."""
+    """The ranks of a new context. Its method exchange sends data to all ranks and returns a list whose element i is the
+    data of rank i."""
 
     rank: int
     size: int
@@ -91,7 +93,7 @@ def threads() -> int:
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if count is not None:
         return min(int(count()), _core.MOST_THREADS)
-    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # it has a number for each nested level
+    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a number for each nested level
     valid = outermost.isascii() and outermost.isdigit() and 0 < int(outermost) <= _core.MOST_THREADS
     return int(outermost) if valid else 1
 
@@ -112,7 +114,7 @@ class Meeting:
     size: int
     host: str
     port: int
-    origin: str = field(default="", compare=False)  # how the port was chosen; "": it is MASTER_PORT
+    origin: str = field(default="", compare=False)  # how the port was chosen; "": from MASTER_PORT
 
 
 def launched(environ: Mapping[str, str] | None = None) -> Launch | None:
@@ -148,8 +150,8 @@ def _number(env: Mapping[str, str], name: str, needed_by: str, least: int, most:
 
 
 def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
-    """The meeting place from RANK (in an indexed Job of Kubernetes JOB_COMPLETION_INDEX), WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT."""
+    """Returns the meeting place from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. In an indexed Job of Kubernetes,
+    JOB_COMPLETION_INDEX may take the place of RANK."""
     if env.get("WORLD_SIZE") and not env.get("RANK") and env.get("JOB_COMPLETION_INDEX"):
         env = {**env, "RANK": env["JOB_COMPLETION_INDEX"]}
     given = [name for name in ("RANK", "WORLD_SIZE") if env.get(name)]
@@ -177,7 +179,7 @@ def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
 
 
 def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
-    """The meeting place of the tasks of a step that srun started."""
+    """Returns the meeting place of the tasks that one srun started (a step of SLURM)."""
     if "SLURM_STEP_ID" not in env:
         return None
     name = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
@@ -199,8 +201,8 @@ def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
 
 
 def _by_trainer(env: Mapping[str, str], port: int) -> Meeting | None:
-    """The meeting place of Kubeflow Trainer's pods: a process with PET_ variables and without RANK is the only rank of
-    its pod."""
+    """Returns the meeting place of Kubeflow Trainer's pods. A process with PET_ variables and without RANK is the only
+    rank of its pod."""
     if not env.get("PET_NNODES") or not env.get("PET_NODE_RANK"):
         return None
     each = env.get("PET_NPROC_PER_NODE", "")
@@ -222,14 +224,15 @@ def _by_trainer(env: Mapping[str, str], port: int) -> Meeting | None:
 
 
 def _port_of_step(env: Mapping[str, str]) -> int:
-    """A port that is the same for all tasks of a step, and a different one for most other steps."""
+    """Returns a port that is the same for all tasks of a step of SLURM, and differs from the ports of most other
+    steps."""
     step = _number(env, "SLURM_STEP_ID", "srun started this process", 0, 2**32)
     job = _number(env, "SLURM_JOB_ID", f"SLURM_STEP_ID={step}", 0, 2**63)
     return _folded(job + 31 * step)
 
 
 def _folded(number: int) -> int:
-    """A port for any number, below the ports of outgoing connections. The port may be in use."""
+    """Returns a port made from any number, below the ports of outgoing connections. The port may be in use."""
     return _FIRST_PORT + number % _PORTS
 
 
@@ -254,7 +257,7 @@ def rack(env: Mapping[str, str]) -> str:
 
 
 def free_port(ip: str) -> int:
-    """Returns a free TCP port of this address of this host. Raises ConfigError if it finds no free port."""
+    """Returns a TCP port that is free at this host's address ip. Raises ConfigError if no port is free."""
     for port in random.SystemRandom().sample(range(_FIRST_PORT, _FIRST_PORT + _PORTS), 64):
         with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM) as one:
             try:
@@ -266,8 +269,8 @@ def free_port(ip: str) -> int:
 
 
 def appoint(rank: int, size: int, host: str, port: int, secret: bytes) -> None:
-    """Makes this process a rank of a job, for systems that do not number their processes. It sets RANK and the other
-    variables, and writes the secret into a file that vanishes when the process ends."""
+    """Makes this process a rank of a job, for systems that do not number their processes. Sets RANK, WORLD_SIZE and the
+    other variables, and writes the secret into a file that vanishes when the process ends."""
     dismiss()
     fd = os.memfd_create("hpcomm-secret", os.MFD_CLOEXEC)
     _secrets.append(fd)
@@ -296,7 +299,7 @@ class _Alone:
 
 
 class _Given:
-    """A user's communicator. It has its own deadline, so exchange ignores timeout."""
+    """A user's communicator. The method exchange ignores timeout, since only the communicator can set a deadline."""
 
     def __init__(self, comm: Communicator) -> None:
         self.rank, self.size = int(comm.rank), int(comm.size)
@@ -313,7 +316,7 @@ class _Given:
 
 
 class _Mpi:
-    """An mpi4py communicator. Calls are nonblocking, so that a missing rank causes a Timeout."""
+    """An mpi4py communicator. Nonblocking MPI calls are used, so that a missing rank causes a Timeout."""
 
     def __init__(self, comm: Any, mpi: Any) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
@@ -334,7 +337,7 @@ class _Mpi:
 
 
 class _Met:
-    """Ranks without MPI; they connect over TCP at the first exchange."""
+    """Ranks without MPI; the first call of exchange connects them over TCP."""
 
     def __init__(self, where: Meeting, secret: bytes | None) -> None:
         self.rank, self.size = where.rank, where.size
@@ -358,8 +361,8 @@ class _Met:
 def find(comm: object = None, config: Config | None = None) -> Group:
     """Returns the group of a communicator; for comm None, the group that the launcher started, or this process alone.
 
-    Raises InvalidArgument for a comm that is no communicator, ConfigError for a launcher that disagrees with MPI or
-    with itself, and NotSupported for a launcher that needs a package that is not installed.
+    Raises InvalidArgument if comm is not a communicator; ConfigError if the launcher's variables contradict each other
+    or MPI; and NotSupported if the launcher needs a package that is not installed.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if comm is None:
@@ -422,8 +425,8 @@ def _import_mpi(launch: Launch) -> Any:
 
 
 def agree(group: Group, version: str, address_bytes: int, timeout: float) -> tuple[str, ...]:
-    """Returns the rack of each rank, "" if not known. Raises ConfigError, with all versions, if ranks run different
-    versions."""
+    """Returns a tuple whose element i is the rack of rank i, "" if not known. If ranks run different versions of
+    hpcomm, raises ConfigError with all versions."""
     hello = f"{version} ({address_bytes} B addresses)".encode().ljust(_HELLO_BYTES)[:_HELLO_BYTES]
     hello += rack(os.environ).encode()[-_RACK_BYTES:].ljust(_RACK_BYTES)
     ranks: dict[str, list[str]] = {}

@@ -1,5 +1,5 @@
 """The logger "hpcomm". It gets warnings, notes, and the lines that HPCOMM_DEBUG asks for. If the program has not
-configured logging, they go to stderr, a line at a time."""
+configured logging, the logger writes each line to stderr in one write."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ _LEVELS = {"INFO": logging.INFO, "TRACE": logging.DEBUG}
 
 
 class _Stderr(logging.Handler):
-    """Writes to stderr as logging.lastResort does, but lines below WARNING too."""
+    """Writes to stderr as logging.lastResort does, but also lines below the level WARNING."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.root.handlers and logger.handlers == [self]:

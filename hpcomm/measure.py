@@ -1,4 +1,5 @@
-"""Measures the rates of a context's machine, by which hpcomm.model predicts, and keeps them with the context.
+"""Measures the rates of the machine on which a context's ranks run, for predictions by hpcomm.model, and keeps the
+rates with the context.
 
 Measuring is collective. Before each measurement the ranks agree whether all of them already have its result.
 """
@@ -29,18 +30,18 @@ _CODEC = struct.Struct("<3d")
 _CARRIED = 4 << 20  # bytes that a rank writes to another rank
 _WORKED = 1 << 20  # elements that a rank copies, and folds
 _TRIED = 1 << 17  # elements of the update that is encoded and decoded
-_SIDE, _PAIRS = 1024, 320  # rows and columns of a matrix, and the pairs of all ranks: about where the choice is close
+_SIDE, _PAIRS = 1024, 320  # a matrix of 1024 x 1024, and pairs of vectors that cost about as much
 _STEPS = 10  # the first half finds TopK's delta; the best step of the second half counts
 
-Flows = Sequence[tuple[int, int]]  # pairs of a rank that writes, and the rank whose memory it writes
+Flows = Sequence[tuple[int, int]]  # pairs (rank that writes, rank to whose memory it writes)
 T = TypeVar("T")
 
 _kept: WeakKeyDictionary[Context, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
 def once(ctx: Context, what: Hashable, measure: Callable[[], T], timeout: float | None) -> T:
-    """Returns measure's result, which is kept for the context. Collective: if any rank has no result, as its
-    measurement failed, all ranks measure again."""
+    """Returns the result of measure(), which is called once for a context and then kept under the name what.
+    Collective: if a rank has no result, since its measurement failed, all ranks measure again."""
     own = _kept.setdefault(ctx, {})
     if not all(map(any, ctx.allgather(bytes([what in own]), timeout))):
         own[what] = measure()
@@ -49,17 +50,17 @@ def once(ctx: Context, what: Hashable, measure: Callable[[], T], timeout: float 
 
 
 def measure_rates(ctx: Context, timeout: float | None = None, *, topology: Hierarchy | None = None) -> Rates:
-    """Measures the rates of this context's machine, by which hpcomm.model predicts. Collective.
+    """Measures the rates of the machine on which this context's ranks run, for predictions by hpcomm.model. Collective.
 
-    All ranks get the numbers of the slowest rank and link. A context measures each rate once, as the best
-    of three rounds, and keeps it.
+    All ranks get the same numbers: the rates of the slowest rank and link. A context measures each rate once, takes the
+    best of three rounds, and keeps it.
 
     Args:
         ctx: the context.
-        timeout: seconds for each part; None: the context's default.
-        topology: a Hierarchy, the same on all ranks. If it has several racks, at least one with several hosts,
-            Rates.racks has their bandwidths, for Hierarchy(bandwidths=...). Hosts and racks that it leaves out come
-            from the context.
+        timeout: seconds for each wait; None: the context's default.
+        topology: a Hierarchy, the same on all ranks. If it has several racks, and some rack has several hosts, the
+            result's field racks has their bandwidths, for Hierarchy(bandwidths=...). If hosts or racks are None, the
+            context gives them.
 
     Raises:
         InvalidArgument: Hierarchy.levels raises it.
@@ -75,14 +76,14 @@ def measure_rates(ctx: Context, timeout: float | None = None, *, topology: Hiera
 
 
 def hosts_of(ctx: Context, timeout: float | None = None) -> list[int]:
-    """Returns for each rank the lowest rank whose memory it maps, which may be itself. Collective."""
+    """Returns a list whose element i is the lowest rank whose memory rank i maps, possibly i itself. Collective."""
     mine = bytes(peer.maps or peer.rank == ctx.rank for peer in ctx.peers)
     return [part.index(1) for part in ctx.allgather(mine, timeout)]
 
 
 def between_hosts(ctx: Context, hosts: Sequence[int], timeout: float | None) -> float:
-    """Returns the bytes a second on a host's link while one rank of each host writes to the next host; inf for a single
-    host. Collective."""
+    """Returns the bandwidth of a host's link, in bytes a second, while one rank of each host writes to the next host;
+    inf if the job has one host. Collective."""
     leads = sorted(set(hosts))
     found: float = once(ctx, "between", lambda: _ring(ctx, [leads], timeout), timeout)
     return found
@@ -94,15 +95,15 @@ def _inside(ctx: Context, hosts: Sequence[int], timeout: float | None) -> float:
 
 
 def _ring(ctx: Context, groups: Sequence[Sequence[int]], timeout: float | None) -> float:
-    """Bytes a second of each rank, when every rank writes to the next rank of its group at the same time."""
+    """Returns the bytes a second of each rank while every rank writes to the next rank of its group."""
     flows = [(rank, group[(i + 1) % len(group)]) for group in groups if len(group) > 1 for i, rank in enumerate(group)]
     return carried(ctx, flows, _CARRIED, timeout) / len(flows) if flows else math.inf
 
 
 def _slowest(ctx: Context, work: Callable[[], None], timeout: float | None) -> float:
-    """Seconds that the slowest rank takes while all ranks work; each rank's best round counts."""
+    """Returns the seconds that the slowest rank takes while all ranks work; for each rank its fastest round counts."""
     taken = math.inf
-    work()  # not measured: the first time, pages are new
+    work()  # not measured, since the first round touches new pages
     for _ in range(_ROUNDS):
         ctx.barrier(timeout)
         start = time.monotonic()
@@ -125,9 +126,9 @@ def _folder() -> Callable[[], None]:
 def codec_rates(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: float) -> CodecRates:
     """Measures the rates of a codec on the slowest rank. Collective; a context measures each codec once.
 
-    A codec of pieces is measured by an exchange that pushes random normal updates, of which each rank owns a part. If
-    the codec names a substitute (WireFormat.trial), the substitute is measured. For arrays of 16 bits it measures their
-    encoding, and how much longer their fold takes than that of float32.
+    A codec of pieces is measured in an exchange that pushes normally distributed random updates; each rank owns a part
+    of the key. If WireFormat.trial() returns another codec, this other codec is measured. For a 16-bit dtype, it is
+    measured how long the encoding takes, and how much longer a fold takes than with float32.
 
     Args:
         ctx: the context.
@@ -142,8 +143,8 @@ def codec_rates(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeo
 
 
 def multiply_rate(ctx: Context, make: Callable[..., Any], timeout: float | None) -> float:
-    """Measures the floating-point operations a second at which the slowest rank adds up products of pairs of vectors
-    while all ranks do so. Collective; a context measures it once.
+    """Returns how many floating-point operations a second the slowest rank does when all ranks add up products u v^T.
+    Collective; a context measures this once.
 
     Args:
         ctx: the context.
@@ -168,7 +169,7 @@ def _multiplied(ctx: Context, make: Callable[..., Any], timeout: float | None) -
         progress="inline",
         timeout=timeout,
     ) as ex:
-        for _ in range(2 + 2 * _ROUNDS):  # the first round has new pages
+        for _ in range(2 + 2 * _ROUNDS):  # the first round touches new pages
             ctx.barrier(timeout)
             ex.push_pull("trial", (u, v))
             busy.append(ex.stats().busy)
@@ -179,7 +180,7 @@ def _multiplied(ctx: Context, make: Callable[..., Any], timeout: float | None) -
 
 
 def forget(ctx: Context) -> None:
-    """Drops the kept rates of a context, so the next call measures them again. Every rank must call it."""
+    """Drops the rates kept for a context, so that the next call measures them again. Every rank must call it."""
     _kept.pop(ctx, None)
 
 
@@ -220,8 +221,8 @@ def _tried(ctx: Context, codec: WireFormat, make: Callable[..., Any], timeout: f
 
 
 def measured(ctx: Context, topology: Hierarchy, timeout: float | None = None) -> Hierarchy:
-    """Returns the hierarchy with its measured bandwidths, or with None if it has no racks that need them. Collective; a
-    context measures them once. measure_rates has the same arguments and errors."""
+    """Returns the hierarchy with its field bandwidths set to measured values, or to None if it has no racks for which
+    they matter. Collective; a context measures the bandwidths once. Arguments and errors are as in measure_rates."""
     return replace(topology, bandwidths=_of_racks(ctx, topology, timeout))
 
 
@@ -235,8 +236,9 @@ def _of_racks(ctx: Context, topology: Hierarchy, timeout: float | None) -> Bandw
 
 
 def _linked(ctx: Context, racks: Sequence[Sequence[int]], timeout: float | None) -> Bandwidths:
-    """Measures Bandwidths. racks: for each rack, one rank of each host. For `host` one rank writes to another rank of
-    its rack; for `core` all ranks of the first rack write to the second rack at the same time."""
+    """Measures Bandwidths. Each element of racks has one rank of each host of a rack. For the field host one rank
+    writes to another rank of its rack; for the field core all ranks of the first rack write to the second rack at the
+    same time."""
     full = next(rack for rack in racks if len(rack) > 1)
     crossing = [(rank, racks[1][i % len(racks[1])]) for i, rank in enumerate(racks[0])]
     host, core = (carried(ctx, flows, _CARRIED, timeout) for flows in ([(full[0], full[1])], crossing))
@@ -244,7 +246,8 @@ def _linked(ctx: Context, racks: Sequence[Sequence[int]], timeout: float | None)
 
 
 def carried(ctx: Context, flows: Flows, nbytes: int, timeout: float | None) -> float:
-    """Returns the bytes a second of all flows together, from their common start to the end of the last flow."""
+    """Returns the bytes a second of all flows together, measured from their common start to the end of the last
+    flow."""
     window = ctx.window(nbytes, timeout=timeout)
     data = np.zeros(nbytes, np.uint8)
     times: list[float] = []

@@ -1,6 +1,6 @@
-"""Rules: how the owner of a chunk changes the parameters by a folded update (PHub, section 3.2.2).
+"""Rules, with which the owner of a chunk changes the parameters by a folded update (PHub, section 3.2.2).
 
-A rule is a value: it has the hyper-parameters for machine code in the C library, or for a user's machine code. All
+A rule is a value: it names machine code, of the C library or of a user, and has the hyper-parameters for it. All
 arithmetic is float32, in the order of the formulas and without fused multiply-adds, so every instruction set gives the
 same bits. In the formulas w is a parameter and g its folded update. A rule raises InvalidArgument for a hyper-parameter
 that is negative or not finite, and for a momentum or beta of 1 or more.
@@ -37,8 +37,8 @@ class BuiltIn:
 
 @dataclass(frozen=True)
 class SGD(BuiltIn):
-    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g. It has no momentum, and raises InvalidArgument
-    for one."""
+    """Stochastic gradient descent: g += weight_decay * w; w -= lr * g. Raises InvalidArgument for a momentum: use
+    Momentum."""
 
     lr: float = 0.01
     weight_decay: float = 0.0
@@ -130,11 +130,11 @@ class Average(BuiltIn):
 
 @dataclass(frozen=True)
 class ProxSGD(BuiltIn):
-    """Proximal SGD (SFB, section 2.1): g += weight_decay * w; w -= lr * g; then the prox maps each row of W, with the
-    step lr.
+    """Proximal SGD (SFB, section 2.1): g += weight_decay * w; w -= lr * g; then the prox, with step size lr, maps each
+    row of the matrix W.
 
-    A key with a prox must be a matrix; chunks end only at its rows. A NaN after the prox ends the exchange with an
-    error that names the key and the row.
+    A key with a prox must be a matrix; its chunks have whole rows of the matrix. A NaN in the result of the prox ends
+    the exchange with an error that names the key and the row.
     """
 
     lr: float = 0.01
@@ -147,12 +147,12 @@ class ProxSGD(BuiltIn):
 
 @dataclass(frozen=True)
 class Dual(BuiltIn):
-    """The rule of SDCA (SFB, section 2.1): g += weight_decay * Z; Z -= lr * g; W = prox(Z), the gradient of the
-    conjugate of h; without a prox, W = Z.
+    """The rule of SDCA (SFB, section 2.1): g += weight_decay * Z; Z -= lr * g; W = prox(Z), where prox is the gradient
+    of the conjugate of the regularizer h; without a prox, W = Z.
 
     Z is state of the rule: float32 of the key's shape, zero at first, kept by the key's owners and in checkpoints. W
-    keeps its initial value until the first update. A NaN ends the exchange as with ProxSGD. Raises InvalidArgument if h
-    is not strongly convex, that is if lam of L2 or l2 of ElasticNet is 0.
+    keeps its initial value until the first update. A NaN in W ends the exchange with an error, as with ProxSGD. Raises
+    InvalidArgument if h is not strongly convex, that is if lam of L2 or l2 of ElasticNet is 0.
     """
 
     prox: Prox | None = None
@@ -176,8 +176,8 @@ def _check_prox(rule: "ProxSGD | Dual") -> None:
 
 @dataclass(frozen=True)
 class Rule:
-    """A user's rule: machine code with the signatures in hpcomm.h, which the engine's cores call without the
-    interpreter. `hpcomm.kernels` makes a Rule from a Python function.
+    """A user's rule: machine code with the signatures in hpcomm.h. The engine's cores call it without the interpreter.
+    `hpcomm.kernels` makes a Rule from a Python function.
 
     All ranks must give the same code, name, slots and args; hpcomm checks all but the code. Raises InvalidArgument for
     a value that is not a function, and for slots or args out of range.
@@ -187,12 +187,12 @@ class Rule:
             It must return 0; any other number ends the exchange with an error. Give an address, a ctypes function
             pointer, or an object with an `address`, such as a Numba cfunc; the exchange keeps it alive.
         slots: float32 values of state for each parameter, 0 to 4; they begin as zero.
-        args: at most 7 hyper-parameters, which apply gets in args[1] and after; args[0] is the number of the step, from
-            1. With a mapping `Exchange.set(name=value)` changes single ones; a sequence is set as a whole:
-            `set(args=(...))`.
+        args: at most 7 hyper-parameters. The machine code gets them as args[1], args[2] and so on; args[0] is the
+            number of the step, from 1. If args is a mapping, `Exchange.set(name=value)` changes single values; if it is
+            a sequence, `Exchange.set(args=(...))` changes all.
         fold: `int fold(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args)`. It
-            must add weight times an update to the n values of acc. None: the weighted sum. A fold by `hpcomm.kernels`
-            tells hpcomm which wire formats it reads; other code must find the format from n and nbytes.
+            must add `weight` times the update `in` to the n values of acc. None: hpcomm's weighted sum. A fold made by
+            `hpcomm.kernels` declares which wire formats it reads; other code must infer the format from n and nbytes.
         name: the name in errors and checkpoints.
     """
 
@@ -228,7 +228,7 @@ _told: set[AnyRule] = set()  # default rules that this process has warned about
 
 
 def or_default(rule: RuleOrRules | None, default: AnyRule, rank: int) -> RuleOrRules:
-    """Returns the rule, or default if rule is None; then rank 0 warns once."""
+    """Returns the argument rule. If it is None, returns default, and rank 0 warns once."""
     if rule is not None:
         return rule
     if rank == 0 and default not in _told:
@@ -280,7 +280,8 @@ def _all_names(rule: BuiltIn) -> tuple[str, ...]:
 
 
 def told_names(rule: AnyRule) -> tuple[str, ...]:
-    """Returns the names of a rule's hyper-parameters for errors, in C's order; if torch has another name, both."""
+    """Returns the names of a rule's hyper-parameters for errors, in C's order. If torch has another name for one, both
+    are given."""
     if isinstance(rule, Rule):
         return tuple(rule.args) if isinstance(rule.args, Mapping) else ()
     return tuple(f"{name}/{TORCH_NAMES[name]}" if name in TORCH_NAMES else name for name in _all_names(rule))

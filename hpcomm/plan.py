@@ -1,4 +1,5 @@
-"""Plans: tables of rows, by which ranks fold, apply and send chunks (PHub, sections 3.2.3, 3.2.4 and 4.5)."""
+"""Plans: tables of rows that say which rank folds, applies and sends which chunk (PHub, sections 3.2.3, 3.2.4 and
+4.5)."""
 
 import json
 import operator
@@ -20,13 +21,13 @@ from .stage import Edge, Key, Row, as_keys, choice, whole
 __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
 
 ELEMENT = 4  # bytes of a parameter
-SHOWN = 24  # lines of each table in str(plan), at most
-_PASSED_ON = 128 << 10  # most bytes of a chunk that workers pass on down a tree
+SHOWN = 24  # the most lines of each table in str(plan)
+_PASSED_ON = 128 << 10  # the most bytes of a chunk that workers pass on down a tree
 
 
 class Imbalance(NamedTuple):
-    """The bytes of the fullest place, divided by the mean: 1.0 if all have the same. core compares cores, server
-    compares ranks."""
+    """How unevenly bytes are spread: the most bytes divided by the mean, which is 1.0 if all have the same. The field
+    core compares cores, and the field server compares ranks that serve."""
 
     core: float
     server: float
@@ -39,25 +40,26 @@ _AFFINITY = {value: name for name, value in _core.AFFINITIES.items()}
 
 
 class Plan:
-    """An immutable table of rows: for each, the rank and core that work on it, its chunk of a key, and its edges.
+    """An immutable table of rows. Each row is one step on a chunk's path: it has the rank and core that work on it, the
+    chunk, and the edges over which inputs come and the result leaves.
 
     Plan.hub makes the plan of a parameter server; the other class methods make plans of other topologies, and this
     constructor takes any rows. Every plan is checked when it is made: numbers must be in range, each edge must be
-    listed at both ends, forwards must not go in a circle, and a rank that gets parameters must get each element of the
-    key once.
+    listed in the rows at both ends, rows must not forward in a circle, and a rank that gets a key's parameters must get
+    each element once.
 
     Args:
         keys: the tensors, in order: Key values, or a mapping from names to float32 arrays or shapes.
         rows: the rows, in order of key, then offset.
         size: the number of ranks in the job.
-        places: every (rank, core) that serves, also if it owns no row; None: the owners and cores of the rows.
+        places: every pair (rank, core) that serves, also one without rows. None: the pairs (owner, core) of the rows.
         affinity: "key" or "worker", see ParameterServer.
 
     Attributes:
-        handle: C's plan, valid as long as this object lives.
+        handle: the plan in C, valid as long as this object lives.
 
     Raises:
-        InvalidArgument: the message names the key or the row, and its fault.
+        InvalidArgument: a key or row is wrong; the message names it, and its fault.
     """
 
     __slots__ = ("__weakref__", "affinity", "handle", "keys", "places", "rows", "size")
@@ -116,29 +118,30 @@ class Plan:
     ) -> "Plan":
         """Makes the plan of a parameter server (PHub, sections 3.2.3 and 3.2.4).
 
-        Keys are cut into chunks. Each chunk, the largest first, goes to the core with the fewest bytes so far; of equal
-        cores, to one on the server with the fewest. The fullest core has at most 4/3 of the best possible, and at most
-        the mean plus one chunk. A chunk stays on its core, for the updates of all workers (section 4.5). With several
-        NICs, chunks are first dealt to NICs, then to each NIC's cores, which are every interfaces-th core; each of the
-        two deals is within 4/3 of the best.
+        Keys are cut into chunks. Each chunk, the largest first, goes to the core with the fewest bytes so far; if cores
+        are equal, to the one on the server with the fewest bytes. The fullest core then has at most 4/3 of the bytes
+        that it would have in the best plan, and at most the mean plus one chunk. One core works on a chunk for the
+        updates of all workers (section 4.5). With n NICs a server (n is `interfaces`), chunks are first dealt to NICs
+        and then to the cores of each NIC, which are every n-th core. Each of these two deals is within 4/3 of the best.
 
         Args:
-            keys: as Plan takes them.
-            workers, servers: ranks; a rank may be both. Updates are folded in the order of workers.
+            keys: the tensors, as Plan takes them.
+            workers: the ranks that push. Updates are folded in this order.
+            servers: the ranks that own chunks; a rank may be a worker too.
             size: the number of ranks in the job.
             cores: the number of cores of each server.
             chunk_bytes, depth, codec, codec_out, reduce: as in PlanOptions. A plan keeps only the kind and the unit of
-                a codec of pieces, so the exchange must be given the codec too. With parents, chunks of the default size
-                have at most 128 KiB, as each hop takes the time of one chunk.
-            each: True: each update has weight 1, and owners apply it by itself when it comes. False: owners apply the
-                fold of all updates.
+                a codec of pieces, so the codec must also be given to the exchange. If parents are given, chunks of the
+                default size have at most 128 KiB, since each hop adds the time of one chunk.
+            each: True: owners apply each update separately, with weight 1, when it comes. False: owners apply the fold
+                of all updates.
             affinity, apply_at: as in ParameterServer.
             interfaces: the number of each server's NICs over which chunks are balanced, 1 to cores.
-            parents: [server][worker], both as positions in servers and workers: the position of the worker that passes
-                the folds of this server's chunks on to this worker, unchanged; -1: the server sends them (Parameter
-                Flow, section 3.4.2). Not with apply_at="owners". None: servers send to all workers.
-            over_sockets: whether some of these ranks are connected neither by mapped memory nor by RDMA. It changes the
-                default of chunk_bytes.
+            parents: parents[s][w] says who sends the folds of servers[s]'s chunks to workers[w]: i, if workers[i]
+                passes them on unchanged, or -1, if the server sends them (Parameter Flow, section 3.4.2). It must not
+                be given with apply_at="owners". None: servers send to all workers.
+            over_sockets: whether some pair of these ranks is connected by TCP rather than by mapped memory or RDMA. It
+                changes the default of chunk_bytes.
 
         Raises:
             InvalidArgument: a value is out of range, a key has no elements, two keys have one name, or a mapping names
@@ -199,23 +202,26 @@ class Plan:
         """Makes the plan of a hierarchy (PHub, section 3.4): each chunk crosses the border of a group once in each
         direction.
 
-        Each chunk has an owner, chosen as hub chooses cores. In each other group, one rank folds the group's updates,
-        sends the fold on, and passes on the parameters that come back. A fold adds the updates of ranks in their order,
-        then of groups in the order of their lowest ranks, so the same groups give the same bits.
+        Each chunk has an owner, chosen as Plan.hub() chooses cores. In each group without the owner, one rank folds the
+        group's updates, sends the fold to the owner, and passes the parameters from the owner to the group. A fold adds
+        the updates of ranks in the order of ranks, then the sums of groups in the order of their lowest ranks, so the
+        same groups give the same bits.
 
         Args:
-            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out, over_sockets: as hub takes them; each
-                leader has `cores` cores.
-            levels: lists of groups of ranks, the innermost level first: hosts, then perhaps racks, and so on. Each
-                level must have every worker once, and a group must lie within one group of the next level.
+            keys, size, cores, chunk_bytes, depth, codec, reduce, codec_out, over_sockets: as Plan.hub() takes them;
+                each leader has `cores` cores.
+            levels: lists of groups of ranks, the innermost level first: hosts, then perhaps racks, and so on. In each
+                level every worker must be in exactly one group, and all ranks of a group must be in the same group of
+                the next level.
             leaders, top, apply_at: as in Hierarchy.
-            apart: True: the owner gets the updates of each outermost group, its own group too, as a separate input;
-                SSP(s) and a quorum of groups need this. False: the owner itself folds its own group's updates.
-            each: as apart, and a group's update is the mean (or the sum) of its own ranks, as ASYNC needs.
+            apart: True: each outermost group's fold is a separate input of the owner, also the fold of the owner's
+                group; SSP(s) and a quorum of groups need this. False: the owner itself folds the updates of its group.
+            each: True: as with apart, and each outermost group's fold is applied separately: the mean (or with
+                reduce="sum" the sum) over the ranks of the group. ASYNC needs this.
 
         Raises:
             InvalidArgument: a value is out of range; a level is empty or lacks a rank; groups overlap, or split a group
-                of the level below; a leader is in no group; or apart is given with a ring.
+                of the level below; a leader is in no group; or apart is given with top="ring".
         """
         choice("reduce", reduce, ("mean", "sum"))
         choice("top", top, _core.TOPS)
@@ -264,17 +270,17 @@ class Plan:
         codec_out: Codecs | None = None,
         over_sockets: bool = False,
     ) -> "Plan":
-        """Makes the plan of a broadcast: the root's pushes go from rank to rank, chunk by chunk (Parameter Flow,
-        section 3.4).
+        """Makes the plan of a broadcast: the root's pushes go down a tree from rank to rank, chunk by chunk (Parameter
+        Flow, section 3.4).
 
         Args:
-            keys, chunk_bytes, depth, codec, codec_out: as hub takes them.
-            parents: for each rank, the rank that sends to it; -1 for the root.
+            keys, chunk_bytes, depth, codec, codec_out: as Plan.hub() takes them.
+            parents: parents[i] is the rank that sends to rank i, or -1 if rank i is the root.
             cores: the number of cores of each rank that has children.
-            over_sockets: ignored, as the default of chunk_bytes suits every tree.
+            over_sockets: ignored, since the default of chunk_bytes does not depend on it.
 
         Raises:
-            InvalidArgument: a value is out of range, no rank or several are roots, or parents go in a circle.
+            InvalidArgument: a value is out of range, there is not exactly one root, or parents go in a circle.
         """
         own_keys, codecs = coded(as_keys(keys), codec)
         names = [key.name for key in own_keys]
@@ -304,13 +310,14 @@ class Plan:
         depth: int = 1,
         codec: Codecs | None = None,
     ) -> "Plan":
-        """Makes the plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk, which
-        folds the updates of the rank and its in-neighbours.
+        """Makes the plan of a node communication graph (ASAP, section 3): every rank owns a row of every chunk. The row
+        folds the updates of the rank and of the rank's in-neighbours.
 
         Args:
-            keys, chunk_bytes, depth, codec: as hub takes them.
-            weights: float64 (phases, ranks, ranks): weights[phase, i, j] is the factor of rank j's update at rank i; 0:
-                there is no edge. The diagonal must not be 0. Steps take the phases in turn.
+            keys, chunk_bytes, depth, codec: as Plan.hub() takes them.
+            weights: float64 (phases, ranks, ranks): in steps of a phase, rank i multiplies rank j's update by
+                weights[phase, i, j]; 0 means that j has no edge to i. The diagonal must not be 0. Steps take the phases
+                in turn.
             cores: the number of cores of each rank; its chunks are dealt to them, the largest first.
 
         Raises:
@@ -353,20 +360,20 @@ class Plan:
         codec: Codecs | None = None,
         reduce: str = "mean",
     ) -> "Plan":
-        """Makes the plan of peers (SFB, section 3): every rank owns a row of every chunk, which applies the rank's own
-        updates and all updates that come from others to the rank's copy of the parameters.
+        """Makes the plan of peers (SFB, section 3): every rank owns a row of every chunk. The row applies the rank's
+        own updates, and all updates that come from other ranks, to the rank's copy of the parameters.
 
         Args:
-            keys, size, chunk_bytes, depth, codec, reduce: as hub takes them, but chunks have 256 KiB by default. BSP
-                needs depth 2, and SSP(s) needs s + 2.
-            sends: bool (size, size): sends[i, j] is whether rank i sends its updates to rank j. None: all ranks send to
+            keys, size, chunk_bytes, depth, codec, reduce: as Plan.hub() takes them, but a chunk has 256 KiB by default.
+                BSP needs a depth of 2 or more, SSP(s) of s + 2 or more.
+            sends: bool (size, size): whether rank i sends its updates to rank j is sends[i, j]. None: all ranks send to
                 all others.
-            parents: int32 (size, size): parents[i, j] is the rank that sends rank i's updates to rank j: i, or a rank
-                that passes them on unchanged. None: each rank sends its own updates.
-            hosts: lists of the ranks of each host. For each chunk one rank of a host owns a row, gets the pushes of all
-                ranks, and sends the parameters to the ranks of its host. Only for BSP, and without sends and parents.
-                None: each rank owns a row of every chunk.
-            leaders: only with hosts: the ranks that may own rows, at least one on each host; None: all.
+            parents: int32 (size, size): parents[i, j] is the rank that sends rank i's updates to rank j: rank i itself,
+                or a rank that passes the updates on unchanged. None: each rank sends its own updates.
+            hosts: lists of the ranks of each host. Only one rank of each host then owns a row of a chunk: this rank
+                gets the pushes of all ranks, and sends the parameters to the ranks of its host. Only for BSP, and
+                without `sends` and `parents`. None: each rank owns a row of every chunk.
+            leaders: the ranks that may own rows, at least one on each host. Only with hosts. None: all ranks.
             cores: the number of cores of each rank; its chunks are dealt to them, the largest first.
 
         Raises:
@@ -418,8 +425,8 @@ class Plan:
         depth: int,
         **arguments: Any,
     ) -> "Plan":
-        """Makes a plan by a planner of csrc/plan; arguments are fields of its struct. owners: the ranks whose cores are
-        places; None: the ranks that own rows."""
+        """Makes a plan with a planner of csrc/plan; the keyword arguments are fields of the planner's struct. owners:
+        the ranks that serve, with all their cores; None: the ranks that own rows."""
         more = {"cores": whole("cores", cores, 1), "depth": whole("depth", depth, 0), "wires": _numbers(codecs)}
         handle = _core.plan_of(planner, _core.plan_arguments(planner, c_keys(keys), **more, **arguments))
         plan = cls.__new__(cls)
@@ -477,7 +484,7 @@ class Plan:
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """The ranks that have a place, in rising order."""
+        """The ranks whose cores serve, in rising order."""
         return tuple(sorted({rank for rank, _ in self.places}))
 
     def key(self, key: str | int) -> int:
@@ -506,14 +513,14 @@ class Plan:
         return tuple(np.unique(self.rows.column("owner")[found.start : found.stop]).tolist())
 
     def loads(self) -> dict[tuple[int, int], int]:
-        """Returns, for each place (rank, core), the bytes of float32 that it folds in one update of all keys. Relayed
-        bytes do not count."""
+        """Returns a dict from (rank, core) to the bytes, as float32, that the core folds when all keys are updated
+        once. Relayed bytes do not count."""
         return {place: nbytes for place, (nbytes, _) in self._shares().items()}
 
     @property
     def imbalance(self) -> Imbalance:
-        """The Imbalance of this plan: the fullest core divided by the mean of all cores, and the fullest server by the
-        mean of all servers."""
+        """The Imbalance of this plan: the bytes of the fullest core over the mean of all cores, and the bytes of the
+        fullest server over the mean of all servers."""
         loads = self.loads()
         servers = dict.fromkeys(self.servers, 0)
         for (rank, _), nbytes in loads.items():
@@ -522,7 +529,7 @@ class Plan:
         return Imbalance(core, server)
 
     def _shares(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """Returns, for each place, the bytes that it folds and the number of its rows."""
+        """Returns a dict from (rank, core) to the bytes that the core folds and the number of its rows."""
         folds = self.rows.column("action") != _core.ACTIONS["relay"]
         owner, core, count = (self.rows.column(name)[folds] for name in ("owner", "core", "count"))
         number = {place: i for i, place in enumerate(self.places)}
@@ -551,7 +558,7 @@ class Plan:
             f"fullest over mean: core {imbalance.core:.3f}, server {imbalance.server:.3f}; affinity {self.affinity}"
         )
         chunk = np.cumsum(first)
-        # Each further row of a chunk is a receiver's, unless it has pushes as inputs, as rows of a graph have.
+        # Each further row of a chunk is a receiver's, unless its inputs are pushes, as in a graph.
         copies = chunk[~first & ~np.isin(np.flatnonzero(ends), self.rows.pushes()[0])]
         if len(copies) > 0:
             head += f"; receivers apply the rule: ranks {_few(np.unique(owner[np.isin(chunk, copies)]).tolist())}"
@@ -569,10 +576,10 @@ class Plan:
         )  # fmt: skip
 
     def _stages(self) -> list[str]:
-        """Returns the lines about stages; bytes count as they are on the wire."""
+        """Returns the lines about stages, with bytes as encoded for the wire."""
         owner, action = self.rows.column("owner").tolist(), [ACTION_OF[a] for a in self.rows.column("action").tolist()]
         size = {value: Codec(name).dtype.itemsize for name, value in _core.CODECS.items()}
-        size |= dict.fromkeys(_core.PIECES.values(), ELEMENT)  # pieces count as float32, which is their most
+        size |= dict.fromkeys(_core.PIECES.values(), ELEMENT)  # pieces count as float32, their largest size
         inputs, outputs = (
             [size[codec] * n for codec, n in zip(self.rows.column(name).tolist(), counts, strict=True)]
             for counts in [self.rows.column("count").tolist()]
@@ -608,7 +615,7 @@ class Plan:
         """Returns the plan that to_json wrote.
 
         Raises:
-            InvalidArgument: the text is no such JSON, or its plan has a fault.
+            InvalidArgument: the text does not have this form, or its plan is wrong.
         """
         try:
             found = json.loads(text)
@@ -634,8 +641,8 @@ class Plan:
 def chunk_size(given: object, usual: int, keys: Sequence[Key], codecs: Sequence[WireFormat], cores: int) -> int:
     """Returns the bytes of float32 in a chunk: the user's chunk_bytes if given, otherwise usual.
 
-    With codecs of pieces each chunk is a separate message, however few elements it keeps. So there each core of all
-    servers gets about eight chunks, of 32 KiB to 1 MiB.
+    A codec of pieces makes a separate message of each chunk, however few elements it sends. With such a codec chunks
+    have 32 KiB to 1 MiB, so that each core of all servers gets about eight chunks.
     """
     if given is not None:
         return whole("chunk_bytes", given, 0, (1 << 64) - 1)
@@ -645,8 +652,8 @@ def chunk_size(given: object, usual: int, keys: Sequence[Key], codecs: Sequence[
 
 
 def chunk_of_part(keys: Sequence[Key], cores: int, chunks: int, most: int, least: int) -> int:
-    """Returns the bytes of float32 in a chunk: most, halved until each core gets `chunks` chunks of all keys, but at
-    least `least`."""
+    """Returns the bytes of float32 in a chunk. Starts with the argument `most` and halves it until each core gets
+    `chunks` chunks of all keys; the result is never below `least`."""
     chunk, all_bytes = most, sum(key.count for key in keys) * ELEMENT
     while chunk > least and chunks * cores * chunk > all_bytes:
         chunk //= 2
@@ -657,8 +664,8 @@ def _cutting(
     given: object, usual: int, keys: Sequence[Key], codecs: Sequence[WireFormat], cores: int, over_sockets: bool
 ) -> dict[str, int]:
     """Returns the fields chunk and least of a planner's arguments. Over sockets each chunk is a message in each
-    direction, so a few large chunks cost least; but a core with a single chunk would receive and send in turn, not at
-    the same time."""
+    direction, so few large chunks cost least. But each core needs more than one chunk, since with one it cannot receive
+    and send at the same time."""
     if given is None and over_sockets and all(isinstance(codec, Codec) for codec in codecs):
         return {"chunk": chunk_of_part(keys, cores, 4, 256 << 10, 64 << 10), "least": 16 << 10}
     return {"chunk": chunk_size(given, usual, keys, codecs, cores), "least": 0}
@@ -707,7 +714,8 @@ def coded(keys: tuple[Key, ...], codec: Codecs | None) -> tuple[tuple[Key, ...],
 
 
 def with_units(keys: Iterable[Key], codecs: Sequence[WireFormat]) -> tuple[Key, ...]:
-    """Returns the keys with larger units: multiples of both their own and their codec's, but at most the whole key.
+    """Returns the keys with larger units: each unit becomes a multiple of the key's unit and of the codec's unit, but
+    at most the whole key.
 
     Raises:
         InvalidArgument: a codec cannot take a key of this shape.

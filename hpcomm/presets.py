@@ -1,4 +1,4 @@
-"""Presets: a function for each paper, which returns an Exchange made of the paper's parts."""
+"""Presets: for each paper a function that returns an Exchange configured as in the paper."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -42,19 +42,20 @@ def parameter_hub(
     rule: RuleOrRules | None = None,
     **options: "Unpack[More]",
 ) -> Exchange:
-    """Makes an Exchange as in PHub (Luo et al., SoCC 2018): a parameter server whose chunks of 32 KiB each stay on one
-    core, with BSP and Nesterov's rule (sections 3.2 and 4.2).
+    """Makes an Exchange as in PHub (Luo et al., SoCC 2018): a parameter server with chunks of 32 KiB, each always
+    worked on by the same core, with BSP and Nesterov's rule (sections 3.2 and 4.2).
 
     Arguments and errors are Exchange's, except:
 
     Args:
         rule: None: Nesterov(lr=0.01, momentum=0.9), and rank 0 logs one warning about it.
-        topology: "auto": a Hierarchy (section 3.4), if several hosts, some with several ranks, or several known racks,
-            some with several hosts, take part, and if neither a quorum nor any of the six arguments below is given;
-            otherwise "flat". Or a Hierarchy, a ParameterServer, or a mapping from names of keys to these.
-        placement, servers, affinity, interfaces, apply_at, tree: fields of the ParameterServer. For a Hierarchy give
-            topology=Hierarchy(apply_at=...).
-        options: further arguments of Exchange. A Plan takes the place of the topology.
+        topology: a Hierarchy, a ParameterServer, or a mapping from names of keys to these. "auto": "flat" if a quorum
+            or one of the next six arguments is given. Otherwise "auto" is a Hierarchy (section 3.4) if there are
+            several hosts and some host has several ranks, or several known racks and some rack has several hosts; in
+            all other cases it is "flat".
+        placement, servers, affinity, interfaces, apply_at, tree: fields of the ParameterServer. To set apply_at of a
+            Hierarchy, give topology=Hierarchy(apply_at=...).
+        options: further arguments of Exchange. If plan is given, it is used instead of a topology.
     """
     given = {
         "placement": placement,
@@ -104,25 +105,25 @@ def parameter_flow(
     rule: RuleOrRules = _UPDATES,
     **options: "Unpack[MoreButCodec]",
 ) -> Exchange:
-    """Makes an Exchange as in Parameter Flow: only updates are sent, and each worker applies their sum by itself (UCC,
-    section 3.2); small elements are sent later (DVF, section 3.3); sums go down trees (TSB, section 3.4). For BSP,
-    SSP(s) and ASYNC.
+    """Makes an Exchange as in Parameter Flow: no parameters are sent, only updates, and each worker applies their sum
+    to its own parameters (UCC, section 3.2). Small elements of an update are sent later (DVF, section 3.3). Sums go to
+    the workers down trees (TSB, section 3.4). Use it with BSP, SSP(s) or ASYNC.
 
         ex = hpcomm.parameter_flow(ctx, {"w": w0}, delta=1e-4, up=2e-4, at_least=6.25e6)
         for t, batch in enumerate(batches, 1):
             w = ex.push_pull("w", eta / math.sqrt(t) * gradient(w, batch))
 
-    delta is compared with the pushed values. In the paper these contain the learning rate, so the default rule
-    SGD(lr=1.0) only subtracts them; for a rule with a learning rate push gradients. Arguments and errors are
-    Exchange's, except:
+    delta is compared with the pushed values. As in the paper, the pushed values contain the learning rate, and the
+    default rule SGD(lr=1.0) only subtracts them. With a rule that has a learning rate, push gradients instead.
+    Arguments and errors are Exchange's, except:
 
     Args:
         delta, up, at_least, follow, decays, form, values, compress: fields of codec.Threshold. The paper uses
             form="paper" and compress="snappy".
-        tree, placement, servers: fields of ParameterServer. If none is given and parameter_hub would take a Hierarchy,
-            parameter_flow takes one too: then each host sends one update and gets one.
-        options: further arguments of Exchange, e.g. reduce="sum" as in the paper. SSP(s) needs s + 2 slots for each
-            piece, on this rank and on every rank that passes the piece on.
+        tree, placement, servers: fields of ParameterServer. If none of them is given and parameter_hub would use a
+            Hierarchy, parameter_flow uses one too: each host then sends one update and gets one.
+        options: further arguments of Exchange, e.g. reduce="sum" as in the paper. Under SSP(s) each piece needs memory
+            for s + 2 slots, on this rank and on every rank that passes the piece on.
     """
     try:
         codec = Threshold(
@@ -159,14 +160,15 @@ def broadcast(
     consistency: Consistencies = BSP,
     **options: "Unpack[More]",
 ) -> Exchange:
-    """Makes an Exchange that broadcasts: the pushes of one rank go to all others, from rank to rank down a tree
-    (Parameter Flow, section 3.4).
+    """Makes an Exchange that broadcasts: the updates that one rank pushes go to all other ranks down a tree (Parameter
+    Flow, section 3.4).
 
         ex = hpcomm.broadcast(ctx, {"w": w0}, hpcomm.Tree(arity=1))
         w = ex.push_pull("w", new) if ctx.rank == 0 else ex.push_pull("w")
 
     Arguments and errors are Exchange's; the default topology is a binary tree from rank 0. Ranks other than the root
-    push no values: their push says that they have used the last parameters, and waits for the next.
+    also call push_pull, but without values: the call tells that the rank has used the last parameters, and waits for
+    the next ones.
     """
     try:
         if as_topology(topology).updates_of != "root":
@@ -200,16 +202,18 @@ def stochastic_reduce(
     Arguments and errors are Exchange's, except:
 
     Args:
-        topology: a Graph of hpcomm.graphs; several, which the steps take in turn; or a function that makes them for a
-            number of ranks, which recover calls again. None: root_expander, with two out-neighbours for each rank. Or a
-            topology.HostGraph, whose nodes are hosts: the ranks of a host average their models first, so they have the
-            same model afterwards; only with NOTIFY_ACK or BSP, and without in_place.
-        consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC. Consistency(quorum=q) continues
-            without stragglers (docs/stochastic_reduce.md).
-        rule: Average: ranks push models. With any other rule ranks push gradients; each rank folds its own and its
-            in-neighbours' by the graph's weights, and applies the fold to its own parameters.
-        in_place: a field of EngineOptions. True: the trainer changes params directly. False: the trainer writes its
-            update into gradient(name).
+        topology: a Graph of hpcomm.graphs; several graphs, which the steps take in turn; or a function that takes a
+            number of ranks and returns one of these, which Exchange.recover() calls again. None: root_expander, with
+            two out-neighbours for each rank. Or a topology.HostGraph, whose nodes are hosts: the ranks of a host
+            average their models first, so they have the same model afterwards. A HostGraph needs NOTIFY_ACK or BSP, and
+            in_place=False.
+        consistency: NOTIFY_ACK, BSP, SSP(s), or for comparison BARRIER or ASYNC. With Consistency(quorum=q) a fold
+            needs only q updates of neighbours, so it does not wait for stragglers (docs/stochastic_reduce.md).
+        rule: with Average, the default, ranks push models. With any other rule ranks push gradients: each rank folds
+            its own gradient and its in-neighbours' gradients by the graph's weights, and applies the fold to its own
+            parameters.
+        in_place: a field of EngineOptions. True: the trainer changes Exchange.params directly. False: the trainer
+            writes its update into Exchange.gradient(name), or passes it to the push.
         options: further arguments of Exchange.
     """
     given: Any = root_expander if topology is None else topology

@@ -1,9 +1,10 @@
 """Proximal operators, for the rules ProxSGD and Dual (SFB, section 2.1).
 
-Under ProxSGD a prox maps W to the W' that minimizes lr h(W') + 1/2 |W' - W|^2. Under Dual it maps Z to the gradient of
-a conjugate: for L2 and ElasticNet the conjugate of h; for the others the conjugate of h + 1/2 |W|^2, as their h is not
-strongly convex. A key with a prox must be a matrix; w is one of its rows. Elements are float32 and sums over a row are
-float64. The bits are the same on every instruction set and for every size of chunks.
+A prox belongs to a regularizer h. Under ProxSGD a prox maps the matrix W to the W' that minimizes lr h(W') + 1/2 |W' -
+W|^2, where lr is the learning rate. Under Dual a prox maps the state Z to the gradient at Z of a conjugate: for L2 and
+ElasticNet, of the conjugate of h; for all others, of the conjugate of h + 1/2 |W|^2, since their h is not strongly
+convex. A key with a prox must be a matrix; w is one of its rows. Elements are float32 and sums over a row are float64.
+The bits are the same on every instruction set and for every size of chunks.
 
 In the formulas t is the learning rate under ProxSGD, and 1 under Dual; soft(x, t) is x - min(max(x, -t), t). A prox
 raises InvalidArgument for a number that is negative or not finite. `hpcomm.kernels.prox` makes a prox from a Python
@@ -26,7 +27,7 @@ MOST_ARGS = _core.RULE_ARGS - 3  # the step, the learning rate and the weight de
 
 @dataclass(frozen=True)
 class Prox:
-    """A proximal operator; the base class of the classes below."""
+    """The base class of all proximal operators."""
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
@@ -34,7 +35,7 @@ class Prox:
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """Its numbers by name, in C's order."""
+        """A mapping from the names of the prox's parameters to their values, in C's order."""
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
 
     @property
@@ -93,9 +94,10 @@ class OwnProx(Prox):
         code: `int prox(float *rows, int64_t n_rows, int64_t columns, const double *args)`. It must return 0; any other
             number ends the exchange with an error. Give an address, a ctypes function pointer, or an object with an
             `address`.
-        args: at most 5 numbers, in the forms that Rule accepts; code gets them in args[3] and after. args[0] is the
-            number of the step, from 1, and args[1] is t.
-        per: "rows": each call gets some rows. "matrix": each call gets all of W, which then is one chunk on one core.
+        args: at most 5 numbers, in the forms that Rule accepts; the machine code gets them as args[3], args[4] and so
+            on. args[0] is the number of the step, from 1, and args[1] is t.
+        per: "rows": each call gets some rows of W. "matrix": each call gets all of W; the key then is one chunk on one
+            core.
         name: the name in errors and checkpoints; it must be the same on all ranks.
     """
 

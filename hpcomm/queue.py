@@ -16,21 +16,23 @@ from .window import as_source, size_of
 
 
 class Queue:
-    """Carries updates from in-peers to this rank and from this rank to out-peers; Context.receive_queue makes it.
+    """Carries updates from in-peers to this rank and from this rank to out-peers; Context.receive_queue makes a Queue.
 
     A sender writes an update into its slot at the receiver and notifies the receiver. The receiver folds the update and
     acknowledges it, and only then may the sender write that slot again (NOTIFY-ACK: ASAP, sections 4 and 5). Send to
     all out-peers before you wait for in-peers: a ring of ranks that all receive first would wait for ever.
 
     Attributes:
-        in_peers, out_peers: ranks.
-        shape, dtype, nbytes: shape, dtype and bytes of one update, the same on every rank.
-        depth: the number of slots of each sender: so many of its updates may be pending.
-        buffers: this rank's registered buffers, which peers read in place. Write into one only between acquire and
-            send.
+        in_peers: the ranks that send to this rank.
+        out_peers: the ranks to which this rank sends.
+        shape, dtype, nbytes: the shape, the dtype and the size in bytes of one update, the same on every rank.
+        depth: the number of slots of each sender, which is how many of its updates may be pending.
+        buffers: this rank's registered buffers, which peers on the host read directly. Write into a buffer only between
+            Queue.acquire() and Queue.send().
 
-    Every method raises InvalidArgument for an argument out of range and for an array whose shape or dtype is not an
-    update's; Timeout and PeerFailed have the ranks still waited for. Only one thread may use a queue at a time.
+    Every method raises InvalidArgument for an argument out of range, and for an array without the shape and dtype of an
+    update. In Timeout and PeerFailed the attribute waiting_for has the ranks for which the call still waited. Only one
+    thread may use a queue at a time.
     """
 
     __slots__ = (
@@ -93,8 +95,8 @@ class Queue:
     # ---- sending ---------------------------------------------------------------------------------------------------
 
     def acquire(self, i: int | None = None, timeout: float | None = None) -> NDArray[Any]:
-        """Waits until every peer that buffer i was sent to has acknowledged it, and returns the buffer. None: the next
-        buffer in rotation."""
+        """Waits until every peer to which buffer i was sent has acknowledged the buffer, and returns the buffer. i=None
+        takes the next buffer in rotation."""
         n = len(self.buffers)
         which = self._next if i is None else i
         if not 0 <= which < n:
@@ -105,11 +107,11 @@ class Queue:
         return self.buffers[which]
 
     def send(self, peer: int, update: object, timeout: float | None = None) -> None:
-        """Waits for a free slot at peer, writes the update there and notifies the peer.
+        """Waits for a free slot at the peer, writes the update into the slot and notifies the peer.
 
-        When send returns, the update's memory may be used again, unless it is a registered buffer. A queue with buffers
-        sends only its buffers. After a Timeout call send again with the same object, unchanged: the update arrives
-        once.
+        When send returns, the update's memory may be used again, unless it is a registered buffer. A queue that has
+        buffers can send nothing but these buffers. After a Timeout, call send again with the same object, unchanged;
+        the update still arrives only once.
         """
         given, data = self._unsent.get(peer, (None, None))
         if given is not update:
@@ -125,15 +127,15 @@ class Queue:
         self._unsent.pop(peer, None)
 
     def send_all(self, update: object, timeout: float | None = None) -> None:
-        """Sends the update to every out-peer, in order. The timeout holds for each peer."""
+        """Sends the update to every out-peer, in order. The timeout, in seconds, applies to each peer separately."""
         for peer in self.out_peers:
             self.send(peer, update, timeout)
 
     # ---- receiving -------------------------------------------------------------------------------------------------
 
     def recv(self, peer: int, timeout: float | None = None) -> NDArray[Any]:
-        """Waits for the peer's next update and returns it in place, read-only and valid until ack(peer). A caller may
-        hold up to depth updates."""
+        """Waits for the peer's next update and returns it without a copy: a read-only array, valid until ack(peer). A
+        caller may hold up to `depth` updates of a peer."""
         pointer = self._pointer
         self._wait(lambda left: _core.queue_recv(self._queue, peer, pointer, left), timeout)
         place = (peer, _core.address_of(pointer[0]))
@@ -144,7 +146,7 @@ class Queue:
         return found.view()  # type: ignore[no-any-return]
 
     def ack(self, peer: int) -> None:
-        """Frees the slot of the oldest update of peer that recv has returned."""
+        """Frees the slot of the oldest update that recv(peer) has returned and that is not acknowledged yet."""
         self._check_peer(peer)
         _core.check(_core.queue_ack(self._queue, peer))
 
@@ -155,7 +157,8 @@ class Queue:
         weights: Sequence[float] | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Waits for the next update of every in-peer, returns the weighted sum of these and own, and acknowledges them.
+        """Waits for the next update of every in-peer, acknowledges these updates, and returns the weighted sum of them
+        and of this rank's own update.
 
         The sum is weights[0]*own + weights[1]*in_peers[0]'s + ..., in this order and in the queue's dtype. Raises
         NotSupported unless that dtype is float32 or float64.
@@ -188,8 +191,8 @@ class Queue:
     # ---- counts ----------------------------------------------------------------------------------------------------
 
     def versions(self, peer: int) -> tuple[int, int]:
-        """Returns the versions before and behind the update that recv(peer) returned last. They are equal if the update
-        is whole."""
+        """Returns the two version numbers that lie before and behind the update that recv(peer) returned last. The
+        numbers are equal if the update is whole."""
         self._check_peer(peer)
         return _core.queue_versions(self._queue, peer)
 
@@ -216,7 +219,8 @@ class Queue:
 
 
 def as_peers(peers: Iterable[int], name: str) -> tuple[int, ...]:
-    """Returns ranks as a tuple of ints. It does not check their values: C does, and tells every rank of a wrong one."""
+    """Returns ranks as a tuple of ints. Their values are not checked here: C checks them, and raises the error on every
+    rank."""
     try:
         return tuple(int(peer.__index__()) for peer in peers)
     except (AttributeError, TypeError):

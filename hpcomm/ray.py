@@ -1,8 +1,8 @@
 """hpcomm.ray: the workers of Ray Train are the ranks of a job.
 
 Give Ray's DataParallelTrainer backend_config=HpcommConfig() and a function that calls hpcomm.init(). `python -m
-hpcomm.ray -n 4 train.py` runs a program unchanged. Ray starts the processes and gives them the job's secret; gradients
-travel as between any other ranks. docs/launching.md has an example.
+hpcomm.ray -n 4 train.py` runs a program unchanged. Ray starts the processes and passes the job's secret to them.
+Gradients do not go through Ray, but directly between the ranks. docs/launching.md has an example.
 """
 
 # mypy finds Ray's types only if Ray is installed.
@@ -42,10 +42,11 @@ class HpcommConfig(BackendConfig):
 
 
 class _RayBackend(Backend):
-    """Gives each group of workers its ranks, meeting place and secret, also after a restart."""
+    """Tells each group of workers their ranks, the meeting place and the secret, also after a restart."""
 
     def on_start(self, worker_group: Any, backend_config: HpcommConfig) -> None:
-        """Appoints the workers as ranks; Ray lists them in the order of their world ranks."""
+        """Makes the workers ranks (launch.appoint), numbered as Ray lists them, which is the order of their world
+        ranks."""
         host, port = worker_group.execute_single(0, _meeting_place, backend_config.port)
         secret, size = secrets.token_bytes(32), len(worker_group)
         told = [
@@ -56,7 +57,7 @@ class _RayBackend(Backend):
 
 
 def _meeting_place(port: int) -> tuple[str, int]:
-    """Returns this host's address among Ray's nodes, and a port of it; runs on rank 0."""
+    """Returns the address of this host in Ray's cluster, and a port for the ranks to meet at. Runs on rank 0."""
     ip = str(ray.util.get_node_ip_address())
     return ip, port or launch.free_port(ip)
 

@@ -1,4 +1,4 @@
-"""The rows of a plan. They lie in C's memory, and Row values are made when they are read."""
+"""The rows of a plan. They lie in C's memory; a Row is made each time that a row is read."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
@@ -10,7 +10,7 @@ from . import _core
 from .flow import Edges
 from .stage import Edge, Row
 
-ACTION_OF = {value: name for name, value in _core.ACTIONS.items()}  # names by C's numbers
+ACTION_OF = {value: name for name, value in _core.ACTIONS.items()}  # from C's numbers to names
 CODEC_OF = {value: name for name, value in _core.WIRES.items()}
 
 
@@ -69,19 +69,19 @@ class Rows(Sequence[Row]):
         return self._columns[name].copy()
 
     def pushes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns all in-edges that are pushes, as two arrays: the row of each, in rising order, and the rank that
-        pushes."""
+        """Returns all in-edges that are pushes, as two arrays: for each edge its row, in rising order, and the rank
+        that pushes."""
         row, rank, source = self.inputs()
         return row[source < 0], rank[source < 0]
 
     def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns all in-edges as three arrays: the row of each, in rising order, the rank at the other end, and the
-        row there; -1: its pushes."""
+        """Returns all in-edges as three arrays: for each edge its row, in rising order, the rank at the other end, and
+        the row of that rank that sends the input, or -1 if the input is a push."""
         return self.ends("in")[:3]
 
     def ends(self, way: str) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Returns all in-edges (way "in") or out-edges ("out") as four arrays: the row of each edge, in rising order,
-        then the rank, row and weight of the edge."""
+        """Returns all in-edges if way is "in", all out-edges if way is "out", as four arrays: for each edge its own
+        row, in rising order, and the rank, row and weight that are the fields of Edge."""
         starts, n = self._columns[way], self._columns[f"n_{way}"].astype(np.int64)
         row = np.repeat(np.arange(len(n)), n)
         if len(row) == 0:
@@ -93,8 +93,8 @@ class Rows(Sequence[Row]):
         return row, edges["rank"][at].astype(np.int64), edges["row"][at].astype(np.int64), edges["weight"][at]
 
     def lists(self) -> tuple[list[Edges], list[int], list[int]]:
-        """Returns the distinct lists of edges (rank, row, weight), then for each row the number of its list of
-        in-edges, and of its list of out-edges."""
+        """Returns three lists: the distinct lists of edges (rank, row, weight); for each row the index of its in-edges
+        in the first list; and for each row the index of its out-edges in the first list."""
         numbers: dict[Edges, int] = {}
         placed: dict[tuple[int, int], int] = {}
 

@@ -1,7 +1,7 @@
 """The parts of a plan, as immutable values: keys, edges and rows (PHub, section 3.2.3).
 
-A chunk is a range of a key's elements that one core owns. A row is one stage, that is one step, on a chunk's path. A
-fold is the weighted sum of a row's inputs.
+A chunk is a range of a key's elements that one core owns. A row is one stage (one step) of a chunk's path from worker
+to worker. A fold is the weighted sum of a row's inputs.
 """
 
 import difflib
@@ -16,7 +16,7 @@ from typing import Any
 from . import _core
 from .errors import InvalidArgument
 
-MOST_ELEMENTS = 1 << 48  # of all keys together
+MOST_ELEMENTS = 1 << 48  # the most elements of all keys together
 MOST_INT = (1 << 31) - 1
 
 
@@ -26,11 +26,12 @@ class Key:
 
     Attributes:
         shape: () for a single number; an int means one dimension.
-        count: the number of float32 elements; None: as many as the shape holds.
-        unit: chunks may begin only at multiples of so many elements, as OneBit and Float4 need; 1: anywhere.
+        count: the number of float32 elements, which must be the product of the shape; None: this product.
+        unit: a number of elements: chunks may begin only at its multiples, as OneBit and Float4 need. 1: chunks may
+            begin anywhere.
 
-    Raises InvalidArgument for a name that C cannot hold, for a shape without elements, and for a count that is not the
-    shape's.
+    Raises InvalidArgument for a name that C cannot hold, for a shape without elements, and for a count that does not
+    match the shape.
     """
 
     name: str
@@ -86,9 +87,9 @@ class Edge:
 
     Attributes:
         rank: the rank at the other end.
-        row: a row that this rank owns. -1: as a source, the rank's pushes of the key; as a target, its parameters.
-            -2 - r: among peers, the rank's pushes, which come through rank r.
-        weight: the factor of the input in the fold.
+        row: the number of a row that the rank at the other end owns. -1: in an in-edge, the rank's pushes of the key;
+            in an out-edge, the rank's parameters. -2 - r, only among peers: the rank's pushes, which rank r passes on.
+        weight: the factor by which the fold multiplies the input.
     """
 
     rank: int
@@ -109,24 +110,29 @@ class Edge:
 
 @dataclass(frozen=True)
 class Row:
-    """A stage of a chunk: the owner's core folds the inputs of the in-edges by their weights; the action says what
-    happens to the fold.
+    """A stage of a chunk: the owner's core folds the inputs that come over the in-edges, by the weights of these edges.
+    The action says what happens to the fold.
 
     Attributes:
         key: the key's number in the plan.
-        owner, core: the rank that does the stage's work, and its core.
-        offset, count: the chunk's first element and its number of elements; the offset must be a multiple of 16 (64
-            bytes).
-        in_edges, out_edges: the inputs, in the order of the fold, and the outputs.
-        action: "apply": the rule changes the parameters, which go to the out-edges. "emit": the fold goes to the
-            out-edges as parameters. "forward": the fold goes to the rows of the out-edges. "relay": the in-edge's row
-            sends parameters, which go on to the out-edges unchanged.
-        depth: the number of slots of each in-edge, 1 to 32: so many of its inputs may be pending.
-        quorum: the number of inputs for one fold: all, or 1 (each input is folded by itself); None: all.
-        codec_in, codec_out: the codecs of the inputs and of the outputs: "float32", "float16" or "bfloat16"; for
-            updates also a codec of pieces: "threshold", "topk", "onebit", "float4" or "own". Inputs that other rows
-            forward have the codec_out of these rows. All rows that send parameters of one key must have the same
-            codec_out.
+        owner: the rank that does the stage's work.
+        core: the number of the owner's core that does the work.
+        offset: the index of the chunk's first element, which must be a multiple of 16 (64 bytes).
+        count: the number of elements in the chunk.
+        in_edges: the edges of the inputs, in the order in which they are folded.
+        out_edges: the edges over which the result leaves.
+        action: "apply": the rule changes the parameters by the fold, and the new parameters are sent over the
+            out-edges. "emit": the fold is sent over the out-edges as parameters. "forward": the fold is sent over the
+            out-edges to other rows, as an update. "relay": there is no fold; parameters that come over the in-edge are
+            sent over the out-edges unchanged.
+        depth: the number of slots of each in-edge, 1 to 32, which is how many of its inputs may be pending.
+        quorum: how many inputs a fold takes: the number of in-edges, or 1 if each input is folded separately. None:
+            all.
+        codec_in: the codec of the inputs that are pushes: "float32", "float16" or "bfloat16", or a codec of pieces:
+            "threshold", "topk", "onebit", "float4" or "own". Inputs that other rows forward have these rows' codec_out
+            instead.
+        codec_out: the codec of the outputs. Updates may have any of these codecs, parameters only the first three. All
+            rows that send parameters of one key must have the same codec_out.
 
     Raises InvalidArgument for a value that is out of range or unknown. Plan checks that the rows fit together.
     """
@@ -180,8 +186,8 @@ def whole(name: str, value: object, low: int, high: int = MOST_INT) -> int:
 
 
 def check_number(rule: object, name: str, low: float, high: float = math.inf, *, open_high: bool = False) -> None:
-    """Checks that a rule's field is a finite number in [low, high], or in [low, high) if open_high; stores it as a
-    float."""
+    """Stores a rule's field as a float, if it is a finite number in [low, high], or in [low, high) with open_high;
+    otherwise raises InvalidArgument."""
     value = getattr(rule, name)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidArgument(f"{type(rule).__name__}: {name} is {value!r}: must be a number")
@@ -196,8 +202,8 @@ def check_number(rule: object, name: str, low: float, high: float = math.inf, *,
 
 
 def checked_args(title: str, args: Any, most: int) -> Mapping[str, float] | tuple[float, ...]:
-    """Returns a user's arguments for machine code, checked: at most `most` finite numbers, with names if args is a
-    mapping."""
+    """Returns a user's arguments for machine code: a mapping from names if args is one, otherwise a tuple. Raises
+    InvalidArgument unless they are at most `most` finite numbers."""
     found: dict[str, float] | tuple[float, ...]
     try:
         if isinstance(args, Mapping):
@@ -214,8 +220,8 @@ def checked_args(title: str, args: Any, most: int) -> Mapping[str, float] | tupl
 
 
 def checked_title(what: str, name: object, function: object, otherwise: str, most: int) -> str:
-    """Returns the name of a user's machine code, checked: the given name, or the function's, or otherwise; at most
-    `most` bytes of UTF-8."""
+    """Returns a name for a user's machine code: the argument name, or the function's title, or the argument otherwise.
+    Raises InvalidArgument if it has more than `most` bytes in UTF-8."""
     found = name or getattr(function, "__name__", None) or otherwise
     if not isinstance(found, str) or not 0 < len(found.encode("utf-8", "replace")) <= most or "\0" in found:
         raise InvalidArgument(f"{what} is {found!r}: must be a text of 1 to {most} bytes")
@@ -228,7 +234,8 @@ def choice(name: str, value: object, values: Iterable[str]) -> None:
 
 
 def nearest(name: object, names: Collection[str]) -> str:
-    """Returns a hint for the error about an unknown name: similarly spelt names, otherwise the first few names."""
+    """Returns a hint for an error about an unknown name: names with a similar spelling, or the first few names if there
+    are none."""
     close = difflib.get_close_matches(name, names, 3, 0.5) if isinstance(name, str) else []
     if close:
         return f"did you mean {', '.join(map(repr, close))}?"

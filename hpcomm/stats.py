@@ -27,13 +27,13 @@ class PeerStats:
     """This rank's counts about one other rank, the peer.
 
     Attributes:
-        bytes_sent: bytes that this rank sent to rows of the peer: pushed (also if the peer read them in place),
-            forwarded and relayed.
-        bytes_received: bytes that the peer sent to rows of this rank.
-        wait: seconds that this rank waited for the peer, alone or among others.
-        late: with a quorum: how many shares of the peer's updates were late here. With a Hierarchy: of the updates of
-            the group whose lowest rank is the peer.
-        dropped: with a quorum on a graph: how many shares of this rank's updates the peer left out, or never got.
+        bytes_sent: bytes that this rank pushed, forwarded and relayed to rows of the peer. A push that the peer reads
+            from this rank's memory counts too.
+        bytes_received: bytes that the peer pushed, forwarded and relayed to rows of this rank.
+        wait: seconds that this rank waited for the peer, alone or together with other ranks.
+        late: with a quorum, how many shares of the peer's updates came too late for a fold on this rank. With a
+            Hierarchy an update comes from a group, which counts for its lowest rank.
+        dropped: with a quorum on a graph, how many shares of this rank's updates the peer left out or never got.
     """
 
     bytes_sent: int
@@ -47,16 +47,16 @@ class PeerStats:
 class Traffic:
     """Bytes that this rank has sent to one other rank in one stage.
 
-    Bytes count as they are on the wire: 2 for an element in 16 bits. Between ranks that map each other's memory, an
-    update counts when its owner may read it in place, and parameters count 4 bytes an element. With shared_params the
-    copy of a host counts once, and not at all if it is the owner's copy. Parameters that load_state_dict sends count;
-    the first parameters, signals and rule arguments do not.
+    Bytes count as encoded for the wire, e.g. 2 for an element in 16 bits. Between ranks that map each other's memory,
+    an update counts when its owner may read it, and parameters count 4 bytes an element. With shared_params the copy
+    that a host shares counts once, and not at all if it is the owner's copy. Parameters sent by load_state_dict count.
+    The first parameters, signals and rule arguments do not count.
 
     Attributes:
         rank: the other rank.
-        stage: "push" (updates of a worker), "forward" (folds), "relay" (parameters, to the rank that passes them on) or
-            "parameters" (parameters, to the worker that uses them; with split=True also the means that all workers
-            get).
+        stage: the kind of the sent data. "push": updates of a worker. "forward": folds. "relay": parameters, to a rank
+            that passes them on. "parameters": parameters, to a worker that uses them; with split=True also the means
+            that workers get.
         wire: the transport between the two ranks: "shm", "tcp", "verbs" or "loop".
     """
 
@@ -68,18 +68,24 @@ class Traffic:
 
 @dataclass(frozen=True)
 class CodecStats:
-    """This rank's counts about a key's codec: its encodings as worker and as owner, and the decodings of its rows.
+    """This rank's counts about a key's codec: encodings by this rank as a worker and as an owner, and decodings in rows
+    that it owns.
 
     Attributes:
         codec: the repr of the codec, a value of hpcomm.codec.
-        pieces, elements, kept: the number of encoded pieces, of their elements, and of the elements that were sent.
-        bytes_before, bytes: bytes of these elements as float32, and of the pieces.
-        returned: bytes of the pieces that missed their fold, so that their values went back into the residual.
+        pieces: how many pieces were encoded.
+        elements: how many elements the encoded parts of updates have.
+        kept: how many of these elements were sent.
+        bytes_before: bytes of these elements as float32.
+        bytes: bytes of the encoded pieces.
+        returned: bytes of the pieces that missed their fold; their values went back into the residual.
         decoded: bytes of the pieces that this rank decoded.
-        encode, decode: seconds spent encoding and decoding.
-        delta_of_pushes, delta_of_folds: the present delta of a Threshold for pushes and for folds, before decay; None:
-            not used here.
-        gain: seconds a step that the codec saves, at the bandwidth that codec="auto" measured; None: not known.
+        encode: seconds spent on encoding.
+        decode: seconds spent on decoding.
+        delta_of_pushes: the present delta of a Threshold for this rank's pushes, before decay; None: this rank pushes
+            none with a Threshold.
+        delta_of_folds: the same for folds that this rank sends.
+        gain: how many seconds the codec saves in a step, at the bandwidth that codec="auto" measured; None: not known.
         why: the reason why codec="auto" chose this codec; "": the user chose it.
     """
 
@@ -115,19 +121,20 @@ class LoadStats:
     system calls for data count; its system calls for the control channel do not.
 
     Attributes:
-        processor: seconds by thread, with its time in the kernel. "trainer" is the thread that made the exchange, with
-            its training; "hpcomm-core-0", "hpcomm-reactor" and "hpcomm-control" are hpcomm's threads; "others" are all
-            other threads.
+        processor: a dict from threads to their processor seconds, in user mode and in the kernel together. "trainer" is
+            the thread that made the exchange; its training counts too. "hpcomm-core-0", "hpcomm-reactor" and
+            "hpcomm-control" are hpcomm's threads. "others" are all other threads.
         events: events that this exchange's cores have handled: updates, forwards, and with split=True requests about
             folds.
-        sends, receives: calls that send to sockets, and that receive from them.
-        empty: sends and receives that moved no byte.
+        sends: calls that send to a socket.
+        receives: calls that receive from a socket.
+        empty: how many of these calls moved no byte.
         polls: calls of epoll_wait and poll.
         futexes: futex calls, to wait or to wake.
         alarms: reads and writes of eventfds, which wake threads that sleep in epoll_wait.
         yields: calls of sched_yield in waits.
         wakeups: sleeps that ended.
-        steps: the value of Exchange.version(); per_step divides by it.
+        steps: the value of Exchange.version(), by which LoadStats.per_step() divides.
     """
 
     processor: Mapping[str, float]
@@ -149,8 +156,8 @@ class LoadStats:
 
     @property
     def per_step(self) -> dict[str, float]:
-        """Means for one step of processor (seconds of all threads), calls, wakeups and events; {} before the first
-        step."""
+        """A dict of means for one step, with the entries "processor" (seconds of all threads), "calls", "wakeups" and
+        "events"; {} before the first step."""
         if self.steps == 0:
             return {}
         sums = {"processor": sum(self.processor.values()), "calls": self.calls}
@@ -167,32 +174,37 @@ class ExchangeStats:
     """This rank's counts about an exchange.
 
     Attributes:
-        pushes, pulls: how many keys this rank pushed, and pulled.
+        pushes: how many times this rank pushed a key.
+        pulls: how many times this rank pulled a key.
         applied: how many rows this rank's cores folded and applied.
-        bytes_folded, bytes_written: bytes that this rank's cores read from updates, and wrote to workers.
-        wait: seconds that this rank waited for pulls, for free gradients and for room in full rings.
+        bytes_folded: bytes of updates that this rank's cores read.
+        bytes_written: bytes that this rank's cores wrote to workers.
+        wait: seconds that this rank waited in pulls, for free gradient slots, and for room in full rings of events.
         busy: seconds that this rank's cores folded, applied and wrote.
-        threads: the number of the exchange's threads; 0: its work is done inside the callers' waits.
-        progress: which threads work for this rank's cores, and why, as text.
+        threads: the number of the exchange's threads; 0: the exchange works inside the calls that wait.
+        progress: a text that says which threads work for this rank's cores, and why.
         usual: a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0 before eight
             pushes.
         bytes_sent: bytes that this rank pushed, forwarded and relayed to rows of other ranks. Parameters for workers
             count only in traffic.
-        reduces: on a graph or with a quorum: the number of folds here; each key, and core, counts by itself.
-        whole, torn, stale, missing: on a graph: the inputs from neighbours that were whole and new; that were
-            overwritten while they were read; that had been folded before; and that had not come (ASAP, section 6.2).
-            Only whole inputs are folded; under SSP with models, stale ones too. With a quorum: whole and missing count
-            the updates of workers, or of a hierarchy's groups, in the folds made here.
-        dropped: with a quorum: how many shares of this rank's updates were late, and were left out as a whole or in
-            part.
-        dropped_at: the version of the parameters when the last dropped share came.
-        by_inputs: on a graph or with a quorum: how many reduces had 0, 1, 2, ... whole inputs (figure 8).
-        by_staleness: under SSP(s), with servers and plans of one stage: how many steps of a key began while the slowest
-            worker was 0, 1, ... s steps behind. If receivers or peers apply, also under ASYNC.
-        peers: a PeerStats for each rank.
+        reduces: on a graph or with a quorum, the number of folds on this rank. Each key on each core counts separately.
+        whole: on a graph, inputs from neighbours that were whole and new (ASAP, section 6.2). With a quorum, updates of
+            workers, or of a hierarchy's groups, that were in folds on this rank.
+        torn: on a graph, inputs that were overwritten while they were read, and so were not folded.
+        stale: on a graph, inputs that had been folded before. They are folded again only under SSP with models.
+        missing: inputs that had not come when the fold was made.
+        dropped: with a quorum, how many shares of this rank's updates were late, and were left out of the fold as a
+            whole or in part.
+        dropped_at: the version that the parameters had when the last dropped share came.
+        by_inputs: on a graph or with a quorum, by_inputs[i] is how many reduces had i whole inputs (figure 8 of ASAP).
+        by_staleness: under SSP(s) with servers and plans of one stage, by_staleness[i] is how many steps of a key began
+            while the slowest worker was i steps behind. If receivers or peers apply the rule, this is also counted
+            under ASYNC.
+        peers: peers[i] is the PeerStats about rank i.
         traffic: a Traffic for each rank, stage and wire.
         load: the LoadStats of the process.
-        codecs: for each key that is sent in pieces, or whose codec "auto" chose, its CodecStats.
+        codecs: a dict from keys to their CodecStats. It has the keys that are sent in pieces, or whose codec "auto"
+            chose.
     """
 
     pushes: int
@@ -222,19 +234,19 @@ class ExchangeStats:
 
     @property
     def sent_by_stage(self) -> dict[str, int]:
-        """Bytes of traffic for each stage that has any."""
+        """A dict from stages to the bytes of their traffic; stages without traffic are left out."""
         return _sums((entry.stage, entry.bytes) for entry in self.traffic)
 
     @property
     def sent_by_wire(self) -> dict[str, int]:
-        """Bytes of traffic for each wire that has any."""
+        """A dict from wires (transports) to the bytes of their traffic; wires without traffic are left out."""
         return _sums((entry.wire, entry.bytes) for entry in self.traffic)
 
 
 @dataclass(frozen=True)
 class QueueStats:
-    """This rank's counts about a queue: updates sent and received, their bytes (also if read in place), and seconds
-    that sends and receives waited."""
+    """This rank's counts about a queue: updates sent and received, their bytes (a peer that reads an update from this
+    rank's memory counts too), and the seconds that sends and receives waited."""
 
     sent: int
     received: int
@@ -251,8 +263,9 @@ class CheckpointStats:
     Attributes:
         saved: the number of checkpoints whose file this rank has written.
         nbytes: bytes of the last file.
-        pause, longest: seconds that the trainer stood still for copies, in all, and for the longest copy.
-        waited: further seconds that the trainer waited for the last file, and for copies on ranks that only serve.
+        pause: seconds that the trainer stood still for all copies together.
+        longest: seconds that the trainer stood still for the longest copy.
+        waited: seconds that the trainer also waited for the last file, and for copies on ranks that only serve.
         writing: seconds that the thread wrote and synced files.
     """
 
@@ -269,13 +282,14 @@ class FragmentStats:
     """This rank's counts about one fragment of local steps.
 
     Attributes:
-        names, elements: the fragment's keys, and the number of their float32 values.
-        rounds: the number of exchanges begun.
-        late: with a quorum: rounds in which an update of this rank missed its fold.
+        names: the names of the fragment's keys.
+        elements: how many float32 values these keys have together.
+        rounds: how many times the fragment's exchange has begun.
+        late: with a quorum, how many rounds had an update of this rank that missed its fold.
         bytes: bytes that this rank has sent for the fragment, as worker and as owner, counted on the wire.
-        hidden: seconds in which an exchange was pending while this rank trained, sampled at its steps.
-        waited: seconds that training stood still for the fragment: to make and push updates, to wait, and to take
-            parameters.
+        hidden: seconds in which the fragment's exchange was pending while this rank trained, sampled at its steps.
+        waited: seconds that training stood still for the fragment: to compute and push its updates, to wait for
+            parameters, and to copy them.
     """
 
     names: tuple[str, ...]
@@ -289,7 +303,8 @@ class FragmentStats:
 
 @dataclass(frozen=True)
 class LocalStats:
-    """This rank's counts about local steps: the number of steps, skipped ones too, and the FragmentStats in order."""
+    """This rank's counts about local steps: the number of steps, including skipped ones, and a FragmentStats for each
+    fragment in order."""
 
     steps: int
     fragments: tuple[FragmentStats, ...]
@@ -313,20 +328,22 @@ class OptimizerStats:
 
     Attributes:
         steps: the number of steps that were applied.
-        skipped: with a GradScaler: steps that were left out, as a gradient was not finite.
-        in_place: gradients that autograd wrote directly into the exchange's memory.
-        copied, copied_bytes: gradients that were copied from torch's memory into the exchange's, and their bytes.
-        converted: gradients whose dtype was changed by the copy (16-bit parameters).
-        dense: sparse gradients that were made dense.
-        params_copied: parameters that were copied out of the exchange: 16-bit ones, and ones that torch keeps in other
-            memory.
-        early: keys that apply="backward" sent while the backward pass ran.
-        wait: seconds that layers waited for their parameters, or that step and wait waited for other ranks.
-        bytes_out, bytes_in, seconds_out, seconds_in: bytes and seconds of the copies of gradients from a device to the
-            host's memory, and of parameters back.
+        skipped: with a GradScaler, how many steps were left out since a gradient was not finite.
+        in_place: how many gradients autograd wrote directly into the exchange's memory.
+        copied: how many gradients were copied from torch's memory into the exchange's memory.
+        copied_bytes: the bytes of these gradients.
+        converted: how many of these copies changed the dtype, as for 16-bit parameters.
+        dense: how many sparse gradients were made dense.
+        params_copied: how many parameters were copied out of the exchange's memory: 16-bit parameters, and parameters
+            that torch keeps in other memory.
+        early: how many keys were sent while the backward pass ran, with apply="backward".
+        wait: seconds that layers waited for their parameters, or that the methods `step` and `wait` waited for other
+            ranks.
+        bytes_out, seconds_out: bytes and seconds of the copies of gradients from a device to the host's memory.
+        bytes_in, seconds_in: bytes and seconds of the copies of parameters from the host's memory to a device.
         copy_wait: seconds that this rank waited for gradients to arrive, or that its device stood still for parameters.
         state_bytes: bytes of the optimizer's state and of the float32 values of 16-bit parameters, which owners keep in
-            the host's memory. A rank that steps by itself keeps as many.
+            the host's memory. Without hpcomm each rank would keep as many.
     """
 
     steps: int
@@ -348,7 +365,8 @@ class OptimizerStats:
 
     @property
     def hidden(self) -> float:
-        """The fraction of the copies' seconds during which nothing waited for them; NaN without copies."""
+        """The fraction of the copies' seconds in which neither this rank nor its device waited for them; NaN without
+        copies."""
         took = self.seconds_out + self.seconds_in
         return max(0.0, 1 - self.copy_wait / took) if took else math.nan
 

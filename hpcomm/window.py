@@ -18,13 +18,13 @@ from .errors import InvalidArgument
 _ndarray = np.ndarray
 _UINT8 = np.dtype(np.uint8)
 _WRONG = (TypeError, ValueError, OverflowError, BufferError)
-_SMALL = 4096  # bytes: a checked source up to this size is kept, so that a repeated put skips the check
-_HELD_PUTS = 1024  # sources that are kept for a transport that reads after put returns; at so many, put flushes
+_SMALL = 4096  # bytes: a source up to this size is remembered as checked, so a repeated put skips the check
+_HELD_PUTS = 1024  # sources kept alive for a transport that reads them after put returns; at so many, put flushes
 
 
 class Sources:
-    """The sources that puts have not read yet, by lane. They stay alive until a flush, or until the last handle is
-    freed."""
+    """For each lane, the sources that puts may not have read yet. They stay alive until a flush of the lane, or until
+    the last handle is freed."""
 
     __slots__ = ("deferred", "lanes")
 
@@ -36,7 +36,8 @@ class Sources:
 class Lane:
     """One thread's ordered channel to every peer; Context.lane makes it.
 
-    A signal follows only data that was put by the same lane. lane=None means the context's first lane.
+    A signal is ordered only behind data that was put by the same lane. In methods lane=None means the context's first
+    lane.
     """
 
     __slots__ = ("__weakref__", "address", "context", "handle", "sources", "unread")
@@ -123,11 +124,12 @@ class Window:
     Attributes:
         array: this rank's own block. Its memory stays mapped as long as this array lives.
         nbytes: the size of a block, the same on every rank.
-        signals: the number of signal words. A word must have one writer, and its value must never decrease.
+        signals: the number of signal words in a block. Each word must have only one writer, and its value must never
+            decrease.
 
-    Offsets are bytes. A source must be C-contiguous and have the buffer protocol or DLPack; its dtype must be the
-    window's, if it has one, or bytes. Every method raises InvalidArgument for an argument out of range, and PeerFailed
-    if the peer has failed or left.
+    Offsets are in bytes. A source must be C-contiguous and have the buffer protocol or DLPack; its dtype must be bytes,
+    or the window's dtype if the window has one. Every method raises InvalidArgument for an argument out of range, and
+    PeerFailed if the peer has failed or left.
     """
 
     __slots__ = (
@@ -247,8 +249,8 @@ class Window:
             self._hold(lane, data)
 
     def flush(self, peer: int = -1, timeout: float | None = None, *, lane: Lane | None = None) -> None:
-        """Waits until every earlier put of this lane to peer (-1: to all peers) has arrived; then the sources may
-        change. Raises Timeout and PeerFailed, which have the ranks still waited for."""
+        """Waits until every earlier put of this lane to peer has arrived; -1 means all peers. Then the sources may
+        change. Raises Timeout or PeerFailed; their attribute waiting_for has the ranks whose puts have not arrived."""
         channel = NULL if lane is None else lane.handle
         try:
             _core.wait(lambda left: _core.flush(channel, self._window, peer, left), seconds(timeout, self._default))
@@ -260,13 +262,15 @@ class Window:
     # ---- signals ---------------------------------------------------------------------------------------------------
 
     def wait_signal(self, signal: int, at_least: int, timeout: float | None = None, peer: int = -1) -> int:
-        """Waits until this rank's signal word is at least at_least, and returns its value. Any thread may call it; the
-        GIL is released meanwhile.
+        """Waits until a signal word of this rank has reached the value `at_least`, and returns the word's value. Any
+        thread may call it; the GIL is released meanwhile.
 
         Args:
-            signal, at_least: the number of the word, and the least value to wait for.
-            timeout: seconds, after which Timeout is raised; None: the context's default.
-            peer: the rank that writes the word. PeerFailed is raised if this rank has left, or if any rank has failed.
+            signal: the number of the word, from 0.
+            at_least: the smallest value that ends the wait.
+            timeout: seconds until Timeout is raised; None: the context's default.
+            peer: the rank that writes the word; -1: not known. PeerFailed is raised if this rank has left, or if any
+                rank has failed.
         """
         try:
             first = self._slice if timeout is None else min(seconds(timeout, timeout), _core.SLICE)
@@ -293,7 +297,7 @@ class Window:
         return value
 
     def test_signal(self, signal: int, at_least: int) -> bool:
-        """Returns whether this rank's signal word is at least at_least; never waits."""
+        """Returns whether a signal word of this rank has reached the value `at_least`. Never waits."""
         try:
             status = _test_signal(self._address, signal, at_least)
         except _WRONG as wrong:
@@ -305,8 +309,8 @@ class Window:
     # ---- views -----------------------------------------------------------------------------------------------------
 
     def peer_view(self, peer: int) -> NDArray[Any] | None:
-        """Returns the peer's block as an array of the window's shape and dtype, or None if the transport cannot map it.
-        The array shows the peer's writes while they happen; wait for a signal before you read."""
+        """Returns the peer's block as an array of the window's shape and dtype, or None if this process cannot map the
+        peer's memory. The array shows the peer's writes while they happen; wait for a signal before you read."""
         if not 0 <= peer < self._size:
             raise InvalidArgument(f"peer is {peer!r}: must be from 0 to {self._size - 1}")
         return _core.window_array(self._window, peer, self.array.shape, self._dtype)
@@ -331,7 +335,8 @@ class Window:
         return src
 
     def _explained(self, wrong: Exception, src: object, **arguments: object) -> Exception:
-        """Returns the error for a failed conversion to C; it names the argument out of range, or the source."""
+        """Returns the error to raise when a conversion to C failed: it names the argument that is out of range,
+        otherwise the source."""
         if isinstance(wrong, InvalidArgument):
             return wrong
         limits = {

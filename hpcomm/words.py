@@ -1,4 +1,5 @@
-"""Words of other libraries (Horovod, PyTorch, NumPy) and hpcomm's words for them, for hints in errors."""
+"""A table of words of other libraries (Horovod, PyTorch, NumPy) with hpcomm's words for the same things, for hints in
+errors."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -78,8 +79,8 @@ CODECS: Mapping[str, str] = {  # names of dtypes
 
 
 def unexpected(call: str, name: str, known: Iterable[str]) -> TypeError:
-    """Returns the error for an unknown keyword of a call, with hpcomm's word for it, or otherwise the most similar
-    known keyword."""
+    """Returns the error for an unknown keyword of a call. The error names hpcomm's word for the keyword, or, if there
+    is none, the most similar known keyword."""
     every = sorted(known)
     hint = KEYWORDS.get(name)
     if hint is None:

@@ -1,13 +1,14 @@
-"""The codecs of an exchange, as values: how updates, and the parameters that come back, are encoded for the wire.
+"""Codecs, the values of Exchange(codec=) and Exchange(codec_out=), say how updates and the parameters sent to workers
+are encoded.
 
 A piece is the bytes, of variable length, that a codec makes from a part of an update. A residual holds the values that
 were not sent, and is added to the next update.
 
-Codec sends an array of a dtype, as its name does: codec="float16". Threshold, TopK, OneBit and Own send pieces and keep
-a residual. Float4 sends 4-bit floats and keeps no residual. ErrorFeedback adds a residual to a dtype or to Float4.
-Factors sends a matrix as pairs of vectors. Auto, or "auto", lets the exchange choose. A mapping gives codecs to named
-keys; all other keys are float32. A codec raises InvalidArgument for a value out of range. docs/codecs.md helps to
-choose.
+Codec("float16"), or its name "float16", sends an array of this dtype. Threshold, TopK, OneBit and Own send pieces and
+keep a residual. Float4 sends 4-bit floats and keeps no residual. ErrorFeedback adds a residual to a dtype or to Float4.
+Factors sends a matrix as pairs of vectors. Auto, or "auto", lets the exchange choose. A mapping from names of keys
+gives codecs to these keys; all other keys are float32. A codec raises InvalidArgument for a value out of range.
+docs/codecs.md helps to choose.
 """
 
 from .auto import Auto

@@ -10,12 +10,13 @@ from .sparse import TopK
 
 @dataclass(frozen=True)
 class Auto(WireFormat):
-    """Uses a codec of pieces for keys where it makes the step faster, and float32 for the others; "auto" means Auto().
+    """Gives a codec of pieces to keys for which it makes the step faster, and float32 to all other keys; "auto" means
+    Auto().
 
-    An exchange decides for each key when it is made, the same on all ranks. Exchange.codecs tells the choice, and
-    Exchange.stats the reasons. It measures the bandwidth between hosts, and the time to encode and decode; Threshold is
-    measured as TopK(0.01). Without measuring it takes float32 for keys of fewer than 4096 elements, for keys whose rule
-    is Average, and for all keys if all ranks map each other's memory.
+    An exchange decides for each key when the exchange is made, alike on all ranks. Exchange.codecs has the choice, and
+    Exchange.stats() the reasons. The exchange measures the bandwidth between hosts, and the time to encode and decode;
+    in the place of Threshold it measures TopK(0.01). Without a measurement, float32 is taken for keys of fewer than
+    4096 elements, for keys whose rule is Average, and for all keys if all ranks map each other's memory.
     """
 
     codec: Any = field(default_factory=lambda: TopK(0.01))

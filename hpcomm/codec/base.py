@@ -30,17 +30,18 @@ class WireFormat(ABC):
 
     @property
     def kernel(self) -> Any:
-        """The filter: "auto", "numba", "c", or a user's machine code. None: the codec has no filter."""
+        """The code that selects the elements to send: "auto", "numba", "c", or a user's machine code. None: the codec
+        selects none."""
         return None
 
     @property
     def keeps(self) -> bool:
-        """Whether an encoder of pieces keeps a residual."""
+        """Whether a codec of pieces keeps a residual (the values not sent yet); without meaning for a dtype."""
         return True
 
     @property
     def loses(self) -> bool:
-        """Whether the rounding error of pieces is lost, unless ErrorFeedback keeps it."""
+        """Whether the codec loses the rounding error of its pieces; ErrorFeedback can then keep it."""
         return False
 
     @property
@@ -49,7 +50,7 @@ class WireFormat(ABC):
         return True
 
     def unit_of(self, shape: Sequence[int]) -> int:
-        """Returns the unit of a key of this shape: chunks may begin only at multiples of so many elements."""
+        """Returns the unit of a key of this shape, in elements: chunks may begin only at multiples of it."""
         return 1
 
     def refuses(self, shape: Sequence[int]) -> str | None:
@@ -57,8 +58,8 @@ class WireFormat(ABC):
         return None
 
     def most_bytes(self, shape: Sequence[int], count: int) -> int | None:
-        """Returns the size of the longest piece for count elements, for which slots have room; None: the size of count
-        float32."""
+        """Returns the most bytes that a piece of count elements can have, for which slots must have room; None: 4 *
+        count."""
         return None
 
     def settings(self, shape: Sequence[int]) -> dict[str, Any] | None:
@@ -66,7 +67,7 @@ class WireFormat(ABC):
         return None
 
     def trial(self) -> "WireFormat":
-        """Returns the codec that Auto measures in the place of this one."""
+        """Returns the codec that Auto measures in the place of this codec; by default this codec."""
         return self
 
 

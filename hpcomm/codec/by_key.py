@@ -9,21 +9,22 @@ from .auto import Auto
 from .base import WireFormat
 from .dtype import FLOAT32, Codec, check_dtype, dtype_name
 
-# One codec for all keys, as a value or a name; or a mapping from names of keys (without an entry, a key is float32).
+# One codec for all keys, as a value or a name; or a mapping from names of keys, in which a key without an entry is
+# float32.
 Codecs: TypeAlias = WireFormat | str | Mapping[str, WireFormat | str]
 
 
 def name_of(codec: object) -> Any:
-    """Returns a codec in plain form, unchecked: the name of an array's dtype, the value of another codec, a dict for a
-    mapping."""
+    """Returns a codec argument in its simplest form, unchecked: a Codec becomes the name of its dtype, a mapping a
+    dict; any other codec stays the same."""
     if isinstance(codec, Mapping):
         return {key: name_of(value) for key, value in codec.items()}
     return "float32" if codec is None else codec.name if type(codec) is Codec else dtype_name(codec)
 
 
 def asked(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:
-    """Returns the codec of each key; Auto if it is still to be chosen. Raises InvalidArgument for an unknown codec or
-    key."""
+    """Returns the codec of each key; Auto stands for a codec that an exchange has yet to choose. Raises InvalidArgument
+    for an unknown codec or key."""
     return _by_key("codec", keys, name_of(codec), _update)
 
 
@@ -40,8 +41,8 @@ def by_key(keys: Sequence[str], codec: Codecs | None) -> list[WireFormat]:
 
 
 def by_key_out(keys: Sequence[str], codec_out: Codecs | None) -> list[Codec]:
-    """Returns the codec of each key's parameters. Raises InvalidArgument as asked does, and for a codec that is no
-    dtype."""
+    """Returns the codec of each key's parameters. Raises InvalidArgument as asked does, and for any codec that is not a
+    dtype, since parameters are never sent as pieces."""
     return _by_key("codec_out", keys, name_of(codec_out), _parameters)
 
 

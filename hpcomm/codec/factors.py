@@ -20,15 +20,16 @@ class Factors(WireFormat):
     """Sends the update of a matrix as pairs of vectors u and v; the update is the sum of the products u v^T (SFB,
     section 2).
 
-    W of shape (J, D) becomes W - lr * sum of u v^T, where u has J values and v has D. For a linear layer, u is the
-    loss's gradient by a sample's outputs, and v is the sample's inputs. A trainer writes pairs into
-    Exchange.factors(name), or pushes them: push(name, (u, v)). A vector is sent whole, or as indices and values of its
-    nonzero elements, if that is shorter; if the sum of the pairs is shorter still, it is sent in their place.
+    W of shape (J, D) becomes W - lr * sum of u v^T, where u has J values and v has D. For a linear layer and one
+    sample, u is the gradient of the loss with respect to the layer's outputs, and v is the layer's inputs. A trainer
+    writes pairs into Exchange.factors(name), or pushes them: push(name, (u, v)). A vector is sent whole, or as the
+    indices and values of its nonzero elements if these are shorter. If the sum of the products is shorter than all
+    pairs, the sum is sent instead.
 
     Attributes:
-        K: the most pairs in one update, such as the samples of a batch; a step may have fewer.
+        K: the largest number of pairs in one update, e.g. the number of samples in a batch; a step may have fewer.
         blocks: the number of parts that the matrix's rows are cut into, so that several cores can work. Each part is
-            sent with all v. Parts are enlarged slightly if they would not end at multiples of 16 elements.
+            sent with all vectors v. A part gets a few more rows if it would not end at a multiple of 16 elements.
         values: the dtype of the sent vectors: "float32", "float16" or "bfloat16". The rounding error is lost.
     """
 
@@ -69,7 +70,7 @@ class Factors(WireFormat):
         return None
 
     def unit_of(self, shape: Sequence[int]) -> int:
-        """Returns the number of elements in a part: whole rows, aligned as plans need."""
+        """Returns the number of elements in a part: of whole matrix rows, and a multiple of 16, as plans need."""
         if len(shape) != 2:
             return 1
         rows, columns = shape

@@ -15,10 +15,11 @@ from .sparse import Threshold
 
 @dataclass(frozen=True)
 class ErrorFeedback(WireFormat):
-    """A codec, given as a value or a name, with error feedback: the rounding error stays in a residual.
+    """Adds error feedback to a codec, given as a value or a name: the rounding error stays in a residual.
 
-    It is for "float16", "bfloat16" and Float4. Threshold, TopK, OneBit and Own always have a residual; with on=False
-    they lose it, for comparisons. Raises InvalidArgument for "auto", and for a codec that has no error.
+    Use it with "float16", "bfloat16" and Float4, which have no residual otherwise. Threshold, TopK, OneBit and Own have
+    a residual without it; ErrorFeedback(codec, on=False) takes the residual away, for comparisons. Raises
+    InvalidArgument for "auto", and for Factors, which leaves no element out.
     """
 
     codec: Any

@@ -21,16 +21,16 @@ class Float4(WireFormat):
     bits, 1/7.75 of float32. Sums are float32.
 
     The scale is the largest magnitude in the unit, but at least 2^-118. An element is sent as the nearest of 0 and plus
-    or minus the scale times 1, 1/2, 1/4, ..., 1/64; between two equally near values, as the larger. So the error is at
-    most a third of the element, or 1/128 of the scale if that is more. If a unit has a NaN or an Inf, this is sent, and
-    the unit's other elements are left out. The same update gives the same bytes on every CPU and for every size of
-    chunks.
+    or minus the scale times 1, 1/2, 1/4, ..., 1/64; if two values are equally near, the larger is sent. So the error is
+    at most the larger of a third of the element and 1/128 of the scale. If a unit has a NaN or an Inf, only this
+    element is sent, and the unit's other elements are left out. The same update gives the same bytes on every CPU and
+    for every size of chunks.
 
-    As in the paper, the rounding error is lost; ErrorFeedback(Float4()) keeps it.
+    As in the paper, the rounding error is lost; ErrorFeedback(Float4()) adds it to the next update.
 
     Attributes:
         unit: the number of consecutive elements that share a scale, 16 or more. Chunks begin at multiples of it.
-        compress: as in Threshold.
+        compress: the library that compresses pieces, as in Threshold.
     """
 
     unit: int = 256

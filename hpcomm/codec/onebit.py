@@ -15,16 +15,16 @@ _SHORTEST = 16  # elements: in a shorter column the two values cost too much
 
 @dataclass(frozen=True)
 class OneBit(WireFormat):
-    """Sends one bit for each element and two values for each unit of elements: the mean of the unit's elements of 0 or
-    more, and the mean of its negative elements (Poseidon, 5.3).
+    """Sends one bit for each element and two values for each unit of elements: the mean of the elements that are 0 or
+    more, and the mean of the negative elements (Poseidon, 5.3).
 
     The error stays in a residual, which is added to the next update.
 
     Attributes:
         unit: the number of consecutive elements that share the two values; chunks begin at multiples of it. None: the
-            weights of one output, which CNTK calls a column; for keys of one dimension, or with columns shorter than
-            16, 4096.
-        compress: as in Threshold.
+            number of weights of one output, which CNTK calls a column; but 4096 for a key with one dimension, or with
+            columns of fewer than 16 elements.
+        compress: the library that compresses pieces, as in Threshold.
     """
 
     unit: int | None = None

@@ -14,19 +14,20 @@ MOST_SLOTS = _core.CODEC_SLOTS
 
 @dataclass(frozen=True)
 class Own(WireFormat):
-    """A user's codec: two functions of machine code, which hpcomm.kernels.encode and decode_add make from Python
-    functions.
+    """A user's codec: two functions in machine code. hpcomm.kernels.encode and hpcomm.kernels.decode_add make them from
+    Python functions.
 
-    After each encoding the engine decodes the piece, and keeps its error in a residual for the next update. Raises
-    InvalidArgument for a value out of range.
+    After each encoding the engine decodes the piece, and keeps the difference to the update in a residual, which is
+    added to the next update. Raises InvalidArgument for a value out of range.
 
     Attributes:
         encode, decode_add: machine code with the signatures hpc_encode_fn and hpc_decode_add_fn: an address, a ctypes
             function pointer, or an object with an `address`.
         title: the name in errors, the same on all ranks; None: encode's title.
-        args: at most 7 numbers, which both functions get in args[1] and after; the same on all ranks. The names in a
-            mapping are only for readers.
-        state_slots: float32 values of state for each element, 0 to 8, without the residual; None: encode.slots, or 0.
+        args: at most 7 numbers, the same on all ranks. Both functions get them as args[1], args[2] and so on. It may be
+            a mapping from names to numbers; its names have no effect.
+        state_slots: the number of float32 values of state for each element, 0 to 8; the residual does not count. None:
+            encode.slots if encode has this attribute, otherwise 0.
     """
 
     encode: Any

@@ -61,24 +61,26 @@ class Threshold(_Sparse):
     describes thresholds that follow the network (section 3.3.3).
 
     Attributes:
-        delta: the threshold, 0 or more. 0: every nonzero element is sent.
-        up: a larger threshold, used while the network lacks bandwidth; None: the threshold does not follow the network.
-        at_least: the bytes a second that each path to another host should have left. Give both up and at_least, or
-            neither.
-        follow: "probes": Context.bandwidth measures repeatedly, and up is the threshold for a rank's pushes, or an
-            owner's outgoing sums, while one of its paths has less than at_least left. "smooth": without
-            probes, the threshold is up while a rank's connections get at_least or less, falls as they get more, and is
-            delta at twice at_least.
-        decays: True: the threshold of step t is delta / sqrt(t). False: it is delta.
+        delta: the threshold, 0 or more; with 0 every nonzero element is sent.
+        up: a larger threshold, which is used while the network lacks bandwidth. None: the threshold does not depend on
+            the network.
+        at_least: the bandwidth, in bytes a second, that other traffic should leave free on each path to another host.
+            Arguments up and at_least must both be given, or neither.
+        follow: how a rank finds out that bandwidth is missing. "probes": it calls Context.bandwidth repeatedly; while a
+            path to another host has less than `at_least` free, the threshold of the rank's pushes and outgoing sums is
+            `up`. "smooth": it sends no probes but takes its connections' throughput: the threshold is `up` for a
+            throughput of `at_least` or less, and falls until it is `delta` at twice `at_least`.
+        decays: True: the threshold in step t, from 1, is delta / sqrt(t). False: it is delta in every step.
         values: the dtype of the sent elements: "float32", "float16" or "bfloat16". The residual gets the rounding
             error.
-        form: "bytes": the shortest of three forms: all values; a bitmap and values; gaps and values. "paper": gaps and
-            values if more than 80 % of the elements are 0, otherwise all values (3.3.1).
+        form: how a piece is written. "bytes": as the shortest of three forms: all values; a bitmap and the sent values;
+            the gaps between sent elements and their values. "paper": as gaps and values if more than 80 % of the
+            elements are 0, otherwise as all values (3.3.1).
         compress: None, or the library that compresses pieces: "lz4", "snappy", "zstd" or "zlib". It is loaded at run
             time.
-        kernel: the filter. "numba" (hpcomm.kernels.threshold) and "c" give the same bytes; a filter of
-            hpcomm.kernels.filter is a user's own. "auto": Numba if it is installed and values is "float32", otherwise
-            C.
+        kernel: the code that selects the elements to send. "numba" (hpcomm.kernels.threshold) and "c" give the same
+            bytes. "auto": Numba if it is installed and `values` is "float32", otherwise C. Or a user's code, which
+            hpcomm.kernels.filter makes.
     """
 
     delta: float
@@ -118,17 +120,17 @@ class Threshold(_Sparse):
         return found | {"follow": _core.FOLLOWS[self.follow], "up": self.up, "at_least": self.at_least}
 
     def trial(self) -> WireFormat:
-        """TopK(0.01): before there are updates, the density at a delta is not known."""
+        """Returns TopK(0.01), since no one can tell before the first update how many elements are above delta."""
         return TopK(0.01, values=self.values, form=self.form, compress=self.compress, kernel=self.kernel)
 
 
 @dataclass(frozen=True, repr=False)
 class TopK(_Sparse):
-    """Sends about the largest elements, by a threshold that is adjusted until the fraction fits. The others stay in a
-    residual.
+    """Sends approximately the largest elements: those above a threshold, which is adjusted until the wanted fraction of
+    elements is sent. The other elements stay in a residual.
 
-    fraction is the fraction of a piece's elements to send, above 0 and at most 1. values, form, compress and kernel are
-    as in Threshold.
+    The argument fraction is the part of a piece's elements to send, above 0 and at most 1. The arguments values, form,
+    compress and kernel are as in Threshold.
     """
 
     fraction: float

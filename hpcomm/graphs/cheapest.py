@@ -38,7 +38,7 @@ class CheapestTree:
 
     @property
     def optimal(self) -> bool:
-        """True if no tree of this degree and depth costs less; False if that is not proven."""
+        """True if it is proven that no tree of this degree and depth costs less; otherwise False."""
         return self.gap == 0
 
 
@@ -50,7 +50,7 @@ def cheapest_tree(
     The cost of a tree is the sum of its edges' costs, plus leaf for each rank without children, because a tree with
     fewer leaves is more balanced. First a heuristic search finds a tree. Then HiGHS, an integer-program solver, looks
     for cheaper trees. If HiGHS reaches the time limit, or the problem is too large for it (150 ranks and 4 hops, say),
-    the result is the best tree found, and its gap bounds how much dearer it is than the cheapest.
+    the result is the best tree found; its gap says by how much the cheapest tree may cost less.
 
         best = graphs.cheapest_tree(graphs.rack_costs([[0, 1, 2], [3, 4]]), degree=2, depth=2)
         best.parents, best.cost, best.optimal    # (-1, 0, 0, 0, 3) with cost 1.32 is one of several

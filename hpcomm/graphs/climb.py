@@ -47,7 +47,7 @@ def climb(P: int, Q: int, nodes: int) -> tuple[Candidate, int, int]:
         nodes -= nodes // 8
         found += [_candidate(P, arcs) for arcs in _lines(P, Q, [small.targets])]
     orbits = [m for m in range(1, P + 1) if P % m == 0]
-    steps = max(1, nodes // 2 // (2 * len(orbits)))  # the other half of the nodes is for the proof
+    steps = max(1, nodes // 2 // (2 * len(orbits)))  # the other half of the nodes is for the proof (branch.search)
     for m, again in product(orbits, (False, True)):
         fair = min((one for one in [fair, *found] if _is_even(one.targets)), key=lambda one: one.total)
         if fair.total == bound:

@@ -17,10 +17,11 @@ def check(graph: Graph | Sequence[Graph]) -> list[str]:
     Each reason is a sentence that names a rank at which one of these requirements fails (ASAP, appendix A):
 
     - The graph is strongly connected: every update reaches every rank. Phases must connect all ranks over a round.
-    - The graph is aperiodic. It is if any rank averages its own update too. Otherwise models may go around for ever, as
-      in a ring, and never agree.
+    - The graph is aperiodic. In a connected graph one rank that averages its own update too is enough for this. In a
+      periodic graph, such as a ring without self-loops, models may go around for ever and never agree.
     - P is doubly stochastic: each column (the weights that all ranks give to one update) sums to 1, like each row.
-    - If P is not doubly stochastic: all ranks have the same in-degree, without which uniform weights cannot make it so.
+    - If P is not doubly stochastic: all ranks have the same in-degree, since otherwise uniform weights cannot make P
+      doubly stochastic.
 
     Raises:
         InvalidArgument: graph is neither a graph nor phases.
@@ -36,8 +37,8 @@ def check(graph: Graph | Sequence[Graph]) -> list[str]:
 def metropolis(graph: Graph) -> Graph:
     """Returns a graph with the same edges and weights that make P doubly stochastic, after Metropolis and Hastings.
 
-    Across an edge between i and j each gives the other's update the weight 1/(1 + max(d_i, d_j)), where d_i is the
-    degree of i. A rank gives its own update 1 minus the sum of these weights.
+    If ranks i and j have an edge, each gives the other's update the weight 1/(1 + max(d_i, d_j)), where d_i is the
+    degree of rank i. A rank gives its own update the weight 1 minus the sum of these weights.
 
     Raises:
         InvalidArgument: an edge has no reverse edge.

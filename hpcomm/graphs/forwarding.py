@@ -15,8 +15,8 @@ def shortest_path_trees(graph: Graph) -> NDArray[np.int32]:
 
     Updates travel along shortest paths; parents[s, s] is s. If several in-neighbours are equally near to the source,
     the choice balances load: the largest number of updates that a rank sends is as small as possible, then the second
-    largest, and so on. Among equal choices it takes the edge that carries fewer updates so far, then the lower rank.
-    So all ranks compute the same trees.
+    largest, and so on. If choices are still equal, the edge that carries fewer updates so far is taken, then the lower
+    rank. So all ranks compute the same trees.
 
     Raises:
         InvalidArgument: the graph is not strongly connected, so an update would not reach some rank.

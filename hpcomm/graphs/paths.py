@@ -12,9 +12,8 @@ from .graph import Graph
 
 
 def distances(graph: Graph, rank: int, backward: bool = False) -> NDArray[np.int64]:
-    """Returns how many steps the update of a rank needs to reach each rank, int64 (size,); -1 if it never does.
-
-    backward: how many steps the update of each rank needs to reach this rank.
+    """Returns how many steps the update of a rank needs to reach each rank, int64 (size,); -1 if the update never
+    reaches it. With backward=True, returns how many steps the update of each rank needs to reach this rank.
 
     Raises:
         InvalidArgument: the graph has no such rank.

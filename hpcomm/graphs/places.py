@@ -31,8 +31,8 @@ def checked_group(name: str, value: Any) -> tuple[int, ...]:
 def checked_racks(value: Any, hosted: bool = False) -> tuple[Groups | None, Groups]:
     """Returns the hosts of all racks, and the ranks of each rack.
 
-    A rack is given as a list of ranks, or as a list of hosts, which are lists of ranks. It returns None for the hosts
-    if all racks are lists of ranks, or if hosted is true: then the caller knows the hosts already.
+    A rack is given as a list of ranks, or as a list of hosts, which are lists of ranks. The hosts in the result are
+    None if all racks are lists of ranks, or if hosted is True because the caller already knows the hosts.
 
     Raises:
         InvalidArgument: value contains something else than ranks.

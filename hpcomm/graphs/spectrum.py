@@ -29,8 +29,9 @@ def spectral_gap(graph: Graph | Sequence[Graph]) -> float:
 
     For phases, which the steps use in turn, it returns the gap of one step: 1 - sigma_2(P_k ... P_2 P_1)^(1/k). The gap
     is 1 for all-reduce, and 0 for a regular graph that is not connected. If P is doubly stochastic, it equals the
-    appendix's sigma_1 - sigma_2. If not (star, chains), the two differ, the gap may be below 0, and it bounds no
-    distance: see check and metropolis. We use 1 - sigma_2, as it gives the paper's 0.002 for the directed chain of 25.
+    appendix's sigma_1 - sigma_2. If P is not doubly stochastic (star, chains), the two differ, the gap may be below 0,
+    and no distance is bounded by it: see graphs.check and graphs.metropolis. We use 1 - sigma_2, as it gives the
+    paper's 0.002 for the directed chain of 25.
 
     Raises:
         InvalidArgument: graph is neither a graph nor phases.
@@ -40,7 +41,8 @@ def spectral_gap(graph: Graph | Sequence[Graph]) -> float:
 
 
 def second_singular(graph: Graph | Sequence[Graph]) -> float:
-    """Returns sigma_2(P); for k phases the k-th root of the round's sigma_2; for one rank 0. Raises as spectral_gap."""
+    """Returns sigma_2(P); for k phases the k-th root of the round's sigma_2; for one rank 0. Raises the same errors as
+    spectral_gap."""
     phases = as_phases(graph)
     size = phases[0].size
     if size == 1:
@@ -166,7 +168,7 @@ def _inverse(matrix: Any, known: NDArray[np.float64] | None) -> Eigen:
 
 
 def _leader(graph: Graph) -> int:
-    """Returns a rank whose update reaches all ranks, if any rank's does: the last rank at which a search had to
+    """Returns a rank whose update reaches all ranks, if there is such a rank: the last rank at which a search had to
     start."""
     starts, targets = graph.out_edges()
     seen = np.zeros(graph.size, bool)

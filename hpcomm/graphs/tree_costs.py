@@ -1,4 +1,5 @@
-"""Computes costs of links, from racks or from measured bandwidths, and the cost of a tree (Parameter Flow, 3.4.1)."""
+"""Computes the costs of links, from racks or from measured bandwidths, and the cost of a tree (Parameter Flow,
+3.4.1)."""
 
 from collections.abc import Iterable, Sequence
 from math import fsum, inf
@@ -30,11 +31,11 @@ def rack_costs(
         graphs.rack_costs(ctx.racks)                                           # names of racks, from SLURM
 
     Args:
-        racks: for each rack a list of its ranks, or of its hosts, which are lists of ranks, as in Hierarchy; or for
-            each rank the name of its rack, as in Context.racks.
-        pods: for each pod a list of its ranks; or for each rank the name of its pod. None: a pod's name is the part of
-            a rack's name before the last dot, such as "core" of SLURM's "core.rack3". A rack whose name has no dot is
-            the only one in its pod.
+        racks: for each rack a list of its ranks, or a list of its hosts, which are lists of ranks, as in Hierarchy. Or
+            racks[i] is the name of rank i's rack, as in Context.racks.
+        pods: for each pod a list of its ranks. Or pods[i] is the name of rank i's pod. None: a pod's name is the part
+            of a rack's name before the last dot, such as "core" of SLURM's "core.rack3". A rack whose name has no dot
+            is the only one in its pod.
 
     Raises:
         InvalidArgument: a rank is in no rack or pod, or in two; a name is empty; or a pod splits a rack.
@@ -77,7 +78,8 @@ def _places(what: str, given: Iterable[object], size: int | None = None) -> list
 
 
 def bandwidth_costs(bandwidths: ArrayLike) -> Costs:
-    """Returns costs of links, float64 (ranks, ranks): median bandwidth over the link's bandwidth, 0 on the diagonal.
+    """Returns costs of links, float64 (ranks, ranks): the median bandwidth divided by the link's bandwidth, and 0 on
+    the diagonal.
 
     So a link of median bandwidth costs 1, and cheapest_tree's leaf of 0.01 is a hundredth of a typical link.
 

@@ -20,7 +20,7 @@ _EPSILON = 1e-12
 
 
 def room(degree: int, depth: int, enough: int) -> int:
-    """Returns how many ranks, root included, a tree of this degree and depth may have, but at most enough."""
+    """Returns how many ranks, root included, a tree of this degree and depth may have, or `enough` if that is less."""
     ranks = level = 1
     for _ in range(depth):
         level *= degree
@@ -121,8 +121,8 @@ class _Changes:
         return best
 
     def _moved(self, random: Random, top: int, near: list[int], limit: float) -> float | None:
-        """Moves a random path that begins at top, mostly below one of top's cheapest parents. limit, result: as in
-        _move."""
+        """Moves a random path that begins at top, mostly to below one of top's cheapest parents. The limit and the
+        result are as in _move."""
         end, then = top, -1
         while self.children[end] and random.random() < 0.6:
             then = self.children[end][int(random.random() * len(self.children[end]))]
@@ -183,7 +183,7 @@ class _Changes:
                 self.parents[rank] = parent
 
     def _swap(self, a: int, b: int, limit: float) -> float | None:
-        """Swaps two ranks: each gets the other's parent and children. limit, result: as in _move."""
+        """Swaps two ranks: each gets the other's parent and children. The limit and the result are as in _move."""
         if a == b:
             return None
         if self.parents[a] == b:
@@ -217,7 +217,7 @@ class _Changes:
         return change
 
     def _exchange(self, a: int, b: int, limit: float) -> float | None:
-        """Swaps two subtrees: ranks a and b exchange parents. limit, result: as in _move."""
+        """Swaps two subtrees: ranks a and b exchange parents. The limit and the result are as in _move."""
         over_a, over_b = self.parents[a], self.parents[b]
         if over_a == over_b:
             return None

@@ -1,10 +1,11 @@
 """The cost model: it predicts the seconds and bytes of a plan's step, and the memory that each rank needs for the plan.
 
-It is a pure function of a plan's rows, the hosts of its ranks and a machine's rates (hpcomm.measure), so it also
-predicts for hypothetical clusters.
+The model computes from a plan's rows, the hosts of the ranks and the rates of a machine (hpcomm.measure) alone, so it
+also predicts for clusters that do not exist.
 
-Modules: rates has the rates, as values; load the bytes and elements of a step; costs its seconds; memory the bytes that
-a rank keeps; way the cheapest way for each layer (Poseidon); trees the seconds in which updates go out by trees.
+Modules: `rates` has the rates, as values; `load` counts the bytes and elements of a step; `costs` predicts the seconds
+of a step; `memory` counts the bytes that a rank needs; `way` finds the cheapest way to exchange each layer (Poseidon);
+`trees` predicts the seconds of broadcasts down trees.
 """
 
 from .costs import (

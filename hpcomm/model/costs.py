@@ -1,7 +1,7 @@
 """The seconds of a step, from its load and the machine's rates.
 
-The model assumes no overlap: a step first waits for the busiest host's link, then for the busiest rank's work. That is
-enough to compare plans and codecs. An exchange is usually faster, as it overlaps both.
+The model assumes no overlap: a step first waits for the busiest host's link, then for the busiest rank's work. This
+suffices to compare plans and codecs. An exchange is usually faster, since it sends and works at the same time.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,15 @@ Seconds = NDArray[np.float64]
 
 def step_seconds(load: Load, rates: Rates, codecs: Sequence[CodecRates] = ()) -> float:
     """Returns the seconds of a step of all keys: latency, link and work. For a graph with several phases, take the mean
-    over the phases. codecs: for each key, the rates of its codec of pieces; (): updates are arrays."""
+    over the phases. codecs[k] has the rates of key k's codec of pieces; with codecs=() all updates are arrays."""
     out, into = (side.sum(axis=0) for side in load.by_host(STAGES, codecs))
     work = work_seconds(load, rates, codecs).sum(axis=0)
     return link_seconds(busiest_link(out, into), rates) + float(work.max(initial=0.0))
 
 
 def busiest_link(out: NDArray[np.generic], into: NDArray[np.generic]) -> float:
-    """Returns the bytes that the busiest link carries in one direction, as both directions work at the same time."""
+    """Returns the bytes that the busiest link carries in one direction. Only the fuller direction counts, since both
+    work at the same time."""
     return float(max(out.max(initial=0), into.max(initial=0)))
 
 
@@ -48,8 +49,9 @@ def work_seconds(load: Load, rates: Rates, codecs: Sequence[CodecRates] = ()) ->
 
 
 def update_seconds(load: Load, between: float, codecs: Sequence[CodecRates] = ()) -> Seconds:
-    """Returns the seconds, float64 (keys,), of each key's updates alone: on the busiest host's link, plus the most that
-    a rank encodes and decodes. codec="auto" chooses by it. between: bytes a second of a host's link to other hosts."""
+    """Returns the seconds, float64 (keys,), of each key's updates without its parameters: the time on the busiest
+    host's link, plus the time of the rank that encodes and decodes longest. codec="auto" chooses by this time. between:
+    the bandwidth of a host's link to other hosts, in bytes a second."""
     out, into = load.by_host(UPDATES, codecs)
     by_key = codecs or (DENSE,) * load.keys
     encode, decode = (np.array([getattr(codec, name) for codec in by_key]) for name in ("encode", "decode"))
@@ -59,15 +61,16 @@ def update_seconds(load: Load, between: float, codecs: Sequence[CodecRates] = ()
 
 
 def saved_seconds(bytes_before: int, nbytes: int, working: float, between: float) -> float:
-    """Returns the seconds that a codec has saved. bytes_before, nbytes: its bytes as float32 and as pieces; working:
-    the seconds that it worked; between: bytes a second between hosts."""
+    """Returns the seconds that a codec has saved; below 0 if the codec costs time. bytes_before: bytes of the updates
+    as float32; nbytes: bytes of their pieces; working: seconds of encoding and decoding; between: bandwidth between
+    hosts, in bytes a second."""
     return (bytes_before - nbytes) / between - working
 
 
 def racks_pay(bandwidths: Bandwidths, hosts: float, racks: int) -> bool:
     """Returns whether it is faster to fold in each rack first, by the model of PHub, section 3.4: N(R-1)/(R B_Core) >
-    max(N/B_PBox, 1/B_Wkr) + C, where C = (R-1)/(R min(B_PBox, B_Core)), N is the hosts of a rack, and R is the number
-    of racks."""
+    max(N/B_PBox, 1/B_Wkr) + C, where C = (R-1)/(R min(B_PBox, B_Core)). N, the argument hosts, is the number of hosts
+    in a rack; R, the argument racks, is the number of racks; the B are fields of Bandwidths."""
     leader = hosts * bandwidths.host if bandwidths.leader is None else bandwidths.leader
     crossing = (racks - 1) / racks
     flat = hosts * crossing / bandwidths.core

@@ -1,5 +1,5 @@
-"""The load of a step: the bytes and elements that ranks send, encode, decode, fold and copy, counted from a plan's
-rows."""
+"""The load of a step: how many bytes ranks send and copy, and how many elements they encode, decode and fold, counted
+from a plan's rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +23,11 @@ PARAMETERS = STAGES[2:]
 
 @dataclass(frozen=True)
 class Sent:
-    """The bytes that ranks send each other in one step, as arrays of one length. There is an entry for each key, stage
-    and pair of ranks, with pieces and arrays apart.
+    """The bytes that ranks send each other in one step, as arrays of equal length. Each key, stage and pair of ranks
+    has one entry, or two if both pieces and arrays are sent.
 
-    nbytes has the bytes on the wire; a piece counts with the most that its given codec takes, or as float32.
+    The field nbytes has the encoded bytes. A piece counts with its largest size if load_of was given its codec,
+    otherwise as float32.
     """
 
     key: Counts
@@ -39,15 +40,16 @@ class Sent:
 
 @dataclass(frozen=True)
 class Load:
-    """The bytes that one step of a plan moves, and the elements that it computes with: int64 (keys, ranks)."""
+    """The bytes that one step of a plan moves, and the elements that the step computes with. Arrays are int64 (keys,
+    ranks) unless another shape is given."""
 
     keys: int  #: the number of keys
-    hosts: Counts  #: (ranks,): for each rank, the lowest rank on its host
+    hosts: Counts  #: (ranks,): hosts[i] is the lowest rank on rank i's host
     sent: Sent
     encodes: Counts  #: elements that a rank encodes into pieces
     decodes: Counts  #: elements that a rank decodes from pieces
     folds: Counts  #: elements of inputs that a rank adds
-    copies: Counts  #: bytes that a rank's pushes copy, unless its gradients are written in place
+    copies: Counts  #: bytes that a rank's pushes copy if gradients are not written in the exchange's memory
 
     @property
     def size(self) -> int:
@@ -56,15 +58,17 @@ class Load:
     def by_rank(
         self, stages: Sequence[str] = STAGES, codecs: Sequence[CodecRates] = ()
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns the bytes in these stages that each rank sends to others, and that each rank gets: two arrays float64
-        (keys, ranks). codecs: for each key, the rates of its codec of pieces; (): pieces count as float32."""
+        """Returns two arrays, float64 (keys, ranks): the bytes that each rank sends to other ranks in these stages, and
+        the bytes that each rank gets. codecs[k] has the rates of key k's codec of pieces; with codecs=() pieces count
+        as float32."""
         which = self._of(stages)
         return self._sums(self.sent.source, which, codecs), self._sums(self.sent.target, which, codecs)
 
     def by_host(
         self, stages: Sequence[str] = STAGES, codecs: Sequence[CodecRates] = ()
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns the same as by_rank for hosts: a host's lowest rank has the host's bytes, and other ranks have 0."""
+        """Returns the same arrays as Load.by_rank, but for hosts: the entry of a host's lowest rank has the host's
+        bytes, and other entries are 0."""
         source, target = self.hosts[self.sent.source], self.hosts[self.sent.target]
         which = self._of(stages) & (source != target)
         return self._sums(source, which, codecs), self._sums(target, which, codecs)
@@ -93,14 +97,14 @@ def load_of(
     codecs: Sequence[WireFormat] = (),
 ) -> Load:
     """Returns the load of one step in which every worker pushes every key, as under BSP without a quorum. Parameters
-    count for each rank, also with shared_params.
+    count for each rank, even if ranks of a host share them (shared_params).
 
     Args:
         plan: the rows.
-        hosts: for each rank, a number of its host; None: one host a rank.
-        weights: (ranks, ranks), for a graph with several phases: the weights of this step's phase, as Plan.graph takes
-            them; None: the first phase.
-        codecs: for each key, a value of hpcomm.codec; (): pieces count as float32.
+        hosts: hosts[i] is a number that identifies rank i's host. None: each rank has a host alone.
+        weights: array (ranks, ranks), only for a graph with several phases: the weights of this step's phase, as in
+            Plan.graph. None: the first phase.
+        codecs: codecs[k] is the codec of key k, a value of hpcomm.codec. (): pieces count as float32.
 
     Raises InvalidArgument if hosts or weights do not match the plan's ranks, or codecs do not match its keys.
     """
@@ -136,7 +140,7 @@ def load_of(
 
 
 def _carrying(table: Table, weights: ArrayLike | None) -> Ends:
-    """The inputs that carry data: a push of weight 0 only says that its rank is ready."""
+    """Returns the inputs that carry data. A push of weight 0 carries none: it only tells that its rank is ready."""
     inputs = table.inputs
     if weights is None:
         return inputs.where((inputs.other >= 0) | (inputs.weight != 0))
@@ -148,7 +152,7 @@ def _carrying(table: Table, weights: ArrayLike | None) -> Ends:
 
 
 def _parameters(table: Table, hosts: Counts) -> _Columns:
-    """The parameters that go from owners to workers; within a host they are float32."""
+    """Returns the parameters that owners send to workers; within a host they are float32."""
     row, worker, *_ = table.outputs
     owner = table.owner[row]
     width = np.where(hosts[owner] == hosts[worker], ELEMENT, WIDTH[table.codec_out[row]])
@@ -157,7 +161,7 @@ def _parameters(table: Table, hosts: Counts) -> _Columns:
 
 
 def _summed(*flows: _Columns) -> Sent:
-    """Adds up entries that agree in all columns but nbytes, and drops entries from a rank to itself."""
+    """Adds up nbytes of entries that agree in all other columns, and drops entries from a rank to itself."""
     key, stage, source, target, pieces, nbytes = (np.concatenate(columns) for columns in zip(*flows, strict=True))
     goes = source != target
     first, which = _firsts(*(column[goes] for column in (key, stage, source, target, pieces)))
@@ -168,8 +172,8 @@ def _summed(*flows: _Columns) -> Sent:
 
 
 def _firsts(*columns: NDArray[Any]) -> tuple[Counts, Counts]:
-    """Returns the place of the first entry of each set of equal entries, in order of the columns; and for each entry
-    the number of its set."""
+    """Returns two arrays: the index of the first entry of each set of equal entries, sorted by the columns; and for
+    each entry the number of its set."""
     order = np.lexsort(columns[::-1])
     new = np.ones(len(order), bool)
     new[1:] = np.any([column[order][1:] != column[order][:-1] for column in columns], axis=0)

@@ -14,25 +14,25 @@ from .load import load_of
 from .table import WIDTH, Counts, Table, hosts_of, wire_bytes
 
 _FLOAT32 = _core.CODECS["float32"]
-_LINE = 64  # keys, masters and slots take multiples of so many bytes
+_LINE = 64  # bytes: the memory of keys, masters and slots is rounded up to a multiple
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of each rank, each field int64 (ranks,)."""
+    """The bytes that each rank needs. Each field is int64 (ranks,)."""
 
     parameters: Counts  #: a worker's parameters: all keys in float32
     gradients: Counts  #: slots for a worker's own pushes
-    masters: Counts  #: an owner's masters, unless its own parameters are the masters
+    masters: Counts  #: an owner's masters; none for rows whose master is the owner's own parameters
     receive: Counts  #: an owner's slots for inputs that other ranks send
     encoded: Counts  #: a worker's room for parameters in 16 bits from another host
-    state: Counts  #: the rules' state for the rows that apply here
+    state: Counts  #: the rules' state for the rows that the rank applies
     residuals: Counts  #: the residuals of codecs of pieces
 
     @property
     def window(self) -> Counts:
-        """Bytes of a rank's part of the exchange's window, without a few pages and without 8 bytes for each rank and
-        key."""
+        """The bytes of each rank's part of the exchange's window. A few pages, and 8 bytes for each rank and key, do
+        not count."""
         return self.parameters + self.gradients + self.masters + self.receive + self.encoded
 
     @property
@@ -52,10 +52,11 @@ def memory_of(
 
     Args:
         plan: the exchange's plan.
-        hosts, codecs: as load_of takes them. The vectors of Exchange.factors lie outside the window: 4 K (J + D) bytes
-            a key.
-        state: for each key, the float32 values of state for an element: 1 for Momentum, 2 for Adam; (): 0.
-        takes_turns: True for a graph with several phases: edges that have no weight in the first phase need slots too.
+        hosts, codecs: as in load_of. The vectors of Exchange.factors do not count, since they lie outside the window: 4
+            K (J + D) bytes for K pairs of a key of shape (J, D).
+        state: state[k] is the number of float32 values of rule state for each element of key k, e.g. 1 for Momentum and
+            2 for Adam. (): 0 for all keys.
+        takes_turns: True for a graph with several phases, in which edges of weight 0 in the first phase need slots too.
 
     Raises InvalidArgument as load_of does.
     """
@@ -88,8 +89,8 @@ def memory_of(
 
 
 def _has_master(plan: Plan, table: Table) -> NDArray[np.bool_]:
-    """Whether each row has a master apart from its owner's parameters. If the owner's push is in the fold, and its
-    parameters are an output in float32, these are the master."""
+    """Returns for each row whether its master is separate memory. It is not if the owner's push is in the fold and the
+    owner's float32 parameters are an output: these parameters then are the master."""
     fed, owners = feeders(plan.rows.lists()), table.owner.tolist()
     is_fed = np.array([bool(mask >> owner & 1) for mask, owner in zip(fed, owners, strict=True)], bool)
     reads = np.zeros(len(table.key), bool)
@@ -99,7 +100,8 @@ def _has_master(plan: Plan, table: Table) -> NDArray[np.bool_]:
 
 
 def _encoded(table: Table, hosts: Counts, counts: Counts) -> Counts:
-    """Room for all keys' parameters in 16 bits, at ranks that get any such parameters from another host."""
+    """Returns the bytes that each rank needs for parameters in 16 bits: room for all keys if the rank gets any such
+    parameters from another host, otherwise 0."""
     row, worker, *_ = table.outputs
     codec = np.full(len(counts), _FLOAT32)
     codec[table.key[row]] = table.codec_out[row]

@@ -8,8 +8,8 @@ from ..errors import InvalidArgument
 
 @dataclass(frozen=True)
 class CodecRates:
-    """The rates of a codec of pieces on the slowest rank: the bytes of pieces divided by the bytes of float32, and the
-    seconds to encode and to decode an element."""
+    """The rates of a codec of pieces on the slowest rank: the bytes of pieces divided by the bytes as float32, the
+    seconds to encode an element, and the seconds to decode an element."""
 
     ratio: float
     encode: float
@@ -21,19 +21,19 @@ DENSE = CodecRates(1.0, 0.0, 0.0)  # updates are sent as arrays
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a machine. A rate with its default value costs nothing.
+    """The rates of a machine. A rate that keeps its default value adds no time.
 
-    Speeds are bytes a second, times are seconds. multiply is floating-point operations a second; a product and its
-    addition are two.
+    Speeds are in bytes a second, times in seconds. The field multiply is in floating-point operations a second; a
+    multiplication and an addition count as two.
     """
 
     between: float  #: speed of a host's link to other hosts, in each direction
     inside: float = inf  #: speed at which a rank writes into the memory of another rank of its host
     memory: float = inf  #: speed at which a rank copies within its own memory
     fold: float = 0.0  #: time that a rank takes to add one element of an input
-    latency: float = 0.0  #: time that a step takes beside links and work
+    latency: float = 0.0  #: time that a step takes in addition to links and work
     multiply: float = inf  #: speed at which a rank adds up products u v^T
-    racks: "Bandwidths | None" = None  #: speeds within and between racks; None: not asked, or no racks need them
+    racks: "Bandwidths | None" = None  #: speeds within and between racks; None: not measured
 
     def __post_init__(self) -> None:
         for name in ("between", "inside", "memory", "multiply"):
@@ -54,8 +54,8 @@ class Bandwidths:
     Attributes:
         host: bandwidth of a host's link to the other hosts of its rack (B_Wkr).
         core: bandwidth of all links from a rack to the other racks (B_Core).
-        leader: joint bandwidth of the ranks that fold for a rack (B_PBox); None: that of all its hosts, which is wrong
-            only if few ranks are leaders.
+        leader: the bandwidth that the ranks that fold for a rack have together (B_PBox). None: the bandwidth of all
+            hosts of the rack together, which is too high if few ranks are leaders.
     """
 
     host: float

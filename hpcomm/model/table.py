@@ -15,8 +15,8 @@ Counts = NDArray[np.int64]
 
 
 class Ends(NamedTuple):
-    """Edges as arrays: the row at this end, the rank and row at the other end (row -1: the rank's push, or its
-    parameters), and the weight."""
+    """Edges as arrays: the row to which the edge belongs, the rank and the row at the other end, and the weight. If the
+    row at the other end is -1, the edge is the rank's push, or leads to the rank's parameters."""
 
     row: Counts
     rank: Counts
@@ -28,7 +28,8 @@ class Ends(NamedTuple):
 
 
 class Table:
-    """The fields of a plan's rows, int64 (rows,), their inputs, and their outputs (only parameters for ranks)."""
+    """The fields of a plan's rows as arrays int64 (rows,), all inputs of the rows, and those outputs that are
+    parameters for ranks."""
 
     def __init__(self, plan: Plan) -> None:
         fields = ("key", "owner", "action", "offset", "count", "depth", "codec_in", "codec_out")
@@ -49,8 +50,8 @@ class Table:
 
 
 def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
-    """Returns for each rank the lowest rank on its host. hosts: for each rank, a number of its host; None: one host a
-    rank."""
+    """Returns an array whose element i is the lowest rank on rank i's host. hosts[i] is a number that identifies rank
+    i's host; None: each rank has a host alone."""
     if hosts is None:
         return np.arange(plan.size)
     given = np.asarray(hosts)
@@ -61,9 +62,9 @@ def hosts_of(plan: Plan, hosts: ArrayLike | None) -> Counts:
 
 
 def wire_bytes(plan: Plan, codecs: Sequence[WireFormat], key: Counts, count: Counts, codec: Counts) -> Counts:
-    """Returns the bytes of count elements of each key, encoded with a codec, given by its number. Pieces count with
-    their longest size by codecs (one for each key), or as float32 without. Raises InvalidArgument if codecs are not one
-    for each key of the plan."""
+    """Returns for each entry the bytes of count elements of a key, encoded with the codec of this number. Pieces count
+    with their largest size if codecs, a value of hpcomm.codec for each key, are given; otherwise as float32. Raises
+    InvalidArgument unless codecs are empty, or one for each key of the plan."""
     if codecs and len(codecs) != len(plan.keys):
         raise InvalidArgument(f"codecs are {len(codecs)}: the plan has {len(plan.keys)} keys, and each has one")
     found: Counts = count * WIDTH[codec]
@@ -76,7 +77,7 @@ def wire_bytes(plan: Plan, codecs: Sequence[WireFormat], key: Counts, count: Cou
     return found
 
 
-# By a codec's number: the bytes of an element (for pieces as in float32), and whether the codec writes pieces.
+# Indexed by a codec's number: the bytes of an element (4 for pieces), and whether the codec writes pieces.
 WIDTH = np.full(max(_core.WIRES.values()) + 1, ELEMENT, np.int64)
 PIECES = np.zeros(len(WIDTH), bool)
 for _name, _number in _core.WIRES.items():

@@ -1,5 +1,5 @@
-"""The seconds in which owners' updates go out to all ranks, down trees or without them (Parameter Flow, section
-3.4)."""
+"""Predicts how long owners need to send their updates to all ranks, down trees or without trees (Parameter Flow,
+section 3.4)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,13 +14,14 @@ Parents = Sequence[int]
 def broadcast_bytes(
     trees: Mapping[int, Parents], nbytes: Mapping[int, float], hosts: Sequence[int], costs: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the bytes that leave each host, and that enter it, when every owner's update goes to all ranks.
+    """Returns the bytes that leave each host, and the bytes that enter it, when every owner's update goes to all ranks.
 
     Args:
-        trees: for each owner, its tree: for each rank the rank that sends to it, -1 for the owner.
-        nbytes: for each owner, the bytes of its update on the wire.
-        hosts: for each rank, the lowest rank on its host.
-        costs: (ranks, ranks): the factor by which a byte from rank row to rank column counts; 1 for a usual link.
+        trees: a mapping from owners to trees: trees[o][i] is the rank that sends owner o's update to rank i, or -1 if i
+            is o.
+        nbytes: a mapping from owners to the encoded bytes of their updates.
+        hosts: hosts[i] is the lowest rank on rank i's host.
+        costs: array (ranks, ranks): a byte from rank i to rank j counts costs[i, j] times; 1 for a usual link.
 
     Returns:
         Two arrays float64 (ranks,). The element of a host's lowest rank has the host's bytes; other elements are 0.
@@ -38,7 +39,7 @@ def broadcast_bytes(
 
 
 def hops(parents: Parents, hosts: Sequence[int]) -> int:
-    """Returns the most links between hosts that an update passes."""
+    """Returns the largest number of links between hosts on the path from the owner to a rank."""
     found = [-1] * len(parents)
     for rank in range(len(parents)):
         way = [rank]
@@ -68,7 +69,7 @@ def broadcast_seconds(
 
 
 def push_bytes(nbytes: Mapping[int, float], hosts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the same as broadcast_bytes for pushes: every rank sends each owner nbytes[owner] bytes."""
+    """Returns the same arrays as broadcast_bytes, but for pushes: every rank sends nbytes[o] bytes to each owner o."""
     at = np.asarray(hosts)
     ranks = np.bincount(at, minlength=len(at)).astype(np.float64)
     out, into = np.zeros(len(at)), np.zeros(len(at))

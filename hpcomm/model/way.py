@@ -1,7 +1,8 @@
-"""The cheapest way to exchange a layer (Poseidon, section 3.2): by bytes, as in the paper, or by seconds.
+"""Finds the cheapest way to exchange a layer (Poseidon, section 3.2): the way with the fewest bytes, as in the paper,
+or with the fewest seconds.
 
-The formulas are in C (hpcomm/way.h); they give the numbers that load_of counts in the plans of these ways. A value out
-of range raises InvalidArgument.
+The formulas are in C (hpcomm/way.h). They give the same numbers that load_of counts in the plans of these ways. A value
+out of range raises InvalidArgument.
 """
 
 from collections.abc import Mapping
@@ -25,9 +26,9 @@ class Layer:
     Attributes:
         name: the name of its key.
         shape: the shape of its parameters: (M, N) for a fully connected layer.
-        pairs: K: the pairs of vectors in one worker's update, such as the samples of its batch; 0: its updates are not
-            sums of products u v^T, as for a convolution.
-        slots: float32 values of optimizer state for each element: 0 for SGD, 2 for Adam.
+        pairs: the number of pairs of vectors in one worker's update (K in the paper), such as the number of samples in
+            its batch. 0: the layer's updates are not sums of products u v^T, as in a convolution.
+        slots: the number of float32 values of optimizer state for each element, e.g. 0 for SGD and 2 for Adam.
         type: the layer's type as text, such as "Linear".
     """
 
@@ -55,8 +56,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The ranks that exchange a layer: P1 workers, P2 of them servers too (None: all), spread evenly over hosts (None:
-    one host for each worker)."""
+    """The ranks that exchange a layer: P1 workers, of whom P2 are servers too (None: all), spread evenly over `hosts`
+    hosts (None: one host for each worker)."""
 
     workers: int
     servers: int | None = None
@@ -83,7 +84,7 @@ class Cost:
     seconds: float  #: time of the busiest link, plus time of the busiest rank's work
     sent: float  #: bytes that all ranks together send to others
     busiest: float  #: bytes that the busiest rank sends and gets (table 1 of the paper)
-    memory: float  #: bytes of the rank that needs most: parameters, gradients, slots and state
+    memory: float  #: bytes for parameters, gradients, slots and state on the rank that needs most
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,13 @@ class WayChoice:
     """The way that best_way chose for a layer.
 
     Attributes:
-        way: "ps"; "hosts" (like "ps", but each host's updates are folded there first); "factors"; or "codec" (like
-            "ps", with a codec).
-        costs: the Cost of each compared way; a codec's repr names a way with it.
+        way: "ps": through parameter servers. "hosts": as "ps", but one rank of each host first folds the host's
+            updates. "factors": as pairs of vectors to all ranks. "codec": as "ps", with a codec.
+        costs: a dict from the names of all compared ways to their Cost. The name of a way with a codec is the codec's
+            repr.
         by: "measured" or "paper".
         codec: the codec of way "codec".
-        why: a sentence if the fastest way does not fit in memory; otherwise "".
+        why: a sentence about the fastest way if it does not fit in memory; otherwise "".
     """
 
     way: str
@@ -125,10 +127,11 @@ class WayChoice:
 def cost_of(
     way: str, layer: Layer, cluster: Cluster, rates: Rates | None = None, codec: CodecRates | None = None
 ) -> Cost:
-    """Returns the cost of a layer in a way: "ps", "hosts", "factors" or "adam" (pairs to one server, the matrix back).
+    """Returns the cost of exchanging a layer in a way: "ps", "hosts", "factors" or "adam". With "adam" workers send
+    pairs to one server, and the server sends the matrix back.
 
-    Without rates it counts bytes only. codec: the rates of the codec for updates to servers; None: float32. Raises
-    NotSupported for a way that sends pairs, if the layer has no pairs.
+    Without rates only bytes are counted, and the seconds are 0. codec: the rates of the codec in which updates go to
+    servers; None: float32. Raises NotSupported for a way that sends pairs, if the layer has no pairs.
     """
     choice("way", way, _core.WAYS)
     given = None if codec is None else (codec.ratio, codec.encode, codec.decode)
@@ -149,11 +152,11 @@ def best_way(
     Args:
         layer, cluster: the layer, and the ranks that exchange it.
         rates: the machine's rates (hpcomm.measure.measure_rates); by="paper" needs none.
-        by: "measured": the way with the fewest seconds, of servers, servers after a fold in each host, and factors to
-            all. "paper": algorithm 1, which counts bytes only.
+        by: "measured": the result is the way with the fewest seconds among "ps", "hosts", "factors" and the codecs.
+            "paper": algorithm 1 of the paper, which counts only bytes.
         codecs: lossy codecs that may be chosen too, with their rates.
-        memory: bytes of a rank that the layer may take; 0: any number. A way that needs more is chosen only if none
-            fits.
+        memory: the bytes that the layer may need on a rank; 0: any number. A way that needs more is chosen only if no
+            way fits.
     """
     choice("by", by, BY)
     if by == "measured" and rates is None:
@@ -166,7 +169,8 @@ def best_way(
     if by == "measured":
 
         def rank(cost: Cost) -> tuple[bool, float]:
-            """Orders costs as C does: first the ways that fit, by seconds, then the others, by bytes."""
+            """Returns a sort key that orders costs as C does: first the ways that fit in memory, by seconds, then the
+            others, by bytes of memory."""
             fits = not memory or cost.memory <= memory
             return not fits, cost.seconds if fits else cost.memory
 
@@ -189,7 +193,7 @@ def best_way(
 
 
 def _terms(rates: Rates | None) -> tuple[float, ...] | None:
-    """The rates as C takes them: there 0 means no cost."""
+    """Returns the rates as C takes them; in C, 0 means that a rate adds no time."""
     if rates is None:
         return None
     speeds = [getattr(rates, name) for name in ("between", "inside", "memory")]

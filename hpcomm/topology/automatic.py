@@ -16,14 +16,14 @@ _FLAT = ParameterServer()
 
 @dataclass(frozen=True)
 class Automatic(Topology):
-    """Becomes a Hierarchy or a ParameterServer, which resolved chooses for a job.
+    """Stands for a Hierarchy or a ParameterServer: Automatic.resolved() chooses one of them for a job.
 
-    A Hierarchy is possible only under BSP without a quorum, and without custom folds, as these would fold the sum of a
-    host again.
+    It chooses a Hierarchy only under BSP, without a quorum and without custom folds, since the owner would apply a
+    custom fold to the sum of a host, not to the updates.
 
     Attributes:
-        apply_at: apply_at of the chosen topology. With receivers, the ParameterServer has the trees that cost the
-            least.
+        apply_at: the argument apply_at of the chosen topology. With "receivers", a chosen ParameterServer has the trees
+            that cost the least.
     """
 
     apply_at: str = "owners"
@@ -40,7 +40,7 @@ class Automatic(Topology):
         return _FLAT if self.apply_at == "owners" else ParameterServer(apply_at=self.apply_at, tree="auto")
 
     def compile(self, request: Request) -> Plan:
-        """Raises InvalidArgument, as the hosts are not known.
+        """Raises InvalidArgument, since Automatic.resolved() must replace this topology before a plan can be made.
 
         Raises:
             InvalidArgument: always.
@@ -49,15 +49,16 @@ class Automatic(Topology):
 
 
 def automatic_pairs(hosts: Sequence[int]) -> Topology:
-    """Returns the topology of keys with codec.Factors. If there are several hosts and some host has several ranks, it
-    is a Hierarchy, so that one rank of each host adds the products; otherwise PeerToPeer. hosts: for each rank, the
-    lowest rank on its host."""
+    """Returns the topology of keys with codec.Factors. If the job has several hosts and some host has several ranks,
+    returns a Hierarchy, so that one rank of each host adds the products; otherwise returns PeerToPeer. hosts[i] is the
+    lowest rank on rank i's host."""
     return Hierarchy() if 1 < len(set(hosts)) < len(hosts) else PeerToPeer()
 
 
 def automatic(hosts: Sequence[int], racks: Sequence[str], flat: ParameterServer = _FLAT) -> Topology:
-    """Returns the topology that "auto" stands for: a Hierarchy with flat's apply_at, if the hosts or the known racks
-    are several and some have several ranks; otherwise flat. hosts, racks: as in Hierarchy.settled."""
+    """Returns the topology that "auto" stands for: a Hierarchy with the apply_at of the argument flat, if there are
+    several hosts (or known racks) and some of them have several ranks; otherwise the argument flat. hosts and racks are
+    as in Hierarchy.settled."""
     found = Hierarchy(apply_at=flat.apply_at).settled(hosts, racks)
     levels = [level for level in (found.hosts, found.racks) if level]
     several = [level for level in levels if 1 < len(level) < len(hosts)]

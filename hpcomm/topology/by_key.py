@@ -17,15 +17,15 @@ _FLAT = ParameterServer()
 
 @dataclass(frozen=True)
 class ByKey(Topology):
-    """Has a topology for each key, e.g. a Hierarchy for a few large keys, and flat, which takes fewer hops, for many
-    small ones.
+    """Gives each key a separate topology, e.g. a Hierarchy to a few large keys and a flat ParameterServer, which needs
+    fewer hops, to many small keys.
 
     Every worker pushes all keys. An exchange joins the plans of keys with servers, and makes separate schemes for
     graphs.
 
     Attributes:
-        topologies: a topology for each named key.
-        rest: the topology of the keys that topologies does not name; None: it must name all.
+        topologies: a mapping from names of keys to their topologies.
+        rest: the topology of all other keys. None: the mapping must name every key.
     """
 
     topologies: Mapping[str, Topology]
@@ -36,7 +36,7 @@ class ByKey(Topology):
 
     @property
     def updates_of(self) -> Literal["all", "root", "neighbours", "hosts"]:
-        """The updates_of of all topologies; if they differ, one that is not "all"."""
+        """The value of updates_of that all topologies have; if they differ, one value that is not "all"."""
         return min((one.updates_of for _, one in self._each()), key=["hosts", "neighbours", "root", "all"].index)
 
     def _each(self) -> Iterator[tuple[str, Topology]]:
@@ -61,8 +61,9 @@ class ByKey(Topology):
         return workers, tuple(sorted({rank for _, one in self._each() for rank in one.roles(size)[1]}))
 
     def refuses(self, job: Job) -> str | None:
-        """Returns the sentence of the first topology that refuses the job, with its key. Also refuses, under SSP(s) and
-        ASYNC, to mix keys that are applied at receivers with others, as their versions are counted differently."""
+        """Returns the sentence of the first topology that refuses the job, with its key, or None. Under SSP(s) and
+        ASYNC also refuses a mix of keys that receivers apply and keys that owners apply, since their versions are
+        counted differently."""
         for name, one in self._each():
             if (refused := one.refuses(job)) is not None:
                 return f"{name}: {refused}"
@@ -84,11 +85,13 @@ class ByKey(Topology):
         return min(one.inputs(size) for _, one in self._each())
 
     def among(self, ranks: Sequence[int], size: int) -> "ByKey":
-        """Returns each topology for the remaining ranks, as its own among returns it."""
+        """Returns a ByKey in which each topology is replaced by what its method among returns for the remaining
+        ranks."""
         return self._with(lambda one: one.among(ranks, size))
 
     def _with(self, change: Callable[[Topology], Topology]) -> "ByKey":
-        """Returns each topology changed; equal topologies are changed once."""
+        """Returns a ByKey with change(topology) for each topology; of equal topologies, change is called for one
+        only."""
         rest = [] if self.rest is None else [(None, self.rest)]
         changed = {
             name: new
@@ -115,8 +118,8 @@ class ByKey(Topology):
 
 
 def compiled(request: Request, parts: Iterable[tuple[Callable[[Request], Plan], Sequence[str]]]) -> Plan:
-    """Returns one plan, joined from partial plans. parts: functions that each make a plan, each with the names of its
-    keys."""
+    """Returns one plan, joined from partial plans. Each element of parts is a function that makes a plan, with the
+    names of the keys that the function gets."""
     keys = as_keys(request.keys)
     names = [key.name for key in keys]
     number = {name: i for i, name in enumerate(names)}
@@ -137,7 +140,7 @@ Named = TypeVar("Named")
 
 
 def grouped(topologies: Iterable[tuple[Named, Topology]]) -> list[tuple[Topology, list[Named]]]:
-    """Returns each distinct topology with its names, in the order of first names."""
+    """Returns each distinct topology with the names of its keys, in the order in which each topology first occurs."""
     found: list[tuple[Topology, list[Named]]] = []
     for name, one in topologies:
         names = next((names for other, names in found if other is one or other == one), None)
@@ -192,8 +195,8 @@ def _at_receivers(topology: Topology) -> bool:
 
 
 def join(keys: Sequence[Key], size: int, parts: Sequence[tuple[Plan, list[int]]]) -> Plan:
-    """Returns one plan with the rows of these plans, in order of key. parts: each plan with its keys' numbers in the
-    whole."""
+    """Returns one plan with the rows of these plans, in order of key. Each element of parts is a plan, with the numbers
+    that its keys have in the joined plan."""
     found = [
         (numbers[row.key], part, i, row)
         for part, (plan, numbers) in enumerate(parts)

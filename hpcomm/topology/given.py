@@ -23,7 +23,7 @@ KINDS = (
 
 def as_topology(value: Any, what: str = "topology") -> Topology:
     """Returns the Topology for a value: a Topology, a word, a graph, several graphs, a function that makes them, or a
-    mapping from names of keys to any of these; keys that the mapping lacks are flat.
+    mapping from names of keys to any of these. Keys that the mapping does not name get a flat ParameterServer.
 
     Raises:
         InvalidArgument: value has another form.

@@ -21,11 +21,12 @@ MEASURED = "measured"
 
 @dataclass(frozen=True)
 class Hierarchy(Topology):
-    """One rank of each host folds the updates of the host's ranks and sends the fold on; the parameters come back to
-    this rank, which passes them to the host's ranks.
+    """One rank of each host, the leader, folds the updates of the host's ranks and sends the fold to the owner. The
+    owner sends the parameters back to the leader, and the leader passes them to the host's ranks.
 
-    Each leader of a host does this for some of the chunks. So a link between hosts carries each chunk once in each
-    direction, however many ranks the hosts have. Racks do the same with hosts.
+    If a host has several leaders, each does this for some of the chunks. So a link between hosts carries each chunk
+    once in each direction, however many ranks the hosts have. Likewise one rank of each rack folds for the rack's
+    hosts.
 
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy())                                   # this job's hosts
         ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy(racks=[[0, 1, 2, 3], [4, 5, 6, 7]]))
@@ -33,31 +34,33 @@ class Hierarchy(Topology):
     Each sum adds ranks in order, then groups in order, so the same hosts and racks give the same bits.
 
     Pairs of vectors (codec.Factors) cannot be folded on the way. Under BSP each rank sends its pairs once to each host,
-    where one rank adds the products of all ranks; racks have no effect. Under ASYNC, SSP(s) or with a quorum the rank
-    that folds for the group gets the pairs, and sends their sum on as an array.
+    and one rank of that host adds the products of all ranks; racks have no effect. Under ASYNC, under SSP(s) or with a
+    quorum, the leader of a group gets the pairs, and sends their sum to the owner as an array.
 
     Under ASYNC and SSP(s) the ranks of an outermost group (a rack, or a host if there are no racks) stay in step, and
     their fold is one update. Groups do not wait for each other, except that under SSP(s) they are at most s steps
-    apart. The weight of each rank's gradient is 1 / size under SSP(s); under ASYNC an update is the mean of its group.
-    A quorum counts these groups; the update of a late group is left out.
+    apart. Under SSP(s) each rank's gradient has weight 1 / size, for size ranks; under ASYNC a group's update is the
+    mean over its ranks. A quorum counts these groups, and the update of a late group is left out.
 
     Attributes:
-        hosts: lists of the ranks of each host; None: as the context knows them (Context.hosts).
-        racks: for each rack a list of its ranks; or a list of its hosts, each a list of ranks, which then also gives
-            hosts. None: SLURM's racks if every rank knows its rack (Context.racks), otherwise no racks. (): no racks.
+        hosts: a list of lists: the ranks of each host. None: Context.hosts tells them.
+        racks: for each rack a list of its ranks, or a list of its hosts, each a list of ranks. The second form also
+            sets hosts. None: SLURM's racks if every rank knows its rack (Context.racks), otherwise no racks. (): no
+            racks.
         leaders: the ranks that may own chunks and fold for other ranks, at least one on each host. None: all ranks.
-        top: "sharded": each outermost group sends to a chunk's owner. "ring": the fold goes around the groups to the
-            owner, and the parameters go around likewise.
-        bandwidths: if given, racks are used only if hpcomm.model.racks_pay says that they are faster. It must be the
-            same on all ranks. "measured": the Exchange measures the bandwidths when it is made, so two runs may decide
-            differently; Rates.racks of hpcomm.measure_rates has the same numbers.
-        apply_at: where the rule is applied. "owners": at owners, whose parameters go to all hosts. "receivers": the
-            folded update goes to all hosts, and one rank of each host applies it for the host's ranks, with its own
-            state; under SSP(s) each rank applies it. "both" means the same here, as owners are receivers.
+        top: how outermost groups send. "sharded": each group sends its fold to the chunk's owner. "ring": the fold goes
+            from group to group until it reaches the owner, and the parameters go from group to group likewise.
+        bandwidths: if given, racks are used only if hpcomm.model.racks_pay says that they are faster. The value must be
+            the same on all ranks. "measured": the Exchange measures the bandwidths when it is made, so two runs may
+            decide differently; hpcomm.measure_rates gives the same numbers as Rates.racks.
+        apply_at: where the rule is applied. "owners": owners apply it and send the parameters to all hosts.
+            "receivers": owners send the folded update to all hosts, and one rank of each host applies it for the host's
+            ranks, with this rank's rule state; under SSP(s) each rank applies it. "both" means the same as "receivers",
+            since owners are receivers too.
 
     Raises:
-        InvalidArgument: hosts or racks contain anything but ranks, or top or apply_at is unknown. levels checks that
-            they match the number of ranks.
+        InvalidArgument: hosts or racks contain anything but ranks, or top or apply_at is unknown. Hierarchy.levels()
+            checks that hosts and racks match the number of ranks.
     """
 
     hosts: Sequence[Sequence[int]] | None = None
@@ -88,8 +91,8 @@ class Hierarchy(Topology):
             put(self, "leaders", checked_group("leaders", self.leaders))
 
     def settled(self, hosts: Sequence[int], racks: Sequence[str]) -> "Hierarchy":
-        """Returns the hierarchy with hosts and racks from a context where it has none. hosts, racks: for each rank, the
-        lowest rank on its host, and the name of its rack, "" if not known."""
+        """Returns the hierarchy with hosts and racks filled in if they are None. hosts[i] is the lowest rank on rank
+        i's host; racks[i] is the name of rank i's rack, "" if not known."""
         found = self
         if found.hosts is None:
             found = replace(found, hosts=by_name(hosts))
@@ -171,8 +174,8 @@ class Hierarchy(Topology):
     def compile(self, request: Request) -> Plan:
         """Returns Plan.hosts of these levels; under BSP, keys with codec.Factors get Plan.peer_to_peer of these hosts.
 
-        The request's interfaces and in_place are ignored. If receivers apply the rule, depth is at least s + 2 under
-        SSP(s), and at least 6 under ASYNC.
+        The request's fields interfaces and in_place are ignored. If receivers apply the rule, the plan's depth is at
+        least s + 2 under SSP(s), and at least 6 under ASYNC.
 
         Raises:
             InvalidArgument: Plan.hosts, levels or roles raise it.
@@ -203,7 +206,7 @@ class Hierarchy(Topology):
         )
 
     def _peers(self, request: Request) -> Plan:
-        """Returns the plan of keys whose updates go once to each host."""
+        """Returns the plan of keys with codec.Factors under BSP: each rank sends its pairs once to each host."""
         names = [key.name for key in as_keys(request.keys)]
         for name, out in zip(names, by_key_out(names, request.codec_out), strict=True):
             if out.name != "float32":

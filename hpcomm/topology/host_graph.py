@@ -20,17 +20,18 @@ class HostGraph(Topology):
     """Averages models over the ranks of each host first, then over hosts by a graph (ASAP, sections 3 and 4, with hosts
     as nodes).
 
-    All ranks of a host have the same model after each step. The graph's weights are for hosts; all ranks of a host
-    count alike. For each chunk one rank of a host averages the host's models, and sends the average to the same kind of
-    rank on each out-neighbour, when that has pushed too. So a host waits only for its neighbours.
+    All ranks of a host have the same model after each step. The graph's weights apply to hosts; all ranks of a host
+    count alike. For each chunk one rank of a host averages the host's models. It sends the average to the rank that
+    does the same on each out-neighbour, once that rank has pushed too. So a host waits only for its neighbours.
 
     Attributes:
         graph: a graph whose nodes are the hosts, in the order of their lowest ranks; or a function that makes it for a
             number of hosts.
-        hosts: lists of the ranks of each host; None: as the context knows them.
+        hosts: a list of lists: the ranks of each host. None: Context.hosts tells them.
 
     Raises:
-        InvalidArgument: hosts contains anything but ranks. compile checks that they match the number of ranks.
+        InvalidArgument: hosts contains anything but ranks. HostGraph.compile() checks that the hosts match the number
+            of ranks.
     """
 
     graph: Graph | Callable[[int], Graph] = root_expander
@@ -45,7 +46,7 @@ class HostGraph(Topology):
         object.__setattr__(self, "hosts", hosts)
 
     def settled(self, hosts: Sequence[int]) -> "HostGraph":
-        """Returns the topology with hosts from a context if it has none. hosts: for each rank, the lowest rank on its
+        """Returns the topology with its hosts filled in if they are None. hosts[i] is the lowest rank on rank i's
         host."""
         return self if self.hosts is not None else replace(self, hosts=by_name(hosts))
 
@@ -70,7 +71,7 @@ class HostGraph(Topology):
         """Returns the graph of the hosts.
 
         Raises:
-            InvalidArgument: hosts are not known, or the graph has another number of nodes.
+            InvalidArgument: hosts is None, or the number of the graph's nodes is not the number of hosts.
         """
         if self.hosts is None:
             raise InvalidArgument("hosts is None: give the ranks of each host, or an Exchange the topology")
@@ -83,7 +84,7 @@ class HostGraph(Topology):
         return graph
 
     def among(self, ranks: Sequence[int], size: int) -> "HostGraph":
-        """Raises NotSupported: each host has its own model, and some models may be lost.
+        """Raises NotSupported, since each host has its own model and the models of failed hosts may be lost.
 
         Raises:
             NotSupported: always.
@@ -94,8 +95,8 @@ class HostGraph(Topology):
         )
 
     def compile(self, request: Request) -> Plan:
-        """Returns a plan with one or two rows for each host and chunk; chunks have 256 KiB by default. The request's
-        consistency, in_place, interfaces and over_sockets are ignored.
+        """Returns a plan with one or two rows for each host and chunk; a chunk has 256 KiB by default. The request's
+        fields consistency, in_place, interfaces and over_sockets are ignored.
 
         Raises:
             InvalidArgument: an argument is out of range, reduce is not "mean", codec_out is given, a rank is on no host
@@ -132,8 +133,8 @@ def _chunk(
     place: tuple[int, int, int, int, int, str],
     base: int,
 ) -> list[Row]:
-    """Returns the rows of a chunk, numbered from base: for each host a row that averages for it; if the host has
-    several ranks and out-edges, also a row that makes the average for other hosts."""
+    """Returns the rows of a chunk, numbered from base. Each host has a row that averages its inputs for its ranks. A
+    host with several ranks and with out-edges also has a row that averages the host's models for other hosts."""
     several = [len(host) > 1 for host in hosts]
     folds, sends, at = [], [], base
     for i, many in enumerate(several):

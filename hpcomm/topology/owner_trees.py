@@ -1,5 +1,5 @@
-"""The trees of a parameter server: one for each owner, down which the owner's folded updates go to the workers
-(Parameter Flow, section 3.4)."""
+"""The trees of a parameter server: each owner's folded updates go to the workers down a tree of that owner (Parameter
+Flow, section 3.4)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -40,8 +40,8 @@ def tree_for(trees: Trees, owner: int) -> Tree | None:
 
 
 def trees_of(trees: Trees, workers: Sequence[int], servers: Sequence[int], size: int) -> list[list[int]] | None:
-    """Returns the parents that Plan.hub takes for these trees, or None if no server has a tree. A rank that is not a
-    worker passes nothing on: its children move to its parent.
+    """Returns the argument parents of Plan.hub for these trees, or None if no server has a tree. A rank that is not a
+    worker passes nothing on, so its children in the tree become children of its parent.
 
     Raises:
         InvalidArgument: a tree is for another number of ranks, or for a rank that is not a server.
@@ -71,8 +71,8 @@ def trees_of(trees: Trees, workers: Sequence[int], servers: Sequence[int], size:
 
 
 def trees_among(trees: Trees, ranks: Sequence[int], size: int) -> Trees:
-    """Returns the trees of the remaining ranks, numbered in the order of ranks, each changed as Tree.among does; owners
-    that are gone drop out."""
+    """Returns the trees of the owners that remain, each as Tree.among() changes it. The remaining ranks get new numbers
+    in the order of the argument ranks."""
     if isinstance(trees, Tree):
         return _among(trees, ranks, size)
     if not isinstance(trees, tuple):

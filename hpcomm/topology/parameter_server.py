@@ -33,20 +33,22 @@ class ParameterServer(Topology):
 
     Attributes:
         placement: one of these names (section 2.2), in upper or lower case.
-        servers: how many ranks serve (the first ones), or which ranks; None: as the table says.
-        affinity: which of several NICs carries a chunk between a worker and its owner (section 4.5). "key": the NIC of
-            the chunk's core, so each worker uses all NICs. "worker": one NIC for each pair of ranks. Chunks stay on the
-            same cores, and nothing changes between ranks that share memory or use TCP.
-        interfaces: the number of each server's NICs over which its chunks are balanced (sections 3.2.4 and 3.3), with
-            any transport. None: as many as the servers can use; 1 if they have none, or share memory with all other
-            ranks.
+        servers: a number n, so that ranks 0 to n - 1 serve, or the ranks that serve. None: the table gives them.
+        affinity: which of several NICs carries a chunk between a worker and the chunk's owner (section 4.5). "key": the
+            NIC of the chunk's core, so each worker uses all NICs. "worker": one NIC for each pair of ranks. Affinity
+            never moves a chunk to another core, and has no effect between ranks that share memory or use TCP.
+        interfaces: the number of NICs over which each server's chunks are balanced (sections 3.2.4 and 3.3), with any
+            transport. None: as many NICs as the servers can use; 1 if the servers have no NIC, or share memory with all
+            other ranks.
         apply_at: where the rule is applied. "owners": at servers, which send parameters back. "receivers": servers send
             the folded update, and each worker applies it with its own state. "both": as "receivers", and servers that
-            are not workers apply it too. The latter two need BSP, SSP(s) or ASYNC; docs/topology.md gives the costs.
-        tree: only if workers apply the rule: the trees down which workers pass folded updates on unchanged, as they
-            come (Parameter Flow, section 3.4). A Tree: each server uses it, with itself as the root. A mapping from
-            ranks of servers to Trees: the other servers send to all workers. "auto": the trees that cost the least by
-            hpcomm.model, perhaps none. None: servers send to all workers.
+            are not workers apply it too. "receivers" and "both" need BSP, SSP(s) or ASYNC; docs/topology.md gives the
+            costs.
+        tree: the trees down which workers pass folded updates on, unchanged and as soon as they come (Parameter Flow,
+            section 3.4). It needs apply_at="receivers" or "both". A Tree: each server uses it, with itself as the root.
+            A mapping from ranks of servers to Trees: servers that it does not name send to all workers. "auto": the
+            trees that cost the least by hpcomm.model, or no trees if they save no time. None: servers send to all
+            workers.
 
     Raises:
         InvalidArgument: the placement, affinity or apply_at is unknown; servers is neither a number nor ranks;
@@ -92,7 +94,7 @@ class ParameterServer(Topology):
 
         Raises:
             InvalidArgument: servers are out of range.
-            ConfigError: all ranks serve only, so no rank works.
+            ConfigError: no rank is a worker, since all ranks serve and the placement separates servers from workers.
         """
         size = whole("size", size, 1)
         ranks = tuple(range(size))
@@ -117,7 +119,8 @@ class ParameterServer(Topology):
         return workers, servers
 
     def among(self, ranks: Sequence[int], size: int) -> "ParameterServer":
-        """Returns the same placement with the remaining servers; if no server remains, the lowest rank serves."""
+        """Returns the same placement with the remaining servers. If no server remains, the lowest remaining rank
+        serves."""
         living = [ranks.index(rank) for rank in self.roles(size)[1] if rank in ranks]
         rest = self.affinity, self.interfaces, self.apply_at, trees_among(self.tree, ranks, size)
         if not living:  # a former worker serves and works
@@ -133,9 +136,9 @@ class ParameterServer(Topology):
     def compile(self, request: Request) -> Plan:
         """Returns Plan.hub of this placement's workers and servers.
 
-        If receivers apply the rule, depth is at least s + 2 under SSP(s), and at least 6 under ASYNC. tree="auto" means
-        None if resolved has not replaced it. The topology's own interfaces are used first; otherwise the request's, but
-        at most the number of cores.
+        If receivers apply the rule, the plan's depth is at least s + 2 under SSP(s), and at least 6 under ASYNC.
+        tree="auto" means None unless ParameterServer.resolved() has replaced it. The number of NICs is this topology's
+        interfaces, or the request's if this topology has None; it is at most the number of cores.
         """
         size, (workers, servers) = request.size, self.roles(request.size)
         cores, interfaces = whole("cores", request.cores, 1), whole("interfaces", request.interfaces, 1)
@@ -158,8 +161,8 @@ class ParameterServer(Topology):
 
 
 def depth_at_receivers(request: Request) -> int:
-    """Returns the depth of a plan whose receivers apply: under SSP(s) and ASYNC at least one slot for each version that
-    may be pending."""
+    """Returns the depth of a plan whose receivers apply the rule. Under SSP(s) and ASYNC each version that may be
+    pending needs a slot."""
     ahead = steps_ahead(request.consistency)
     least = min(ahead + 2, _core.PLAN_DEPTH) if ahead else 0
     return max(whole("depth", request.depth, 0), least)

@@ -22,21 +22,21 @@ _MOST_STALE = _core.PLAN_DEPTH - 2
 @dataclass(frozen=True)
 class PeerToPeer(Topology):
     """Every rank sends its updates to the others, and applies all updates to its own copy of the parameters; no
-    parameters are sent (SFB, section 3). With codec.Factors, P ranks that each send K pairs of vectors of J and D
-    values send P (P - 1) K (J + D) values a step for a matrix.
+    parameters are sent (SFB, section 3). With codec.Factors, P ranks send P (P - 1) K (J + D) values a step for a
+    matrix of shape (J, D), if each rank has K pairs of vectors.
 
-    Under BSP all ranks apply all updates of a step in the order of ranks, so all copies have the same bits. They also
-    do with a quorum: for each share, one rank decides which updates are in the fold. Under SSP(s) a rank applies its
-    own update at once, and others' updates up to its own step, at most s steps late (equation 4); copies differ
-    meanwhile, and converge. Under ASYNC a rank applies all updates that have come, each with weight 1, and may be depth
-    - 2 steps ahead of others.
+    Under BSP all ranks apply all updates of a step in the order of ranks, so all copies have the same bits. With a
+    quorum the copies have the same bits too, since for each share (the rows of one key on one core) one rank decides
+    which updates are in the fold. Under SSP(s) a rank applies its own update at once. It applies others' updates of the
+    same and earlier steps, each at most s steps late (equation 4); until then copies differ. Under ASYNC a rank applies
+    all updates that have come, each with weight 1, and may be depth - 2 steps ahead of others.
 
     Attributes:
-        graph: its edges say which rank sends to which, so copies differ (section 3, partial broadcast). Its weights are
-            ignored: each update has weight 1 / P with reduce="mean", and 1 with "sum". None: every rank sends to all
-            others.
-        relay: True: ranks pass updates on unchanged, each update down a tree of shortest paths, to ranks that its
-            sender has no edge to; then every rank applies the updates of all ranks once.
+        graph: a Graph whose edges say which rank sends to which (section 3, partial broadcast). Copies then differ,
+            unless relay is True. The graph's weights are ignored: each update has weight 1 / P with reduce="mean", and
+            1 with "sum". None: every rank sends to all others.
+        relay: True: ranks pass updates on, unchanged, to ranks to which the sender has no edge. Each update goes down a
+            tree of shortest paths, so every rank applies the updates of all ranks once.
 
     Raises:
         InvalidArgument: graph is not a Graph, relay is not a bool, or relay is True and some rank cannot reach another
@@ -112,8 +112,8 @@ class PeerToPeer(Topology):
         return None
 
     def compile(self, request: Request) -> Plan:
-        """Returns Plan.peer_to_peer. depth is at least 2, under SSP(s) s + 2, and under ASYNC 6. Under ASYNC every
-        update has weight 1. The request's interfaces and over_sockets are ignored.
+        """Returns Plan.peer_to_peer. The plan's depth is at least 2; under SSP(s) it is at least s + 2, and under ASYNC
+        at least 6. Under ASYNC every update has weight 1. The request's fields interfaces and over_sockets are ignored.
 
         Raises:
             InvalidArgument: in_place is True, codec_out is given, or roles or Plan.peer_to_peer raise it.
@@ -140,9 +140,9 @@ class PeerToPeer(Topology):
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "PeerToPeer":
-        """Returns peers for the remaining ranks. All to all, and a graph without edges, stay as they are. Another graph
-        becomes one that spreads updates well over the remaining ranks, with the same out-degree if enough ranks
-        remain."""
+        """Returns peers for the remaining ranks. Without a graph, or with a graph that has no edges, nothing else
+        changes. Any other graph is replaced by one that spreads updates well over the remaining ranks, with the same
+        out-degree if enough ranks remain."""
         if self.graph is None or self._direct:
             return PeerToPeer()
         if len(ranks) == size:

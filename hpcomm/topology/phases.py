@@ -25,12 +25,13 @@ class Phases(Topology):
     graph (ASAP, sections 3 and 4). The steps take several graphs in turn.
 
     Attributes:
-        given: the graphs, one or more; (): make makes them.
-        make: a function that makes a graph, or several, for a number of ranks; recover calls it for the remaining
-            number.
+        given: the graphs, one or more. (): the function make returns them.
+        make: a function that takes a number of ranks and returns a graph or several. Exchange.recover() calls it with
+            the number of remaining ranks.
 
     Raises:
-        InvalidArgument: neither graphs nor a function are given. graphs checks that they match the number of ranks.
+        InvalidArgument: neither graphs nor a function are given. Phases.graphs() checks that the graphs match the
+            number of ranks.
     """
 
     given: tuple[Graph, ...] = ()
@@ -80,13 +81,13 @@ class Phases(Topology):
     def compile(self, request: Request) -> Plan:
         """Returns Plan.graph of all phases.
 
-        Under SSP(s) depth is at least s + 2; models trained in place take one slot more. By default chunks have 256
-        KiB, where the cost of a row hardly counts; with several cores they have less, so that each core gets about four
-        chunks. over_sockets is ignored.
+        Under SSP(s) the plan's depth is at least s + 2; if models are trained in place, it is one more. By default a
+        chunk has 256 KiB, since the fixed cost of a row is then small. With several cores chunks are smaller, so that
+        each core gets about four chunks. The request's field over_sockets is ignored.
 
         Raises:
-            InvalidArgument: reduce is not "mean", as the weights say how updates are folded; codec_out is given; or
-                graphs or Plan.graph raise it.
+            InvalidArgument: reduce is not "mean", which a graph does not need, since its weights say how updates are
+                folded; codec_out is given; or graphs or Plan.graph raise it.
         """
         if request.reduce != "mean":
             raise InvalidArgument(f"reduce is {request.reduce!r}: on a graph the weights say how updates are folded")
@@ -107,8 +108,8 @@ class Phases(Topology):
         )
 
     def among(self, ranks: Sequence[int], size: int) -> "Phases":
-        """Returns phases with the same function, which makes graphs for fewer ranks; or the graphs over the remaining
-        ranks, as graphs.among makes them."""
+        """Returns phases for the remaining ranks: with the same function make if this topology has one, otherwise with
+        the graphs that hpcomm.graphs.among returns."""
         return Phases((), self.make) if self.make else Phases(among(self.given, ranks))
 
 
@@ -126,9 +127,9 @@ def _chunk(keys: Sequence[Key], cores: object) -> int:
 
 
 def _depth(depth: object, staleness: int, *, rotates: bool) -> int:
-    """Slots of a key: one for each step of staleness, one for the update that is folded, one for the next update, and
-    one for the model if models rotate through the slots. C refuses a staleness that needs more slots than a plan can
-    have."""
+    """Returns the number of slots of a key: one for each step of staleness, one for the update that is folded, one for
+    the next update, and one for the model if models rotate through the slots. It may be too large: C refuses a plan
+    with more slots than a plan can have."""
     most = _core.PLAN_DEPTH - rotates
     found = whole("depth", depth, 1 if rotates else 0, most if rotates else MOST_INT)
     return (max(found, min(staleness + 2, most)) if staleness else found) + rotates

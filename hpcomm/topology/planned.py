@@ -24,11 +24,12 @@ class Planned(Topology):
         return self.plan.workers, self.plan.servers
 
     def compile(self, request: Request) -> Plan:
-        """Returns the plan, for any request. An exchange checks its keys and its number of ranks."""
+        """Returns the same plan for every request. The exchange checks that the plan has the job's keys and number of
+        ranks."""
         return self.plan
 
     def among(self, ranks: Sequence[int], size: int) -> Topology:
-        """Raises NotSupported: a plan cannot be made for fewer ranks.
+        """Raises NotSupported, since a given plan cannot be changed for fewer ranks.
 
         Raises:
             NotSupported: always.

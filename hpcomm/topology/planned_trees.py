@@ -1,4 +1,5 @@
-"""Plans a tree for each owner, so that different ranks send on in each tree (Parameter Flow, sections 3.4.1, 3.4.2)."""
+"""Plans a tree for each owner, with different ranks as inner nodes of each tree (Parameter Flow, sections 3.4.1,
+3.4.2)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -34,25 +35,30 @@ def trees_for(
     pushed: float = 1.0,
     rates: Rates | None = None,
 ) -> dict[int, Tree] | None:
-    """Returns a tree for each owner, down which its updates go to all ranks, or None if flat sends are about as fast.
+    """Returns for each owner the tree down which the owner's updates go to all ranks, or None if it is about as fast
+    when owners send to all ranks themselves.
 
-    A rank that sends on in one tree sends less in others, so that the busiest link carries as little as possible. Each
-    host gets an update once; the rank that gets it passes it to the host's other ranks. The same arguments give the
-    same trees on all ranks.
+    A rank that passes updates on in one tree passes on less in other trees, so that the busiest link carries as little
+    as possible. Each host gets an update once: one rank gets it, and passes it to the host's other ranks. The same
+    arguments give the same trees on all ranks.
 
     Args:
         owners: the ranks that own parts of the parameters.
         size: the number of ranks in the job.
-        degree: the most hosts that a host sends on to in one tree. None: the degree with the fewest predicted seconds;
-            or no trees, if these save less than a tenth of a step (pushes, then broadcasts).
-        weights: for each owner, its share of the parameters, in any unit; None: all owners have the same.
-        hosts: for each rank, a hashable name of its host, such as Context.hosts gives; None: each rank is a host.
-        costs: (ranks, ranks): the cost of a byte from rank row to rank column, as graphs.bandwidth_costs or rack_costs
-            give it; 1 is the cost at rates.between. None: all links are alike.
+        degree: the most hosts to which a host sends in one tree. None: the degree with the least predicted time; then
+            the function returns None if trees save less than a tenth of a step (pushes, then broadcasts).
+        weights: a mapping from owners to the size of their part of the parameters, in any unit. None: all parts have
+            the same size.
+        hosts: hosts[i] names the host of rank i by any hashable value, as Context.hosts does. None: each rank has a
+            host alone.
+        costs: array of shape (size, size): costs[i, j] is the cost of a byte from rank i to rank j, as
+            graphs.bandwidth_costs or rack_costs return it. A link of bandwidth rates.between has cost 1. None: all
+            links have the same cost.
         nbytes: the bytes that owners send for one update of all parameters.
-        chunk_bytes: a rank passes on so many bytes at a time: each hop takes the time of one chunk.
-        pushed: the bytes of one rank's update, divided by nbytes.
-        rates: its `between` is the bandwidth of the links, its `latency` that of a hop. None: latency is 0.
+        chunk_bytes: the bytes that a rank passes on at a time; each hop adds the time to send so many bytes.
+        pushed: the bytes of the update that one rank pushes, divided by nbytes.
+        rates: Rates, whose `between` is the bandwidth of the links and whose `latency` is the latency of a hop. None:
+            latency is 0.
 
     Raises:
         InvalidArgument: an argument is out of range.
@@ -111,8 +117,8 @@ def _shares(owners: Sequence[int], weights: Mapping[int, float] | None, nbytes: 
 def _planned(
     groups: Sequence[Sequence[int]], at: Sequence[int], sent: Mapping[int, float], degree: int, costs: Costs | None
 ) -> dict[int, list[int]]:
-    """Returns for each owner a tree of hosts: for each host the number of the host that sends to it, -1 for the owner's
-    host."""
+    """Returns for each owner a list `tree`: tree[h] is the number of the host that sends to host h, or -1 if the owner
+    is on h."""
     number = {group[0]: i for i, group in enumerate(groups)}
     order = sorted(sent, key=lambda owner: (-sent[owner], owner))
     degree, load = min(degree, max(len(groups) - 1, 1)), [0.0] * len(groups)
@@ -141,8 +147,8 @@ def _planned(
 def _by_costs(
     groups: Sequence[Sequence[int]], roots: Mapping[int, int], sent: Mapping[int, float], degree: int, costs: Costs
 ) -> dict[int, list[int]]:
-    """Trees of cheap edges with different senders: the price of an edge includes the load that its sender has from
-    other trees."""
+    """Returns trees of cheap edges, as _planned does. The price of an edge includes the load that its sender has from
+    other trees, so different hosts send in different trees."""
     first = [group[0] for group in groups]
     between = costs[np.ix_(first, first)]
     load, depth = np.zeros(len(first)), 1
@@ -160,8 +166,8 @@ def _by_costs(
 
 
 def _made(planned: Mapping[int, Sequence[int]], groups: Sequence[Sequence[int]], at: Sequence[int]) -> dict[int, Tree]:
-    """Trees of ranks from trees of hosts. On each host one rank gets the update and sends it on; a host's ranks take
-    turns."""
+    """Returns trees of ranks for trees of hosts. On each host one rank gets the update and sends it on; a host's ranks
+    take turns from tree to tree."""
     work = [0] * len(at)
     found = {}
     for owner, parents in planned.items():

@@ -15,19 +15,20 @@ Roles = tuple[tuple[int, ...], tuple[int, ...]]  # workers, and ranks whose core
 
 @dataclass(frozen=True)
 class Job:
-    """Facts about an exchange, which it gives to its topology.
+    """Facts about the job that an exchange passes to its topology.
 
     Attributes:
         size: the number of ranks in the job.
-        hosts: for each rank, the lowest rank on its host (Context.hosts).
-        racks: for each rank, the name of its rack, "" if not known (Context.racks).
+        hosts: hosts[i] is the lowest rank on rank i's host (Context.hosts).
+        racks: racks[i] is the name of rank i's rack, "" if not known (Context.racks).
         consistency: the consistency of the keys that have this topology.
-        own_fold: the name of the first of these keys' rules that has a custom fold; None: no rule has one.
-        averages: whether the rule of each of these keys is Average, so that ranks push models.
-        measured: a function that returns a given Hierarchy with bandwidths measured between its ranks. Collective; only
-            resolved may call it.
-        trees: a function from owners to the Trees that cost the least, by owner (topology.trees_for); it returns None
-            if sends without trees are about as fast.
+        own_fold: the name of a rule with a custom fold, the first among the rules of these keys. None: no rule has a
+            custom fold.
+        averages: whether all these keys have the rule Average. Ranks then push models.
+        measured: a function that takes a Hierarchy, measures the bandwidths between its ranks, and returns the
+            Hierarchy with them. Collective; only Topology.resolved() may call it.
+        trees: a function that takes owners and returns a mapping from owners to the Trees that cost the least
+            (topology.trees_for). It returns None if sends without trees are about as fast.
     """
 
     size: int
@@ -50,14 +51,14 @@ class Request:
         hpcomm.Hierarchy([[0, 1], [2, 3]]).compile(Request({"w": (512, 64)}, 4, cores=2))
 
     Attributes:
-        keys: Key values. The constructor also accepts a mapping from names to float32 arrays or shapes.
+        keys: a tuple of Key values. The constructor also accepts a mapping from names to float32 arrays or shapes.
         size: the number of ranks in the job.
         consistency: the consistency of these keys.
         in_place: whether trainers change models directly in the exchange's memory.
         reduce: "mean" or "sum" of the workers' updates.
-        interfaces: the number of each server's NICs over which chunks are balanced; a number in the topology precedes
-            it.
-        cores, chunk_bytes, depth, codec, codec_out, over_sockets: as Plan.hub takes them.
+        interfaces: the number of NICs over which each server's chunks are balanced. If the topology has a number too,
+            that number is used.
+        cores, chunk_bytes, depth, codec, codec_out, over_sockets: arguments of Plan.hub with these names.
 
     Raises:
         InvalidArgument: keys have another form.
@@ -82,7 +83,7 @@ class Request:
 
     @property
     def cut(self) -> dict[str, Any]:
-        """The last six fields, by which the planners of Plan cut keys into chunks."""
+        """The last six fields as a dict: the arguments with which the planners of Plan cut keys into chunks."""
         return {name: getattr(self, name) for name in _CUT}
 
 
@@ -90,10 +91,10 @@ class Request:
 class Topology(Protocol):
     """A value that says which ranks send to which, for one key or for all.
 
-    A class that inherits from Topology must define compile, and may override the defaults below; a class that does not
-    inherit must define all members. An exchange calls refuses, then resolved, and then roles and compile of the
-    resolved topology, on every rank; all ranks must give the same answers. An exchange never asks for a topology's
-    class. Topologies must be immutable, and equal topologies must give equal plans.
+    A class that inherits from Topology must define `compile`, and may override the defaults below; a class that does
+    not inherit must define all members. On every rank an exchange calls `refuses`, then `resolved`, and then `roles`
+    and `compile` of the resolved topology. Each call must return the same on all ranks. An exchange never asks for a
+    topology's class. Topologies must be immutable, and equal topologies must give equal plans.
     """
 
     @property
@@ -104,12 +105,12 @@ class Topology(Protocol):
 
     @property
     def interfaces(self) -> int | None:
-        """The number of each server's NICs over which chunks are balanced; None: as many as the servers can use."""
+        """The number of NICs over which each server's chunks are balanced; None: as many as the servers can use."""
         return None
 
     def roles(self, size: int) -> Roles:
-        """Returns the ranks that work and the ranks whose cores fold, each in rising order, for a job of size ranks. By
-        default both are all ranks.
+        """Returns two tuples for a job of size ranks: the workers, and the ranks whose cores fold, each in rising
+        order. By default both have all ranks.
 
         Raises:
             InvalidArgument, ConfigError: the topology cannot have so many ranks.
@@ -121,8 +122,8 @@ class Topology(Protocol):
         """Returns one sentence that says why this topology does not suit the job, with the value and the remedy, or
         None if it suits.
 
-        With a sentence the exchange raises InvalidArgument on every rank. Jobs that the C library refuses need no
-        sentence.
+        If a sentence is returned, the exchange raises InvalidArgument with it on every rank. A job that the C library
+        refuses needs no sentence.
         """
         return None
 
@@ -131,12 +132,13 @@ class Topology(Protocol):
         return self
 
     def graphs(self, size: int) -> tuple[Graph, ...]:
-        """Returns the graphs by which models are averaged, which the steps take in turn, if updates_of is "neighbours";
-        otherwise ()."""
+        """Returns the graphs by which models are averaged, if updates_of is "neighbours"; the steps take the graphs in
+        turn. Otherwise returns ()."""
         return ()
 
     def inputs(self, size: int) -> int:
-        """Returns the most updates that a fold can have in a job of size ranks, as a quorum counts them."""
+        """Returns the largest number of updates that a fold can have in a job of size ranks. A quorum may not exceed
+        this number."""
         return len(self.roles(size)[0])
 
     def compile(self, request: Request) -> Plan:
@@ -149,10 +151,11 @@ class Topology(Protocol):
         ...
 
     def among(self, ranks: Sequence[int], size: int) -> "Topology":
-        """Returns this topology for the remaining ranks (of size), numbered in the order of ranks; recover continues
-        with it. The default returns the topology unchanged, which is right if it names no rank.
+        """Returns the topology with which Exchange.recover() continues. The remaining ranks, some of 0 to size - 1, get
+        new numbers in the order of the argument ranks. The default returns the topology unchanged, which is right if it
+        names no rank.
 
         Raises:
-            NotSupported: it cannot continue without the other ranks.
+            NotSupported: the topology cannot continue without the ranks that are gone.
         """
         return self

@@ -16,21 +16,23 @@ from .protocol import Job, Request, Topology
 class Tree(Topology):
     """A broadcast: the values that the root pushes become every rank's parameters.
 
-    Each rank sends a chunk on to its children as soon as it has it. So a broadcast takes as long as the busiest rank
-    needs to send to all its children, plus the time of one chunk for each hop.
+    Each rank sends a chunk to its children as soon as the rank has the whole chunk. So a broadcast takes as long as the
+    busiest rank needs to send to all its children, plus the time of one chunk for each hop.
 
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(arity=1, root=3))           # a chain
         ex = hpcomm.broadcast(ctx, params, hpcomm.Tree(parents=[-1, 0, 0, 1]))
 
     Attributes:
-        arity: the most children of a rank. Ranks are taken in order from the root on, mod size: the first arity ranks
-            after the root are its children, the next ones are theirs, and so on.
+        arity: the largest number of children of a rank. The tree is filled level by level with root, root + 1, ..., mod
+            size: the next arity ranks after the root are the root's children, the ranks after these are the first
+            child's children, and so on.
         root: the rank whose updates are broadcast.
-        parents: for each rank, the rank that sends to it; -1 for the root. If given, arity and root are ignored.
+        parents: parents[i] is the rank that sends to rank i, or -1 if rank i is the root. If given, arity and root are
+            ignored.
 
     Raises:
-        InvalidArgument: arity is below 1, root is below 0, or parents contains anything but ranks and -1. above checks
-            that they match the number of ranks.
+        InvalidArgument: arity is below 1, root is below 0, or parents contains anything but ranks and -1. Tree.above()
+            checks that root and parents match the number of ranks.
     """
 
     arity: int = 2
@@ -45,7 +47,8 @@ class Tree(Topology):
             put(self, "parents", checked_parents(self.parents))
 
     def above(self, size: int) -> tuple[int, ...]:
-        """Returns, for each rank of a job of size ranks, the rank that sends to it; -1 for the root.
+        """Returns a tuple for a job of size ranks: element i is the rank that sends to rank i, or -1 if rank i is the
+        root.
 
         Raises:
             InvalidArgument: root is not a rank of the job, or parents is for another number of ranks.
@@ -104,8 +107,8 @@ class Tree(Topology):
         return Plan.tree(request.keys, self.above(request.size), **request.cut)
 
     def among(self, ranks: Sequence[int], size: int) -> "Tree":
-        """Returns the tree of the remaining ranks. A rank whose parent is gone moves to its grandparent; if the root is
-        gone, its lowest child takes its place."""
+        """Returns the tree of the remaining ranks. If the parent of a rank is gone, its grandparent becomes its parent.
+        If the root is gone, its lowest child becomes the root."""
         above, new = list(self.above(size)), {rank: i for i, rank in enumerate(ranks)}
         root = above.index(-1)
         while root not in new:
