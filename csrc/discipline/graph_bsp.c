@@ -101,8 +101,7 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 /* Adds the ranks whose inputs to the next fold of share s are missing. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
-    uint64_t n =
-        hpc_share_next_fold(sc, s); /* a fold waits for the folds before it, so the next one's inputs are missing */
+    uint64_t n = hpc_share_next_fold(sc, s); /* folds are made in order */
     (void)ticket;
     int slot = (int)((n - 1) % (uint64_t)sc->layout.depth);
     for (int i = 0; i < share->n_rows; i++) {

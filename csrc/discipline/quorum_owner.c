@@ -1,5 +1,5 @@
-/* The owner's side of a quorum (see quorum.c): it holds updates until they are folded, decides when a fold is due,
- * folds, and answers. */
+/* The owner's side of a quorum (see quorum.c): keeps updates until they are folded, decides when a fold is due, folds,
+ * and answers. */
 #include <math.h>
 #include <stdio.h>
 
@@ -19,8 +19,8 @@ enum { NEAR = 2 };
 
 /* A core's view of a sender. */
 typedef struct watched {
-    char absent;       /* it let a fold wait in vain, and has sent nothing since */
-    char closes, gone; /* closes: it has closed; gone: it has, and all that it had sent was taken */
+    char absent;       /* set if a fold has waited for the sender in vain, and it has sent nothing since */
+    char closes, gone; /* closes: set if the sender has closed; gone: set if also everything it had sent was taken */
 } watched;
 
 /* The state of a core. */
@@ -29,8 +29,9 @@ typedef struct watch {
     watched *seen; /* by sender */
 } watch;
 
-/* Returns whether this rank's own push leads a fold. It does on a graph: the fold takes the neighbours' updates for the
- * push's version or a newer one. On servers no push leads, and a fold takes only updates for the same version. */
+/* Returns whether this rank's own push leads a fold. On a graph it does: the fold takes the neighbours' updates for the
+ * version of this rank's push, or newer ones. On servers no push leads, and a fold takes only updates for one
+ * version. */
 static int is_led(const hpc_scheme *sc) {
     return sc->graph != NULL;
 }
@@ -47,7 +48,7 @@ static uint64_t least_of(const hpc_scheme *sc, const hpc_share *share, uint64_t 
 }
 
 /* Returns whether a sender's push of a version has values for this owner. On a graph of several phases a push has
- * values for the neighbours of its phase only; to all others it says only that the sender has come so far. */
+ * values only for the neighbours of its phase; other neighbours get only its version. */
 static int sends(const hpc_scheme *sc, const hpc_share *share, uint64_t version, int sender) {
     return hpc_sends(sc, share->key, version, share->owner, sender);
 }
@@ -78,8 +79,8 @@ void hpc_intake_look_after(hpc_core *core, hpc_share *share) {
     in->place = to;
 }
 
-/* Stores the newest version that a quorum of the in-neighbours has reached; the worker chooses its next version by it.
- */
+/* Stores the newest version that a quorum of the in-neighbours has reached, from which the worker chooses its next
+ * version. */
 static void publish_progress(const hpc_scheme *sc, hpc_intake *in) {
     const int needs = sc->asked.quorum < in->n_from ? sc->asked.quorum : in->n_from;
     uint64_t reached = 0;
@@ -238,8 +239,8 @@ static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, u
 
 /* ---- when a fold is due ---- */
 
-/* Counts of senders: how many have brought an update for a version, how many others may still bring it, and how many of
- * these are expected soon. */
+/* Counts of senders: how many have sent an update for a version, how many others may still send it, and how many of
+ * these others are expected soon. */
 typedef struct survey {
     int brought, open, expected;
 } survey;
@@ -262,8 +263,8 @@ static survey look(const hpc_core *core, const hpc_share *share, uint64_t versio
     return found;
 }
 
-/* Returns how many updates are there for a fold, or may come, at the peer that has fewest: each peer must have a quorum
- * of the updates that come to it. */
+/* Returns the counts at the peer where the fewest updates for a fold have come, since each peer must have a quorum of
+ * the updates that come to it. */
 static survey look_where_fewest(const hpc_core *core, const hpc_share *share, uint64_t version, survey all) {
     const hpc_scheme *sc = core->scheme;
     const hpc_pushed *k = &sc->keys[share->key];
@@ -282,7 +283,8 @@ static survey look_where_fewest(const hpc_core *core, const hpc_share *share, ui
     return all;
 }
 
-/* Learns how long after the quorum the other updates came, or the fold went on without them. */
+/* Updates the learned grace: took is how many seconds after the quorum the other updates came, or the fold was made
+ * without them. */
 static void learn(const hpc_scheme *sc, hpc_intake *in, double took) {
     if (sc->asked.grace >= 0) return;
     hpc_usual_learn(&in->lag, took);
@@ -304,7 +306,7 @@ static int is_due(hpc_core *core, const hpc_share *share, const survey *found, u
     const double now = hpc_now();
     if (in->since == 0) {
         in->since = now;
-        hpc_bell_ring(sc->context->group.bell); /* a thread that is about to sleep must wake at the end of the grace */
+        hpc_bell_ring(sc->context->group.bell); /* a thread that begins to sleep must wake when the grace ends */
     }
     const double due = in->since + atomic_load_explicit(&in->grace, memory_order_relaxed);
     if (!complete && now < due) {
@@ -326,8 +328,8 @@ static uint64_t next_version(const hpc_scheme *sc, const hpc_share *share) {
     return has_lead(share) ? number_of(sc, share, share->owner, slot) : hpc_folded_of(share) + 1;
 }
 
-/* Returns whether an input is taken, the slot from which rows read it, and its version; for a lead, the slot and
- * version of this fold. */
+/* Returns, for hpc_row_take, whether the fold takes an input, the slot from which rows read it, and its version. For
+ * this rank's own push that leads the fold, these are the fold's slot and version. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_scheme *sc = core->scheme;
     const hpc_share *share = w->share;
