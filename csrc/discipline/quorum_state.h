@@ -137,8 +137,8 @@ typedef struct hpc_quorum {
     uint64_t number; /* the version for which this worker pushes its keys */
     char *given_up;  /* by rank: set if a push has waited for the rank in vain, and the rank has not answered since */
     int n_pending;   /* how many outlets are pending */
-    uint64_t *of_ranks; /* scratch memory: a number for each rank */
-    uint64_t told; /* with several stages: the newest version at the last load of a state; a later load overwrites it */
+    uint64_t *of_ranks;           /* scratch memory: a number for each rank */
+    uint64_t told;                /* with several stages: the newest version at the last load of a state */
     const hpc_verdicts *verdicts; /* NULL: each owner decides for itself */
     int room;                     /* how many verdicts a share has room for */
 } hpc_quorum;
@@ -173,8 +173,8 @@ static inline hpc_outlet *hpc_outlet_of(const hpc_share *share) {
     return its != NULL && its->sends ? &its->outlet : NULL;
 }
 
-/* For a share that this rank owns. hpc_folded_of returns the version that was folded last. The second function returns
- * the version of sender's waiting update, or 0 if no update of sender waits. */
+/* For a share that this rank owns. hpc_folded_of returns the version that was folded last. hpc_version_from returns the
+ * version of sender's waiting update, or 0 if no update of sender waits. */
 static inline uint64_t hpc_folded_of(const hpc_share *share) {
     return atomic_load_explicit(&hpc_intake_of(share)->folded, memory_order_acquire);
 }
