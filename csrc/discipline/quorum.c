@@ -46,7 +46,7 @@
  *   put reads from a place that the worker has for the slot; the worker writes that place before its push, and again
  *   when the slot is free.
  * - The outcome. The owner puts it into the part of each relay, one place for each row, before the parameters, which
- *   bring the event. Each relay puts it on to the next relay in the same way. A relay's share joins the outcomes of its
+ *   bring the event. Each relay puts it to the next relay in the same way. A relay's share joins the outcomes of its
  *   rows: the newest version; left out if some row says so. When its last row has come it puts the joined outcome to
  *   the ranks that it answers, and then answers. The owner has one source for each group, and a relay's share has one:
  *   both are written for the next reply to the group, which comes after all its ranks had this one. A relay passes on

@@ -186,11 +186,12 @@ void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) 
     }
 }
 
-/* Answers a sender's update: writes the outcome into this rank's own memory, and puts it from there. The put of the
- * outcome before has ended, because this update came after it. Parameters go before the answer:
- * - on servers only for a late update, because a fold has sent them to the others;
+/* Answers a sender's update: writes the outcome into this rank's own memory, and puts it from that memory. The put of
+ * the last outcome has ended, because the sender sent this update after it got that outcome. Parameters are sent before
+ * the answer:
+ * - on servers only for a late update, because the fold has sent them to the other senders;
  * - with several stages always, and relays answer the ranks that get parameters from them;
- * - never if pulls bring the parameters.
+ * - never if owners send parameters only when pulls ask.
  *
  * After this call the sender may overwrite its slot. */
 void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome) {
@@ -347,9 +348,9 @@ hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w) {
     return inputs;
 }
 
-/* Answers this rank last: once it has its answer it may close, and then it sends nothing more. The updates are released
- * after the answers: so a thread that sees neither an answer nor a waiting update knows that no update has come. With
- * several stages parameters are sent when all rows are folded, to one group after the other. */
+/* Answers this rank last: once this rank is answered it may close, and then it sends nothing more. The updates are
+ * marked as released after the answers, so a thread that sees neither an answer nor a waiting update knows that no
+ * update has come. With several stages parameters are sent when all rows are folded, to one group after the other. */
 static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     const hpc_scheme *sc = core->scheme;
     hpc_intake *in = hpc_intake_of(share);
@@ -385,9 +386,10 @@ static const double *find_args(const hpc_scheme *sc, const hpc_share *share, con
     return hpc_args_of(sc, share, lowest, share->clocks[lowest].slot);
 }
 
-/* On servers, weights that add up to 1 (a mean) are scaled to add up to 1 again, and the weights of a sum stay as they
- * are. On a graph the weights are scaled to the total weight of all inputs, and a row's step is its version, so that a
- * straggler that has caught up is at the step of the others. */
+/* Folds a row. On servers, if the weights of all inputs add up to 1 (a mean), the weights of the folded inputs are
+ * scaled to add up to 1; the weights of a sum are not changed. On a graph the weights are scaled to the total weight of
+ * all inputs, and a row's step is the fold's version, so a straggler that has caught up is at the same step as the
+ * others. */
 static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_t version) {
     const hpc_scheme *sc = core->scheme;
     const char *takes = hpc_intake_of(share)->takes;
@@ -433,7 +435,8 @@ static void decide(hpc_core *core, const hpc_share *share, uint64_t version) {
         if (in->takes[in->from[i]]) release(share, in->from[i]);
 }
 
-/* Marks the updates that the fold takes, and folds or decides. No update that waits is too old for the fold. */
+/* Marks the updates that the fold takes. Then folds them or, among peers, sends the verdict. The caller has left out
+ * updates that are too old. */
 static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
     hpc_intake *in = hpc_intake_of(share);
     const uint64_t least = least_of(core->scheme, share, version);
@@ -451,9 +454,9 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
 
 /* ---- the core's work ---- */
 
-/* Advances a share by a step: drops late updates, then makes a fold. Returns how much was done, or -1 after a failure.
- * If too few senders are left for a quorum, servers drop all waiting updates; on a graph all neighbours that are left
- * are then the quorum. */
+/* Advances a share by a step: leaves out late updates, then makes a fold if one is due. Returns how many updates and
+ * folds it handled, or -1 after a failure. If fewer senders than a quorum are open, servers leave out all waiting
+ * updates; on a graph all open neighbours are then the quorum. */
 static int step(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     const int followed = hpc_has_decider(sc) ? hpc_quorum_of(sc)->verdicts->follow(core, share) : 0;
@@ -486,13 +489,13 @@ static int work_for(hpc_core *core, hpc_share *share) {
         n += done > 0 ? done : 0;
         hpc_intake_look_after(core, share);
     } while (done > 0 && in->place < ((watch *)core->own)->n);
-    return n + (!waited && in->since > 0); /* a grace has begun: the thread must not sleep past its end */
+    return n + (!waited && in->since > 0); /* a grace has begun, so the thread must not sleep until it is over */
 }
 
 /* Notes which senders have closed and have nothing more to bring. The core has handled all events that came before this
- * call. So everything has come from a rank that had closed at the call before; for a rank that has closed since,
- * another call is needed. A group with a rank that has closed brings no more updates. A sender is the lowest rank of
- * its group, so the loop reaches it before the other ranks. */
+ * call. So everything has come from a rank that had closed at the last call; a rank that has closed since is noted at
+ * the next call. A group with a rank that has closed sends no more updates. A sender is the lowest rank of its group,
+ * so the loop reaches it before the other ranks. */
 static void note_closed(hpc_core *core) {
     const hpc_scheme *sc = core->scheme;
     watched *seen = ((watch *)core->own)->seen;

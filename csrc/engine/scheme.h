@@ -1,7 +1,7 @@
 /* The state of one rank's end of a scheme: some or all keys of an exchange, which share one configuration.
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
- *   holders.c   which part has the parameters that a worker reads, and which ranks may write them
+ *   holders.c   the rank whose part has the parameters that a worker reads, and their writers
  *   graph.c     the graph that rows were made of: its phases, and which rank sends to which
  *   stages.c    which ranks feed a row, which ranks it reaches, and which answers a push waits for
  *   params.c    encoded parameters: where they land at a worker, and how they get into its params
@@ -13,13 +13,13 @@
  *   kind.c      the array of row kinds (kind.h), which the kind_*.c define
  *   block.c     the steps of one block of a row: fold, rule, encoding
  *   prox.c      the prox of a rule, on rows of a matrix
- *   mean.c      sums in a row's accumulator; if fold and apply are two calls, the mean that a row keeps
+ *   mean.c      sums in a row's accumulator; with fold and apply as two calls, the mean that a row keeps
  *   kept.c      fold and apply as two calls: rows that keep their inputs, and no mean
  *   write.c     sends parameters to workers
  *   forward.c   sends a row's fold, or an input, on to another row
  *   signals.c    answers a share, or ends the exchange
  *   args.c      the arguments of rules, which travel with pushes
- *   send.c      the trainer's side: how an update gets to the owners
+ *   send.c      the trainer's side: sends an update to the owners
  *   pieces.c    updates that travel as pieces of variable length: their ranges, encoders, and decoding
  *   waits.c    the waits of the trainer, and the ranks that they wait for
  *   worker.c    a push and a pull of the trainer
