@@ -68,7 +68,7 @@ typedef struct hpc_place {
     size_t nbytes;
     int cores, shares; /* their numbers at this rank */
     int first_core;
-    int worker, gives; /* gives: its updates have a weight above 0; if not, its pushes only ask for parameters */
+    int worker, gives; /* gives: its pushes carry updates; if not (weight 0), they only ask for parameters */
 } hpc_place;
 
 /* ---- worker ---- */
