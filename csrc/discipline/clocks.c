@@ -66,7 +66,7 @@ int hpc_core_sees_closed(hpc_core *core) {
     return news;
 }
 
-/* Returns how many updates of rank the share's most advanced row has taken. */
+/* Returns how many updates of rank a share has taken, in the row that has taken most. */
 static uint64_t most_taken(const hpc_scheme *sc, const hpc_share *share, int rank) {
     uint64_t most = 0;
     for (int i = 0; i < share->n_rows; i++) {

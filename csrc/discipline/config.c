@@ -2,7 +2,8 @@
 
 #include "discipline/servers_groups.h"
 
-/* A quorum of all inputs is the same as no quorum. On a graph a rank's own update does not count towards the quorum. */
+/* A quorum of all inputs is the same as no quorum. On a graph only in-neighbours' updates count towards the quorum, not
+ * the rank's own. */
 int hpc_config_misses_some(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && f->quorum != 0; i++)
         if (f->plan->rows[i].action != HPC_FORWARD && f->quorum < f->plan->rows[i].n_in - (f->graph != NULL)) return 1;
@@ -24,7 +25,7 @@ hpc_edges hpc_edges_of(const hpc_exchange_config *f) {
     return serves_others(f->plan) ? HPC_ALIKE : HPC_PEERS;
 }
 
-/* Returns whether a row of a plan of peers lacks the updates of some worker. Rows of the same elements are neighbours
+/* Returns whether a row of a plan of peers gets no updates from some worker. Rows with the same elements are adjacent
  * in the plan. */
 static int lacks_some(const hpc_plan *plan) {
     for (int first = 0, i = 0; i < plan->n_rows; first = i) {

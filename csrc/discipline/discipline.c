@@ -7,15 +7,16 @@ enum { ALL = 1, QUORUM = 2 };  /* inputs of a fold */
 enum { APPLY = 1, SPLIT = 2 }; /* a push applies; or fold and apply are two calls */
 enum { EITHER = APPLY | SPLIT };
 
-/* A discipline, and the configurations that choose it: a consistency, and sets of edges, inputs and uses. */
+/* A row of the table: a discipline, and the configurations that choose it, as a consistency and sets of kinds of edges,
+ * inputs and uses. */
 typedef struct choice {
     int consistency;
     unsigned edges, inputs, use;
     const hpc_discipline *value;
 } choice;
 
-/* No configuration fits two rows. Some rows only lead to a discipline whose check refuses the configuration and names
- * the reason. */
+/* Each configuration matches at most one row. Some rows name a discipline only because its check refuses the
+ * configuration with a good reason. */
 static const choice choices[] = {
     // clang-format off
     {HPC_BSP, HPC_OWNERS, ALL, APPLY, &hpc_discipline_bsp},
@@ -54,8 +55,8 @@ static const choice choices[] = {
     // clang-format on
 };
 
-/* If receivers apply the rule, each row has one input, the fold of all updates, so any quorum counts as a quorum; its
- * check refuses it. */
+/* Returns whether folds take all inputs or a quorum. A row of a receiver has one input, the fold of all updates, so
+ * with receivers any quorum counts as less than all inputs; the quorum's check then refuses it. */
 static unsigned inputs_of(const hpc_exchange_config *f, hpc_edges edges) {
     return hpc_config_misses_some(f) || (f->quorum != 0 && edges == HPC_RECEIVERS) ? QUORUM : ALL;
 }

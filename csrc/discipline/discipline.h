@@ -12,7 +12,7 @@ extern const hpc_discipline hpc_discipline_bsp, hpc_discipline_graph_bsp, hpc_di
     hpc_discipline_split_unflushed, hpc_discipline_split_quorum, hpc_discipline_split_graph_quorum,
     hpc_discipline_split_groups_quorum;
 
-/* Returns the discipline that the table has for a configuration; NULL: it has none. */
+/* Returns the discipline for a configuration; NULL if the table has none for it. */
 const hpc_discipline *hpc_discipline_of(const hpc_exchange_config *config);
 
 #endif

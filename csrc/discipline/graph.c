@@ -67,7 +67,7 @@ void hpc_graph_end_fold(hpc_core *core, hpc_share *share) {
     if (core->scheme->use != NULL) hpc_split_keep(core, share);
 }
 
-/* Finds the shares of all ranks that have the key and the core number of a share. */
+/* Finds, on every rank, the share that has the same key and the same core number as a share of this rank. */
 static int find_siblings(hpc_scheme *sc, const hpc_share *share, const char *op) {
     const int size = sc->context->group.size;
     int *siblings = sc->graph->siblings + (size_t)(share - sc->layout.shares) * (size_t)size;
@@ -95,8 +95,8 @@ int hpc_graph_open_clocks(hpc_scheme *sc, const char *op) {
     return status == HPC_OK ? hpc_share_open_counts(sc, 1, op) : status;
 }
 
-/* Counts an input: the next update that its rank sends here. Returns 0 if its slot was not free, because an update in
- * that slot has no answer yet. */
+/* Counts an input: the next update that the input's rank sends to this rank. Returns 0 if the update's slot was not
+ * free, because the last update in that slot is not answered yet; otherwise 1. */
 static int input_came(hpc_core *core, hpc_work *w, int input, int slot, int how) {
     const hpc_scheme *sc = core->scheme;
     const hpc_share *share = w->share;

@@ -1,7 +1,7 @@
 /* BSP and NOTIFY-ACK on a graph (ASAP, section 4): a row (a chunk at one rank) is folded when the updates of all
- * in-neighbours are there. Under BSP all ranks meet: a pull waits for the folds of every rank. Under NOTIFY-ACK a pull
- * waits only for this rank's own folds. A push waits until each out-neighbour has folded the update that had the push's
- * slot before, and has answered it. */
+ * in-neighbours have come. Under BSP a pull waits for the folds of every rank. Under NOTIFY-ACK a pull waits only for
+ * this rank's own folds. A push waits until each out-neighbour has folded and answered the earlier update that was in
+ * the push's slot. */
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "discipline/split_state.h"
@@ -32,7 +32,7 @@ static void answer_all(hpc_core *core, hpc_share *share) {
     hpc_graph_end_fold(core, share);
 }
 
-/* Does a row's work. Returns nonzero if a user's kernel has failed: then nothing is answered. */
+/* Does a row's work. Returns nonzero if a user's rule or fold has failed; the share is then not answered. */
 static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     int failed = hpc_graph_work_row(core, w, inputs);
     if (failed) return failed;
@@ -42,10 +42,10 @@ static int work_off(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
 
 /* ---- turns ---- */
 
-/* Returns whether a row has all inputs of step n. On a graph that changes, an input may come to a slot before an
- * earlier step has taken its own inputs from that slot; then that earlier step has no input of the sending rank. A rank
- * writes a slot again only after its last update there was folded. So the update in a slot belongs to the next step
- * with that slot in which its rank sends. */
+/* Returns whether a row has all inputs of step n. On a graph of several phases, an input may come to a slot before an
+ * earlier step has taken its own inputs from that slot. That happens only if the earlier step has no input from the
+ * sending rank, since a rank writes a slot again only after its last update in that slot was folded. So the update in a
+ * slot belongs to the next step that uses the slot and in which the update's rank sends to this rank. */
 static int has_inputs(const hpc_scheme *sc, const hpc_work *w, uint64_t n) {
     const int slot = (int)((n - 1) % (uint64_t)sc->layout.depth);
     for (int e = 0; e < w->row->n_in; e++)
@@ -54,8 +54,8 @@ static int has_inputs(const hpc_scheme *sc, const hpc_work *w, uint64_t n) {
     return 1;
 }
 
-/* Does a row's work if its inputs are there. If that ends a step, the inputs of the next step may be there for any row.
- */
+/* Does a row's work if its inputs have come. If that ends a step, does the same for all rows, since inputs of the next
+ * step may have come. */
 static void work_in_turn(hpc_core *core, hpc_work *w) {
     hpc_scheme *sc = core->scheme;
     const hpc_share *share = w->share;
@@ -101,7 +101,7 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
 /* Adds the ranks whose inputs to the next fold of share s are missing. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
-    uint64_t n = hpc_share_next_fold(sc, s); /* the fold that is waited for waits for the folds before it */
+    uint64_t n = hpc_share_next_fold(sc, s); /* folds are made in order */
     (void)ticket;
     int slot = (int)((n - 1) % (uint64_t)sc->layout.depth);
     for (int i = 0; i < share->n_rows; i++) {

@@ -1,11 +1,11 @@
 /* SSP on a graph (ASAP, section 6.2): a share (all rows of one key on one core) is folded as a whole when this rank has
- * pushed it and every in-neighbour is at most staleness steps behind. Under the rule average the newest update of each
- * in-neighbour is folded; under another rule all its updates that no fold has taken yet. An update is answered when no
- * fold needs it any more, so a slot that may be read is never written.
+ * pushed it and every in-neighbour is at most staleness steps behind. Under the rule average the fold takes the newest
+ * update of each in-neighbour; under another rule it takes all updates that no fold has taken yet. An update is
+ * answered when no later fold needs it, so a slot that may still be read is never written.
  *
- * On a graph of several phases an in-neighbour is behind if it has not made a push that it sends here. Each update has
- * the weight of the step in which it was pushed, and is folded once. That holds for models too, because a sender may
- * need the slot again before it sends the next model here. */
+ * On a graph of several phases only pushes that an in-neighbour sends to this rank count for how far it is behind. Each
+ * update has the weight of the step in which it was pushed, and is folded once. Models too are folded once only,
+ * because a sender may need the slot again before it sends this rank its next model. */
 #include "discipline/discipline.h"
 #include "discipline/graph.h"
 #include "discipline/split_state.h"
@@ -16,7 +16,8 @@
 static int check(const hpc_context *c, const hpc_exchange_config *f) {
     (void)c;
     const int moves = f->in_place && hpc_plan_takes_float32(f->plan);
-    const int more = 2 + moves; /* slots: one is folded, one comes, and with in_place one is the model */
+    const int more = 2 + moves; /* slots beyond the staleness: one for the update that is folded, one for the update
+                                   that comes, and with in_place one for the model */
     int status = hpc_graph_check_split(f, "exchange");
     if (status == HPC_OK) status = hpc_graph_check_partial(f, "SSP", "exchange");
     if (status != HPC_OK) return status;
@@ -32,7 +33,7 @@ static int check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- the core ---- */
 
-/* Returns whether the next fold of a share has all that it waits for. */
+/* Returns whether the next fold of a share may be made: no update that it waits for is missing. */
 static int is_time(const hpc_scheme *sc, const hpc_share *share) {
     const hpc_work *w = hpc_first_work(sc, share);
     const uint64_t n = share->version + 1;
@@ -57,8 +58,8 @@ static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input
     return (hpc_taken){(int)(newest - first + 1), first - 1, first};
 }
 
-/* Counts each neighbour's input, and answers updates that are no longer needed. Under average the newest update is kept
- * for the next fold, so its answer waits. */
+/* Counts each neighbour's input, and answers updates that no later fold needs. Under the rule average the next fold may
+ * need the newest update again, so this update is not answered yet. */
 static void end_fold(hpc_core *core, hpc_share *share) {
     hpc_scheme *sc = core->scheme;
     const hpc_work *w = hpc_first_work(sc, share);
@@ -102,8 +103,8 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-/* The loaded step is ignored: updates of earlier steps may still be travelling, so phases go on by the numbers of
- * pushes. */
+/* Called when a checkpoint is loaded. Ignores the loaded step: updates of earlier steps may still be on their way, so
+ * phases go on by the numbers of pushes. */
 static void restored(hpc_scheme *sc, const hpc_work *w, uint64_t step) {
     (void)step;
     hpc_graph_set_step(sc, w->row->key, 0, 0);

@@ -1,13 +1,13 @@
 /* BARRIER and ASYNC on a graph (ASAP, sections 4 and 6.2): a share (all rows of one key on one core) is folded as a
- * whole when this rank has pushed it, and under BARRIER when also every rank has told that it has sent. It tells this
- * by a signal, which overtakes the data, as a barrier does.
+ * whole when this rank has pushed it, and, under BARRIER, when every rank has signalled that it has sent. The signal
+ * may overtake the data, as a barrier does not wait for data either.
  *
- * A neighbour may write its next update over the last one while that one is read, or before. So an update stands
- * between two marks, which hold its version: the sender writes the first mark, the data, the last mark; the reader
- * reads the last mark, copies the data, reads the first mark. Equal marks say that all of that version was there when
- * the copy began, and nothing of the next version when it ended. An update that is not whole, or was folded before, is
- * left out, and the weights of the rest are scaled up instead. So puts must keep their order
- * (hpc_transport.keeps_order). A push without an update writes only the marks, which say so. */
+ * A neighbour may overwrite its last update before or while this rank reads it. So each update is between two marks,
+ * which hold its version. The sender writes the first mark, the data, then the last mark. The reader reads the last
+ * mark, copies the data, then reads the first mark. If the marks are equal, all data of that version had come before
+ * the copy began, and no data of the next version came before it ended. An update that is not whole, or was folded
+ * before, is left out, and the weights of the others are scaled up instead. This needs puts that keep their order
+ * (hpc_transport.keeps_order). A push without an update writes only its marks, which say that there is no data. */
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -38,7 +38,7 @@ typedef struct scratch {
 /* The state of the scheme. */
 typedef struct unflushed {
     hpc_split split; /* must stand first: split.c reads hpc_scheme.own as this type */
-    stamp *marks;    /* by key: the mark of the update that is being sent */
+    stamp *marks;    /* by key: the mark of the update that is sent now; a put may still read it */
 } unflushed;
 
 static stamp *mark_of(const hpc_scheme *sc, int key) {
@@ -108,7 +108,7 @@ static int open_all(hpc_scheme *sc, const char *op) {
 
 /* ---- the core: when ---- */
 
-/* Returns how often rank has told that it sent the key and core of a share. */
+/* Returns how many pushes rank has signalled as sent, of the key and core of a share. */
 static uint64_t said_by(const hpc_scheme *sc, const hpc_share *share, int rank) {
     const size_t at = (size_t)(share - sc->layout.shares) * (size_t)sc->context->group.size + (size_t)rank;
     const int signal = hpc_signal_applied(sc, sc->graph->siblings[at]);
@@ -127,7 +127,8 @@ static int is_time(const hpc_scheme *sc, const hpc_share *share) {
 
 typedef enum found { WHOLE, EMPTY, TORN, STALE, MISSING } found;
 
-/* Copies memory that another rank may write meanwhile; the marks tell whether it did. nbytes is a multiple of 64. */
+/* Copies memory that another rank may write at the same time; the caller finds that out by the marks. nbytes must be a
+ * multiple of 64. */
 __attribute__((no_sanitize("thread"))) static void copy_racy(char *to, const char *from, size_t nbytes) {
     for (size_t at = 0; at < nbytes; at += sizeof(uint64_t)) {
         uint64_t word = __atomic_load_n((const uint64_t *)(const void *)(from + at), __ATOMIC_RELAXED);
@@ -139,8 +140,8 @@ __attribute__((no_sanitize("thread"))) static uint64_t version_at(const char *ma
     return __atomic_load_n((const uint64_t *)(const void *)mark, __ATOMIC_ACQUIRE);
 }
 
-/* Copies one neighbour's input, of all rows of a share, into the core's scratch. Returns WHOLE or EMPTY if it is whole
- * and new; otherwise why it cannot be used. */
+/* Copies one neighbour's input, of all rows of a share, into the core's scratch memory. Returns WHOLE or EMPTY if the
+ * input is whole and new; otherwise the reason why it cannot be folded. */
 static found read_input(hpc_core *core, hpc_share *share, int input) {
     const hpc_scheme *sc = core->scheme;
     scratch *its = core->own;
@@ -166,7 +167,7 @@ static found read_input(hpc_core *core, hpc_share *share, int input) {
     return n == version ? WHOLE : EMPTY;
 }
 
-/* Adds weight times the update at rows_from to the sum; if begins is set, begins the sum with it. */
+/* Adds weight times the update at rows_from to the sum; if begins is set, overwrites the sum by it. */
 static void add_update(hpc_core *core, const hpc_share *share, double weight, int begins) {
     static const double ones[2] = {1, 1};
     const hpc_scheme *sc = core->scheme;
@@ -258,15 +259,15 @@ static int work(hpc_core *core) {
 
 /* ---- the worker ---- */
 
-/* An update that may be overwritten unread has no answer: this waits until the transport says that the last one has
- * left. */
+/* Waits until the slot may be written. Owners do not answer these updates, so the wait ends when the transport says
+ * that the last update has left this rank's memory. */
 static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     int status = (sc->use == NULL ? hpc_push_wait_slot : hpc_split_wait_slot)(sc, key, l, op);
     return status == HPC_OK ? hpc_flush_key(sc, key, l) : status;
 }
 
-/* Puts mark, data and mark into the neighbour's slots, whether the last update was read or not; the transport keeps
- * this order. */
+/* Puts mark, data and mark, in this order, into the neighbour's slots, even if the neighbour has not read the last
+ * update. */
 static int overwrite_share(hpc_scheme *sc, const hpc_share *share) {
     int me = sc->context->group.rank, status = HPC_OK, owner = share->owner;
     hpc_lane *lane = hpc_push_lane(sc, share);
@@ -296,9 +297,9 @@ static int send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     return share->owner == sc->context->group.rank ? hpc_push_share(sc, s, slot, l) : overwrite_share(sc, share);
 }
 
-/* BARRIER: tells every rank that this one has sent, by the signals of this rank's own shares, on a lane without bulk
- * data. BARRIER and ASYNC: already asks for the answers that wait_slot of the next push waits for; they come while the
- * trainer computes. */
+/* Under BARRIER, tells every rank that this rank has sent, by the signals of this rank's own shares, on a lane without
+ * bulk data. Under BARRIER and ASYNC, asks the transport for the reports for which wait_slot of the next push waits, so
+ * that they come while the trainer computes. */
 static int pushed(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     int me = sc->context->group.rank, size = sc->context->group.size, status = HPC_OK;

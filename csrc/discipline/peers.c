@@ -1,12 +1,12 @@
 /* BSP among peers (SFB, section 3): every worker owns a share of each key (all rows of the key on one core), which
- * makes the parameters of this worker alone. When the updates of the worker and of all its peers are there, the share
- * applies them in the order of ranks. So if all send to all, all workers have the same parameters, bit for bit. Pushes
- * may come by way of other ranks (engine/layout/rows.c); only the plan knows this, a discipline need not.
+ * applies updates to this worker's own copy of the parameters. When the updates of the worker and of all its peers have
+ * come, the share applies them in the order of ranks. So if all workers send to all, all have the same parameters, bit
+ * for bit. Pushes may come through other ranks (engine/layout/rows.c); a discipline need not know this.
  *
- * A pull waits only for this rank's own share. A push waits until the peers have answered the update that had its slot
- * before. A worker that has ended step n has the updates of step n of all peers that send to it; it may be one step
- * ahead of a peer that it sends to. With two slots, and every rank sending to all, no push waits: when a worker begins
- * push n + 2, all peers have made push n + 1, and so have applied push n. */
+ * A pull waits only for this rank's own share. A push waits until the peers have answered the earlier update in the
+ * same slot. A worker that has ended step n has applied the updates of step n of all peers that send to it; it may be
+ * one step ahead of a peer to which it sends. With two slots, and every rank sending to all, no push waits: when a
+ * worker begins push n + 2, all peers have made push n + 1, and so have applied push n. */
 #include "discipline/peers.h"
 
 #include "discipline/discipline.h"
@@ -43,7 +43,8 @@ const hpc_edge *hpc_peers_find_push(const hpc_plan *plan, int row, int owner, in
     return NULL;
 }
 
-/* Checks the way of an input: the edges by which ranks pass it on must lead back to the rank that pushes it. */
+/* Checks the path of an input: from rank to rank, the edges by which it is passed on must lead back to the rank that
+ * pushes it. */
 static int check_way(const hpc_plan *plan, int i, const hpc_edge *in) {
     const hpc_edge *at = in;
     for (int steps = 0; at != NULL && hpc_edge_via(at) >= 0 && steps < plan->n_rows; steps++)
@@ -54,8 +55,9 @@ static int check_way(const hpc_plan *plan, int i, const hpc_edge *in) {
                     in->rank, hpc_edge_via(in));
 }
 
-/* An update that is passed on needs a row of its rank, because its event names that row. The rows of the same elements
- * need the same core number, because a core passes pushes on to the core of its own number. */
+/* Checks an update that other ranks pass on. The rank that pushes it must own a row of the same elements, because the
+ * event names that row. All rows of these elements must have the same core number, because a core passes pushes on to
+ * the core with its own number. */
 static int check_passed(const hpc_plan *plan, int i, const hpc_edge *in) {
     const hpc_row *row = &plan->rows[i], *before = i > 0 ? row - 1 : row;
     if (hpc_peers_find_push(plan, i, in->rank, in->rank) == NULL)
@@ -95,8 +97,8 @@ int hpc_peers_check(const hpc_context *c, const hpc_exchange_config *f) {
 
 /* ---- the core ---- */
 
-/* Returns the slot of a push. Marks of inputs are kept in a share's first row, for all rows: 0 before an input comes
- * and after its use. */
+/* Returns the slot of a push. The marks of a share's inputs are kept in its first row, for all rows; a mark is 0 before
+ * the input comes and after its fold. */
 static int slot_of(const hpc_scheme *sc, uint64_t push) {
     return (int)((push - 1) % (uint64_t)sc->layout.depth);
 }

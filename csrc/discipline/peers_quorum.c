@@ -1,28 +1,28 @@
 /* A quorum among peers: every worker has a copy of the parameters, to which it applies the same folds as all others.
- * For the shares of the same elements one rank decides; each rank decides for some elements. It finds by quorum.c's
- * rules which updates count, as the owner does there, and gives *verdicts*. A verdict is either a fold, with the ranks
- * whose updates are in it, or says that the update of one rank is left out. All shares follow its verdicts in the same
- * order, so the copies stay equal, bit for bit.
+ * For all shares with the same elements one rank decides; each rank decides for some elements. The deciding rank finds
+ * by the rules of an owner (quorum.c) which updates count, and sends *verdicts*. A verdict is either a fold, with the
+ * list of ranks whose updates it takes, or says that the update of one rank is left out. All shares follow the verdicts
+ * in the same order, so the copies stay equal, bit for bit.
  *
- * A worker sends its update to its peers as under BSP. To the deciding rank it also sends a vote: the version that the
+ * A worker sends its update to its peers as under BSP. It also sends the deciding rank a vote: the version that the
  * update is for. The updates of a rank come in order, so a verdict is about the next update of each rank that it names.
- * A share follows a verdict when all these updates are there, and then answers their ranks, whose slots are free. A
- * worker's own share also tells it the outcome, when its parameters have all that was decided before. So an update
- * counts everywhere or nowhere, and goes back into the residual at most once.
+ * A share follows a verdict when all these updates have come; then it answers their ranks, and their slots are free. A
+ * worker learns the outcome from its own share, when its parameters have all folds decided before. So an update is
+ * folded on every rank or on none, and is added back to the residual at most once.
  *
  * Writers and order. A worker puts its vote into the part of the deciding rank, before the vote's event. It votes again
  * only when its last vote was decided, so each rank has one vote there. The deciding rank puts its verdicts into a ring
  * in the part of each rank, itself included. A signal after each verdict counts them, and the follower's core acquires
- * it. The ring cannot run over: a verdict is about at least one update, and a rank has at most as many pending updates
+ * it. The ring cannot overflow: a verdict is about at least one update, and a rank has at most as many pending updates
  * as slots, because it waits for the answers of all its peers.
  *
- * Among peers of a graph all updates of all ranks are voted for and decided in the same way. A fold waits until each
- * rank has a quorum of the updates that come to it. A share answers all ranks, even ranks whose updates do not come to
- * it, so the ring is long enough for it too.
+ * If peers form a graph, all ranks vote and updates are decided in the same way. A fold waits until each rank has a
+ * quorum of the updates that come to it. A share answers all ranks, even ranks whose updates do not come to it, so the
+ * ring cannot overflow either.
  *
  * Waits form no circle, as in quorum.c: a share that follows a verdict waits only for updates that were sent before
- * their votes. A core that stands still holds up its peers when their slots are used up, as a server's core does at
- * once. */
+ * their votes. A core that stands still makes its peers wait when their slots are used up; a server's core that stands
+ * still makes its workers wait at once. */
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -78,7 +78,7 @@ static int has_come(const hpc_share *share, int rank) {
     return hpc_clock_came(&share->clocks[rank]) > hpc_clock_applied(&share->clocks[rank]);
 }
 
-/* Returns whether all inputs that a verdict is about are there. If so, notes them and their slots for the fold. */
+/* Returns whether all inputs that a verdict names have come. If so, notes them and their slots for the fold. */
 static int is_there(const hpc_scheme *sc, const hpc_share *share, const uint64_t *verdict) {
     const hpc_work *w = hpc_first_work(sc, share);
     memset(hpc_intake_of(share)->takes, 0, (size_t)sc->context->group.size);
@@ -91,7 +91,7 @@ static int is_there(const hpc_scheme *sc, const hpc_share *share, const uint64_t
     return 1;
 }
 
-/* Answers the ranks whose updates do not come here: they wait for this answer too. */
+/* Answers the ranks that do not send their updates to this rank: they wait for this answer too. */
 static void answer_others(hpc_core *core, const hpc_share *share, const uint64_t *verdict) {
     const hpc_intake *in = hpc_intake_of(share);
     for (int i = 0; i < in->n_from; i++)
@@ -184,7 +184,8 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
     return found > before ? found : hpc_add_rank(ranks, found, hpc_decider_of(sc, share)->owner);
 }
 
-/* All ranks go on from the same folds: a share that has answered all pushes has followed all verdicts. */
+/* Called in a publish. All ranks go on from the same folds: a share that has answered all pushes has followed all
+ * verdicts. */
 static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     int status = HPC_OK;
     for (int key = 0; key < sc->plan->n_keys && status == HPC_OK; key++)

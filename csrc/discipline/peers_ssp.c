@@ -1,28 +1,29 @@
 /* SSP(s) and ASYNC among peers (SFB, section 4.2, equation 4). A worker's *clock* of a key is the number of its pushes
- * since the last publish. Step c of a worker begins when its parameters have all its own updates, and of each peer that
- * sends to it the updates up to some clock from c - s to c. No fewer, so that no copy is far behind; none of a later
- * clock, so updates of a faster peer wait.
+ * since the last publish. Step c of a worker begins when its parameters have all its own updates and, of each peer that
+ * sends to it, the updates up to a clock of at least c - s and at most c. The lower bound keeps copies from falling
+ * behind; the upper bound makes updates of faster peers wait.
  *
- * A push of this rank is an event of this rank's share, like a peer's. The share applies nothing while the worker
- * computes. It waits for the worker's next push, then until every open peer has pushed c - s times, and then applies
- * all that it may: in the order of clocks, and for each clock of ranks, so that updates with the same arguments of the
- * rule are one fold. Each update is applied with the arguments that its worker had set, in all shares alike, so all
- * copies end with the same updates. Then the share tells each peer, and its own worker, how many of their updates it
- * has applied, which frees their slots.
+ * A rank's own push is an event of the rank's share, like the push of a peer. The share applies nothing while the
+ * worker computes. It waits for the worker's next push, then until every open peer has pushed c - s times. Then it
+ * applies all updates that it may, in the order of clocks and, for the same clock, of ranks; updates with the same
+ * arguments of the rule are one fold. Each update is applied with the arguments that its worker had set, at all ranks,
+ * so all copies end with the same updates. Then the share tells each peer, and its own worker, how many of their
+ * updates it has applied; the slots of these updates are free.
  *
  * Slots. d is the plan's depth, at least s + 2. A push waits until its slot is free. At its push t, a peer applies all
- * updates of clocks up to t that came before this push. So if this rank is faster than a peer with t pushes, it may
- * push up to t + s + 1, and only the slots of pushes t + 1 to t + s + 1 are in use: it never waits. A rank that was
- * slower than a peer and overtakes it within one of that peer's steps may wait for the end of that step.
+ * updates of clocks up to t that came before this push. So if a peer has made t pushes, a faster rank may push up to t
+ * + s + 1, and only the slots of its pushes t + 1 to t + s + 1 are in use; so it never waits for a slot. A rank that
+ * was slower than a peer and overtakes it within one of that peer's steps may wait for the end of that step.
  *
- * ASYNC takes all updates that have come, even of later clocks, and otherwise equals SSP(d - 2): only the slots limit
- * how far a worker may be ahead of a peer, in pushes, not in time. A worker that waits for a free slot waits at the end
- * of a step, where its own share frees the slots of others. It does not wait in its next push, where two workers could
- * wait for each other. So a slow worker never waits for a fast one, not even for one that stands at a barrier.
+ * ASYNC applies all updates that have come, even of later clocks, and otherwise equals SSP(d - 2): only the slots limit
+ * by how many pushes a worker may be ahead of a peer. A worker waits for a free slot at the end of a step, since its
+ * own share then frees the slots of others. If it waited in its next push, two workers could wait for each other. So a
+ * slow worker never waits for a fast one, not even for one that waits at a barrier.
  *
- * Settle applies updates up to the worker's own clock as they come; publish and close apply all. The worker does not
- * compute meanwhile. No step waits for a peer that has closed. A peer closes when all its receivers have applied its
- * last push, and then serves until all have closed, so its copy misses no updates of others.
+ * During settle the share applies updates up to the worker's own clock as they come, during publish and close all
+ * updates; the worker does not compute then. No step waits for a peer that has closed. A peer closes when all its
+ * receivers have applied its last push, and then serves until all ranks have closed, so its copy gets all updates of
+ * the others.
  *
  * Writers, readers and order:
  * - parameters: written by this rank's core between the event of the worker's push and the answer, or while
@@ -52,7 +53,8 @@ enum { RUNS_TO_OWN = 1, RUNS_TO_ALL = 2 };
 /* A share's state, at its owner. */
 typedef struct peer_share {
     _Atomic uint64_t late; /* how many clocks the slowest peer was behind the last step */
-    int runs; /* 0: applies only when the worker has pushed; otherwise at once, up to the worker's clock or all */
+    int runs; /* 0: the share applies only when the worker has pushed; otherwise as updates come, up to the worker's
+                 clock or without limit */
 } peer_share;
 
 /* The state of the scheme. */
@@ -117,7 +119,7 @@ static int n_inputs(const hpc_scheme *sc, const hpc_share *share) {
     return hpc_first_work(sc, share)->row->n_in;
 }
 
-/* Returns the clock, by updates that have come, of the open peer that is furthest behind; n if that is less. */
+/* Returns the smallest clock of the open peers, counting updates that have come; at most n. */
 static uint64_t least_of_open(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     for (int e = 0; e < n_inputs(sc, share); e++) {
         const uint64_t came = hpc_clock_came(input_clock(sc, share, e));
@@ -126,7 +128,7 @@ static uint64_t least_of_open(const hpc_scheme *sc, const hpc_share *share, uint
     return n;
 }
 
-/* Returns whether the worker has pushed for the step at clock n, and no open peer is too far behind it. */
+/* Returns whether the worker has made push n, and no open peer is too far behind it for the next step. */
 static int is_time(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     const uint64_t enough = hpc_clock_behind(sc, n);
     return hpc_clock_came(own_clock(share)) >= n && least_of_open(sc, share, enough) >= enough;
@@ -138,8 +140,8 @@ static int has_equal_args(const double *a, const double *b) {
     return memcmp(a + 1, b + 1, HPC_ARGS_BYTES - sizeof *a) == 0;
 }
 
-/* Applies to a row all updates that are there and not yet applied, up to a clock for each sender (hpc_clock.at): in the
- * order of clocks, and for each clock of inputs. */
+/* Applies to a row all updates that have come and are not applied, for each sender up to the clock hpc_clock.at: in the
+ * order of clocks and, for the same clock, of inputs. */
 static int apply_row(hpc_core *core, hpc_work *w, uint64_t first, uint64_t last) {
     const hpc_scheme *sc = core->scheme;
     hpc_inputs inputs = hpc_row_none(core, w, NULL, w->share->version);
@@ -231,7 +233,7 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
     return hpc_core_empty_came(core, share, event, nothing_came);
 }
 
-/* Looks at all shares again when a peer has closed: a step may have waited for it. */
+/* Looks at all shares again when a peer has closed, since a step may have waited for that peer. */
 static int work(hpc_core *core) {
     int n = 0;
     for (int i = 0, news = hpc_core_sees_closed(core); news && i < core->clocked->n; i++)
@@ -255,8 +257,9 @@ static void ended(hpc_scheme *sc, int key) {
     its->counted[key] = k->pushes;
 }
 
-/* Adds the rank that holds up push n of an input: the rank that makes this push, or if it was made the rank that passes
- * it on. If the first rank's memory is not mapped here its pushes cannot be counted, and both are added. */
+/* Adds the rank for which this rank waits to get push n of an input. That is the pushing rank; if it has made the push,
+ * the rank that passes the push on. If the pushing rank's memory is not mapped on this rank, its pushes cannot be
+ * counted, and both ranks are added. */
 static int add_holder(const hpc_scheme *sc, const hpc_share *share, int input, uint64_t n, int *ranks, int found) {
     const int rank = rank_of(sc, share, input);
     const int sender = hpc_edge_sender(&hpc_first_work(sc, share)->row->in[input]);
@@ -281,8 +284,8 @@ static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int
 
 /* ---- settle and publish ---- */
 
-/* From now on the core of a share applies updates as they come, up to the clock that runs names; if runs is 0, only
- * when the worker has pushed. */
+/* Sets peer_share.runs of a share: from now on its core applies updates as they come, up to the limit that runs names;
+ * if runs is 0, only when the worker has pushed. */
 static void let_run(hpc_scheme *sc, hpc_share *share, int runs) {
     hpc_core *core = &sc->cores[share->core];
     hpc_core_pause(core);
@@ -301,8 +304,8 @@ static void let_all_run(hpc_scheme *sc, int runs) {
         for (int i = 0; i < sc->cores[c].clocked->n; i++) let_run(sc, sc->cores[c].clocked->shares[i], runs);
 }
 
-/* Returns for how many pushes of an input a share waits: up to this rank's clock, or if all is set, all pushes that
- * were made. */
+/* Returns how many pushes of an input a share waits for: as many as this rank has made or, if all is set, all that the
+ * input's rank has made. */
 static uint64_t goal_of(const hpc_scheme *sc, const hpc_share *share, int input, int all) {
     const int rank = rank_of(sc, share, input);
     if (all) return ((const peering *)sc->own)->last[share->key * sc->context->group.size + rank];
@@ -334,8 +337,8 @@ static int settle(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* All peers go on from one clock, with all updates applied. No rank has a push pending, and none pushes before the
- * publish has ended. */
+/* Called in a publish: waits until all updates are applied, and sets all clocks to 0. No rank has a push pending, and
+ * none pushes before the publish has ended. */
 static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     int status = hpc_clocks_learn_pushes(sc, ((peering *)sc->own)->last, op, l->deadline);
     if (status != HPC_OK) return status;
@@ -346,8 +349,8 @@ static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* A rank that has finished makes no more steps, so it applies all updates as they come. It serves until all have
- * closed; each closes when all have read its last push. */
+/* After HPC_ON_FINISH the rank makes no more steps, so its core applies all updates as they come. The rank serves until
+ * all ranks have closed; each rank closes when all others have read its last push. */
 static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const char *op) {
     if (moment == HPC_ON_END) ended(sc, key);
     if (moment == HPC_ON_FINISH) let_key_run(sc, key, RUNS_TO_ALL);

@@ -1,41 +1,43 @@
-/* A quorum: a fold that goes on without stragglers. The fold is made when a quorum of the updates is there and the
- * grace for the other updates is over. A *sender* of updates is a worker that pushes to servers; with several stages
- * (servers_groups.h) a group of ranks, a host or a rack, whose updates are folded first, all together as under BSP; on
- * a graph an in-neighbour.
+/* A quorum: folds that are made without stragglers. A fold is made when a quorum of the updates has come and the grace,
+ * the time for the other updates, is over. A *sender* of updates is a worker that pushes to servers; with several
+ * stages (servers_groups.h) a group of ranks, a host or a rack, whose updates are folded first, all together as under
+ * BSP; on a graph an in-neighbour.
  *
- * A sender has at most one unanswered update at a share (all rows of one key on one core of an owner). It puts the
- * update's version, then the update itself unless the owner can read it in the sender's memory, and then an event. It
- * touches neither again until the owner has answered. So no update is overwritten while it is read, and none is torn. A
- * rank that stands still delays only its own update.
+ * A sender has at most one unanswered update at a share (all rows of one key on one core of an owner). The sender puts
+ * the update's version, then the update itself (unless the owner can read it in the sender's memory), then an event. It
+ * writes neither again until the owner has answered. So no update is overwritten while it is read. A rank that stands
+ * still delays only its own update.
  *
- * Pushes have *versions*. An update that is older than the next fold is late: the owner answers it at once and leaves
- * it out, and both ends count it. The answer says whether the update was used, and which version was folded last. So
- * the sender learns the fate of each of its pushes.
+ * Pushes have *versions*. An update for an older version than the next fold's is late: the owner answers it at once and
+ * leaves it out, and owner and sender count it. The answer says whether the update was used, and which version was
+ * folded last. So the sender learns the outcome of each of its pushes.
  *
- * The grace. A fold that has its quorum still waits for the other senders that it expects. It expects a sender that is
- * at most two versions behind (it may bring this version soon) and that has not let a fold wait in vain since its last
- * update. The fold waits for as long as these senders usually take (RFC 6298: the mean plus four mean deviations), or
- * for the user's time. When a fold goes on without a sender, it is measured as if that update had come just then. If
- * that happens rarely, the time hardly changes; if more than a third of all folds are cut short, the time grows until
- * fewer are.
+ * The grace. A fold that has its quorum still waits for the other senders that it expects. A sender is expected if it
+ * is at most two versions behind (so it may soon send this version), and if no fold has waited for it in vain since its
+ * last update. The fold waits for as long as these senders usually take (RFC 6298: the mean plus four mean deviations),
+ * or for the time that the user set. A fold that goes on without an expected sender is measured as if that update had
+ * come just then. If that happens rarely, the learned time hardly changes; if it happens in more than a third of all
+ * folds, the time grows.
  *
- * Servers. A push is for the version after the newest that any owner has told this worker; a fold takes only updates
- * for the same version. If a worker's update
+ * Servers. A worker pushes for the version that follows the newest version that any owner has told it; a fold takes
+ * only updates for one version. If a worker's update
  * - is in the fold, the worker gets the parameters and an answer, as under BSP;
- * - is not there yet, the worker gets nothing: it computes, and its parameters do not change until it pushes;
+ * - has not come yet, the worker gets nothing: it computes, and its parameters do not change until it pushes;
  * - comes after the fold, it is late: the worker gets the newest parameters, and an answer that says so.
  *
  * Every push has one answer from each share. A worker that has all answers goes on from the newest version that it
- * knows. Shares may be some versions apart: an update for a later version of a share waits there. A version belongs to
- * all keys: a worker pushes each key once for it, and has all answers before it pushes the next version. So where one
- * share has found its quorum all others will too, because the same ranks have pushed that version there. If each key
- * had its own versions, two workers could wait for each other, each for a key in which it is ahead. Keys that workers
- * push at different times must be in different schemes (EngineOptions.groups in Python).
+ * knows. Shares may differ by some versions: an update for a later version waits at a share until that version is next.
+ * A version belongs to all keys: a worker pushes each key once for a version, and has all answers before it pushes for
+ * the next one. So if one share has found its quorum for a version, all others will too, because the same ranks push
+ * that version to all of them. If each key had its own versions, two workers could wait for each other, each for a key
+ * in which it is ahead. Keys that workers push at different times must be in different schemes (EngineOptions.groups in
+ * Python).
  *
- * Groups. All ranks of a group push for the same version. Each of them waits for the answer to each row that applies
- * the rule, directly or by relays, before it goes on. An owner gives all ranks of a group the same answers. So all of
- * them choose the same next version: the one after the newest that they were told, of all keys. If a group is late, its
- * update is left out; all its ranks get the newest parameters, and are told. Writers, readers and order of the words:
+ * Groups. All ranks of a group push for the same version. Each rank waits for the answers of all rows that apply the
+ * rule, directly or by relays, before it goes on. An owner gives all ranks of a group the same answers. So all of them
+ * choose the same next version: the one that follows the newest version they were told for any key. If a group is late,
+ * its update is left out; all its ranks get the newest parameters, and are told. Writers, readers and order of the
+ * words:
  *
  * - The version. The rank whose input it is puts it into the owner's part (its memory in the window). A worker that
  *   pushes directly to the row puts it before its push, by the same lane. A forwarding rank's core puts it by the lane
@@ -44,7 +46,7 @@
  *   put reads from a place that the worker has for the slot; the worker writes that place before its push, and again
  *   when the slot is free.
  * - The outcome. The owner puts it into the part of each relay, one place for each row, before the parameters, which
- *   bring the event. Each relay puts it on to the next relay in the same way. A relay's share joins the outcomes of its
+ *   bring the event. Each relay puts it to the next relay in the same way. A relay's share joins the outcomes of its
  *   rows: the newest version; left out if some row says so. When its last row has come it puts the joined outcome to
  *   the ranks that it answers, and then answers. The owner has one source for each group, and a relay's share has one:
  *   both are written for the next reply to the group, which comes after all its ranks had this one. A relay passes on
@@ -55,49 +57,51 @@
  * push all before they wait. Inside a group all wait for the same folds, as under BSP, so a group pushes all keys for a
  * version as one worker does. Between groups it is as between workers of servers: when a share has made fold v, its
  * groups have pushed v to all other shares too, so all of these find a quorum for v. Once a rank has closed, its group
- * brings no more updates. That rank has waited for the answers to all its pushes, so no push of the group is
- * unanswered. The other ranks of the group cannot push any more, and are told.
+ * sends no more updates. That rank has waited for the answers to all its pushes, so no push of the group is unanswered.
+ * The other ranks of the group get an error when they push.
  *
  * Graphs: NOTIFY-ACK whose folds go on without stragglers. The fold of a rank's push of version n takes from each
  * in-neighbour an update of version n or newer. The rank does not wait for its out-neighbours. A push is
  * - sent if that neighbour has answered the last one; the update is used, or late;
- * - dropped if that answer did not come before a later push needed this one's memory, or if the answer said that this
- *   version has been folded. Nothing travels for it.
+ * - dropped if that answer did not come before a later push needed this push's memory, or if the answer said that this
+ *   version has been folded. Nothing is sent for it.
  *
- * A push that needs the memory of an earlier push waits for the neighbours that have not taken that one. It waits twice
- * as long as a fold would, because they may be waiting for others themselves; but it does not wait for a neighbour that
- * let a push wait in vain and has not answered since.
+ * A push that needs the memory of an earlier push waits for the neighbours that have not taken the earlier one. It
+ * waits twice as long as a fold would, because these neighbours may be waiting for others. It does not wait for a
+ * neighbour for which a push has waited in vain, until that neighbour answers again.
  *
- * A straggler catches up: its next version is the newest that a quorum of its in-neighbours has pushed, in any key. Its
- * out-neighbours may have folded that version already, and then its update is late once more; but it never waits for an
- * update that its in-neighbours may not push. A rank without in-neighbours takes the version after the newest that its
- * out-neighbours have folded. A version belongs to all keys and cores; a new one is chosen when a key is pushed again.
+ * A straggler catches up: its next version is the newest that a quorum of its in-neighbours has pushed, in any key. If
+ * its out-neighbours have folded that version already, its update is late once more. But the straggler never waits for
+ * an update that its in-neighbours may not push. A rank without in-neighbours takes the version after the newest that
+ * its out-neighbours have folded. A version belongs to all keys and cores; a new one is chosen when a key is pushed
+ * again.
  *
  * When a state is loaded all ranks go on from the largest version of any rank; no rank has pushed beyond it. So every
- * update that was sent before is late, whether it is in a slot or still travels. Its sender waits for the answer at
+ * update that was sent before the load is late, even if it has not arrived yet. Its sender waits for the answer at
  * once; otherwise its next push could only be sent in a later call.
  *
- * A fold of version n is allowed when a quorum of the in-neighbours has brought n or newer, even for an earlier fold. A
- * rank that has closed is left out; if fewer than a quorum are left, these suffice: so a straggler may do its last
- * steps alone, after all others.
+ * A fold of version n is allowed when a quorum of the in-neighbours has sent version n or newer, even if an earlier
+ * fold took it. Ranks that have closed do not count. If fewer ranks than a quorum are open, the open ones suffice, so a
+ * straggler may do its last steps alone after all others.
  *
  * SSP(s) on a graph: a fold takes updates that are up to s versions older than the fold; an older update is late. A
- * straggler catches up to s versions behind the quorum. When this rank ends its pushes it makes no more folds, so the
- * updates that wait for versions up to its last one are late then.
+ * straggler catches up to s versions behind the quorum. A rank that has made its last push makes no more folds, so
+ * waiting updates for versions up to its last one are then late.
  *
  * Graphs of several phases: the version of a fold determines its phase, and the quorum is one of the in-neighbours of
  * that phase. If a rank skipped a version, the neighbours of the skipped phase would wait for it in vain. So each push
- * goes to the neighbours of all phases; neighbours of other phases get only its version (HPC_OP_EMPTY), which is not an
- * update. An update has the weight of the version that it was pushed for. An update newer than the fold stays for its
- * own version, unless its sender is a neighbour now: then the sender has skipped the fold's version, and the fold takes
- * the update.
+ * goes to the neighbours of all phases. Neighbours of phases other than the push's own get only the version
+ * (HPC_OP_EMPTY), without an update. An update has the weight of the version that it was pushed for. An update newer
+ * than the fold stays for its own version, unless its sender is a neighbour now: then the sender has skipped the fold's
+ * version, and the fold takes the update.
  *
  * Fold and apply in two calls, on a graph: the folds are the same; split.c describes how their means are used.
  *
  * Waits form no circle if all ranks push all keys in the same order, or push all before they wait. Proof: of all ranks
- * that wait take one that is the least far, at version n and there at the first key. A quorum of its in-neighbours has
- * pushed this key, or a key from which this rank has chosen n, for n or newer. They push all keys of a version before
- * they begin another, so they push this key too; they are not less far, so they have pushed it already. */
+ * that wait take the rank that has progressed least: its version n is the lowest and, for that version, its key comes
+ * first. A quorum of its in-neighbours has pushed this key, or the key from which this rank chose n, for version n or
+ * newer. These neighbours push all keys of a version before they begin another version. They have progressed at least
+ * as far, so they have pushed this key already. */
 #include "discipline/quorum_state.h"
 
 #include "discipline/config.h"
@@ -129,7 +133,8 @@ static int check_config(const hpc_exchange_config *f) {
                     own->name);
 }
 
-/* A test of row i of a plan. row is the end of the error message "row i ..." for a row that fails the test. */
+/* A test of row i of a plan, and the text row, the end of the error message "row i ..." for a row that fails the
+ * test. */
 typedef struct refusal {
     int (*refuses)(const hpc_plan *plan, int i);
     const char *row;
@@ -157,7 +162,7 @@ static int is_of_row(const hpc_plan *plan, int i, int row) {
     return plan->rows[i].key == plan->rows[row].key && plan->rows[i].offset == plan->rows[row].offset;
 }
 
-/* The same test for peers, whose rows may have different inputs. It runs once for the rows of the same elements. */
+/* The same test for peers, whose rows may have different inputs. It is made once for all rows of the same elements. */
 static int has_other_peers(const hpc_plan *plan, int i) {
     const int me = plan->rows[i].owner;
     const int is_first = i == 0 || !is_of_row(plan, i - 1, i);
@@ -215,7 +220,7 @@ static int answers_inputs(const hpc_row *row) {
     return 1;
 }
 
-/* Refuses plans in which the rank that encodes a group's update would not hear whether it was used or left out. */
+/* Refuses plans in which the rank that encodes a group's update is not told whether the update was used or left out. */
 static int check_pieces(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows; i++)
         if (f->plan->rows[i].action == HPC_APPLY && !answers_inputs(&f->plan->rows[i]))
@@ -237,7 +242,8 @@ static int check_pieces_on_graph(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* A quorum of all inputs leaves out no update, so codecs of pieces need no check. */
+/* hpc_discipline.check of a quorum. If the quorum is all inputs no update is left out, so codecs of pieces need no
+ * check. */
 int hpc_quorum_check(const hpc_context *c, const hpc_exchange_config *f) {
     const int many = hpc_plan_has_stages(f->plan);
     const refusal *refusals = many ? of_groups : hpc_edges_of(f) == HPC_PEERS ? of_peers : of_ranks;
@@ -310,8 +316,9 @@ static int check_groups(const hpc_scheme *sc, const char *op) {
     return HPC_OK;
 }
 
-/* Takes room in this rank's part for a copy of the update, for all rows of a share. On a graph an update that is sent
- * by a put is copied first, so the push's memory is free at once, however slow the neighbour is. */
+/* Allots space in this rank's part for a copy of the update, for all rows of a share. Returns its offset, or
+ * HPC_NOWHERE. On a graph an update that is sent by a put is copied first, so the push's memory is free at once, even
+ * if the neighbour is slow. */
 static size_t take_copy(hpc_scheme *sc, const hpc_share *share) {
     size_t nbytes = 0;
     if (sc->graph == NULL || hpc_is_mapped(sc, share->owner)) return HPC_NOWHERE;
@@ -319,8 +326,8 @@ static size_t take_copy(hpc_scheme *sc, const hpc_share *share) {
     return hpc_layout_take(&sc->layout.places[hpc_me(sc)], nbytes);
 }
 
-/* Returns the share whose owner decides for this share: among peers all shares of the same elements follow one of them.
- * The deciding owner differs from share to share, so each rank decides for some. */
+/* Among peers, returns the share whose owner decides for this share and for all others with the same elements. The
+ * deciding ranks are spread, so that each rank decides for some elements. */
 static int find_decider(const hpc_scheme *sc, const hpc_share *share) {
     const hpc_pushed *k = &sc->keys[share->key];
     const int size = sc->context->group.size;

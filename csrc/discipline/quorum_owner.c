@@ -1,5 +1,5 @@
-/* The owner's side of a quorum (see quorum.c): it holds updates until they are folded, decides when a fold is due,
- * folds, and answers. */
+/* The owner's side of a quorum (see quorum.c): keeps updates until they are folded, decides when a fold is due, folds,
+ * and answers. */
 #include <math.h>
 #include <stdio.h>
 
@@ -19,8 +19,8 @@ enum { NEAR = 2 };
 
 /* A core's view of a sender. */
 typedef struct watched {
-    char absent;       /* it let a fold wait in vain, and has sent nothing since */
-    char closes, gone; /* closes: it has closed; gone: it has, and all that it had sent was taken */
+    char absent;       /* set if a fold has waited for the sender in vain, and it has sent nothing since */
+    char closes, gone; /* closes: set if the sender has closed; gone: set if also everything it had sent was taken */
 } watched;
 
 /* The state of a core. */
@@ -29,8 +29,9 @@ typedef struct watch {
     watched *seen; /* by sender */
 } watch;
 
-/* Returns whether this rank's own push leads a fold. It does on a graph: the fold takes the neighbours' updates for the
- * push's version or a newer one. On servers no push leads, and a fold takes only updates for the same version. */
+/* Returns whether this rank's own push leads a fold. On a graph it does: the fold takes the neighbours' updates for the
+ * version of this rank's push, or newer ones. On servers no push leads, and a fold takes only updates for one
+ * version. */
 static int is_led(const hpc_scheme *sc) {
     return sc->graph != NULL;
 }
@@ -47,7 +48,7 @@ static uint64_t least_of(const hpc_scheme *sc, const hpc_share *share, uint64_t 
 }
 
 /* Returns whether a sender's push of a version has values for this owner. On a graph of several phases a push has
- * values for the neighbours of its phase only; to all others it says only that the sender has come so far. */
+ * values only for the neighbours of its phase; other neighbours get only its version. */
 static int sends(const hpc_scheme *sc, const hpc_share *share, uint64_t version, int sender) {
     return hpc_sends(sc, share->key, version, share->owner, sender);
 }
@@ -78,8 +79,8 @@ void hpc_intake_look_after(hpc_core *core, hpc_share *share) {
     in->place = to;
 }
 
-/* Stores the newest version that a quorum of the in-neighbours has reached; the worker chooses its next version by it.
- */
+/* Stores the newest version that a quorum of the in-neighbours has reached, from which the worker chooses its next
+ * version. */
 static void publish_progress(const hpc_scheme *sc, hpc_intake *in) {
     const int needs = sc->asked.quorum < in->n_from ? sc->asked.quorum : in->n_from;
     uint64_t reached = 0;
@@ -185,11 +186,12 @@ void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender) 
     }
 }
 
-/* Answers a sender's update: writes the outcome into this rank's own memory, and puts it from there. The put of the
- * outcome before has ended, because this update came after it. Parameters go before the answer:
- * - on servers only for a late update, because a fold has sent them to the others;
+/* Answers a sender's update: writes the outcome into this rank's own memory, and puts it from that memory. The put of
+ * the last outcome has ended, because the sender sent this update after it got that outcome. Parameters are sent before
+ * the answer:
+ * - on servers only for a late update, because the fold has sent them to the other senders;
  * - with several stages always, and relays answer the ranks that get parameters from them;
- * - never if pulls bring the parameters.
+ * - never if owners send parameters only when pulls ask.
  *
  * After this call the sender may overwrite its slot. */
 void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome) {
@@ -238,8 +240,8 @@ static int drop_before(hpc_core *core, const hpc_share *share, uint64_t least, u
 
 /* ---- when a fold is due ---- */
 
-/* Counts of senders: how many have brought an update for a version, how many others may still bring it, and how many of
- * these are expected soon. */
+/* Counts of senders: how many have sent an update for a version, how many others may still send it, and how many of
+ * these others are expected soon. */
 typedef struct survey {
     int brought, open, expected;
 } survey;
@@ -262,8 +264,8 @@ static survey look(const hpc_core *core, const hpc_share *share, uint64_t versio
     return found;
 }
 
-/* Returns how many updates are there for a fold, or may come, at the peer that has fewest: each peer must have a quorum
- * of the updates that come to it. */
+/* Returns the counts at the peer where the fewest updates for a fold have come, since each peer must have a quorum of
+ * the updates that come to it. */
 static survey look_where_fewest(const hpc_core *core, const hpc_share *share, uint64_t version, survey all) {
     const hpc_scheme *sc = core->scheme;
     const hpc_pushed *k = &sc->keys[share->key];
@@ -282,7 +284,8 @@ static survey look_where_fewest(const hpc_core *core, const hpc_share *share, ui
     return all;
 }
 
-/* Learns how long after the quorum the other updates came, or the fold went on without them. */
+/* Updates the learned grace: took is how many seconds after the quorum the other updates came, or the fold was made
+ * without them. */
 static void learn(const hpc_scheme *sc, hpc_intake *in, double took) {
     if (sc->asked.grace >= 0) return;
     hpc_usual_learn(&in->lag, took);
@@ -304,7 +307,7 @@ static int is_due(hpc_core *core, const hpc_share *share, const survey *found, u
     const double now = hpc_now();
     if (in->since == 0) {
         in->since = now;
-        hpc_bell_ring(sc->context->group.bell); /* a thread that is about to sleep must wake at the end of the grace */
+        hpc_bell_ring(sc->context->group.bell); /* a thread that begins to sleep must wake when the grace ends */
     }
     const double due = in->since + atomic_load_explicit(&in->grace, memory_order_relaxed);
     if (!complete && now < due) {
@@ -326,8 +329,8 @@ static uint64_t next_version(const hpc_scheme *sc, const hpc_share *share) {
     return has_lead(share) ? number_of(sc, share, share->owner, slot) : hpc_folded_of(share) + 1;
 }
 
-/* Returns whether an input is taken, the slot from which rows read it, and its version; for a lead, the slot and
- * version of this fold. */
+/* Returns, for hpc_row_take, whether the fold takes an input, the slot from which rows read it, and its version. For
+ * this rank's own push that leads the fold, these are the fold's slot and version. */
 static hpc_taken taking(const hpc_core *core, const hpc_work *w, const hpc_input *in) {
     const hpc_scheme *sc = core->scheme;
     const hpc_share *share = w->share;
@@ -345,9 +348,9 @@ hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w) {
     return inputs;
 }
 
-/* Answers this rank last: once it has its answer it may close, and then it sends nothing more. The updates are released
- * after the answers: so a thread that sees neither an answer nor a waiting update knows that no update has come. With
- * several stages parameters are sent when all rows are folded, to one group after the other. */
+/* Answers this rank last: once this rank is answered it may close, and then it sends nothing more. The updates are
+ * marked as released after the answers, so a thread that sees neither an answer nor a waiting update knows that no
+ * update has come. With several stages parameters are sent when all rows are folded, to one group after the other. */
 static void end_fold(hpc_core *core, hpc_share *share, uint64_t version) {
     const hpc_scheme *sc = core->scheme;
     hpc_intake *in = hpc_intake_of(share);
@@ -383,9 +386,10 @@ static const double *find_args(const hpc_scheme *sc, const hpc_share *share, con
     return hpc_args_of(sc, share, lowest, share->clocks[lowest].slot);
 }
 
-/* On servers, weights that add up to 1 (a mean) are scaled to add up to 1 again, and the weights of a sum stay as they
- * are. On a graph the weights are scaled to the total weight of all inputs, and a row's step is its version, so that a
- * straggler that has caught up is at the step of the others. */
+/* Folds a row. On servers, if the weights of all inputs add up to 1 (a mean), the weights of the folded inputs are
+ * scaled to add up to 1; the weights of a sum are not changed. On a graph the weights are scaled to the total weight of
+ * all inputs, and a row's step is the fold's version, so a straggler that has caught up is at the same step as the
+ * others. */
 static int fold_row(hpc_core *core, const hpc_share *share, hpc_work *w, uint64_t version) {
     const hpc_scheme *sc = core->scheme;
     const char *takes = hpc_intake_of(share)->takes;
@@ -431,7 +435,8 @@ static void decide(hpc_core *core, const hpc_share *share, uint64_t version) {
         if (in->takes[in->from[i]]) release(share, in->from[i]);
 }
 
-/* Marks the updates that the fold takes, and folds or decides. No update that waits is too old for the fold. */
+/* Marks the updates that the fold takes. Then folds them or, among peers, sends the verdict. The caller has left out
+ * updates that are too old. */
 static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
     hpc_intake *in = hpc_intake_of(share);
     const uint64_t least = least_of(core->scheme, share, version);
@@ -449,9 +454,9 @@ static int fold(hpc_core *core, hpc_share *share, uint64_t version) {
 
 /* ---- the core's work ---- */
 
-/* Advances a share by a step: drops late updates, then makes a fold. Returns how much was done, or -1 after a failure.
- * If too few senders are left for a quorum, servers drop all waiting updates; on a graph all neighbours that are left
- * are then the quorum. */
+/* Advances a share by a step: leaves out late updates, then makes a fold if one is due. Returns how many updates and
+ * folds it handled, or -1 after a failure. If fewer senders than a quorum are open, servers leave out all waiting
+ * updates; on a graph all open neighbours are then the quorum. */
 static int step(hpc_core *core, hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     const int followed = hpc_has_decider(sc) ? hpc_quorum_of(sc)->verdicts->follow(core, share) : 0;
@@ -484,13 +489,13 @@ static int work_for(hpc_core *core, hpc_share *share) {
         n += done > 0 ? done : 0;
         hpc_intake_look_after(core, share);
     } while (done > 0 && in->place < ((watch *)core->own)->n);
-    return n + (!waited && in->since > 0); /* a grace has begun: the thread must not sleep past its end */
+    return n + (!waited && in->since > 0); /* a grace has begun, so the thread must not sleep until it is over */
 }
 
 /* Notes which senders have closed and have nothing more to bring. The core has handled all events that came before this
- * call. So everything has come from a rank that had closed at the call before; for a rank that has closed since,
- * another call is needed. A group with a rank that has closed brings no more updates. A sender is the lowest rank of
- * its group, so the loop reaches it before the other ranks. */
+ * call. So everything has come from a rank that had closed at the last call; a rank that has closed since is noted at
+ * the next call. A group with a rank that has closed sends no more updates. A sender is the lowest rank of its group,
+ * so the loop reaches it before the other ranks. */
 static void note_closed(hpc_core *core) {
     const hpc_scheme *sc = core->scheme;
     watched *seen = ((watch *)core->own)->seen;

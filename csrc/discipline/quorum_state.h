@@ -1,4 +1,4 @@
-/* State of a quorum: a fold that goes on without stragglers. quorum.c explains it; quorum_owner.c is the owner's side
+/* State of a quorum, whose folds are made without stragglers. quorum.c explains it; quorum_owner.c is the owner's side
  * and quorum_worker.c the worker's. A sender is a rank, or with several stages a group of ranks, as in
  * discipline/clocks.h. */
 #ifndef HPC_QUORUM_STATE_H
@@ -10,7 +10,7 @@
 #include "engine/owner/row.h"
 #include "engine/worker/waits.h"
 
-/* The words that a share's owner writes with its answer to a sender, at hpc_told_at in the sender's memory. */
+/* The words that a share's owner writes before each answer to a sender, at hpc_told_at in the sender's memory. */
 typedef struct hpc_told {
     uint64_t folded, used; /* folded: the version that was folded last; used: 1 if the sender's update was used, 0 if it
                               was left out */
@@ -24,10 +24,10 @@ typedef struct hpc_sender {
     hpc_told told;          /* the last answer; a put may still read it */
 } hpc_sender;
 
-/* The inputs of a share that this rank owns. Only the core uses it, but for the atomic members. */
+/* The inputs of a share that this rank owns. Only the core uses it; other threads may read the atomic members. */
 typedef struct hpc_intake {
     hpc_sender *senders;      /* by rank; a group has the place of its lowest rank */
-    char *takes;              /* by rank as well: whether this sender's update is in the present fold */
+    char *takes;              /* by rank: whether this sender's update is in the present fold */
     int *from, n_from;        /* all senders, with this rank or its group last; on a graph only the in-neighbours */
     int held;                 /* how many updates wait */
     uint64_t pushes;          /* on a graph: how many pushes of this rank itself came; each starts ("leads") a fold */
@@ -38,34 +38,36 @@ typedef struct hpc_intake {
     _Atomic double grace;     /* how many seconds a fold with a quorum waits for the other updates */
     _Atomic uint64_t reached; /* on a graph: the newest version that a quorum of the neighbours has sent */
     _Atomic uint64_t ended;   /* on a graph: no fold takes updates up to this version any more */
-    /* Among peers: the version that was decided last; how many verdicts this rank has given; how many the share has
-     * followed. */
+    /* Among peers. decided: the version that was decided last. given: how many verdicts this rank has sent. followed:
+     * how many verdicts the share has carried out. */
     uint64_t decided, given, followed;
-    int partial; /* some verdicts are about ranks that do not push to this row, so the core must look at the share even
-                    when it holds no update */
+    int partial; /* set if verdicts may name ranks that do not push to this share, so that the core must look at the
+                    share even when it holds no update */
 } hpc_intake;
 
-/* A worker's counts of its pushes to a share's owner. With several stages: to the rows whose parameters this share
- * sends to the worker. Only the worker uses it. */
+/* A worker's counts of its pushes to a share's owner; with several stages, of its pushes to the rows whose parameters
+ * this share sends to the worker. Only the worker uses it. */
 typedef struct hpc_outlet {
-    uint64_t decided;         /* pushes up to this one were sent or dropped */
-    uint64_t sent, answered;  /* how many pushes were sent, and how many were answered; at most one is unanswered */
-    uint64_t used, told;      /* used: pushes that were folded there; told: the version that was folded there last */
+    uint64_t decided;        /* pushes up to this one were sent or dropped */
+    uint64_t sent, answered; /* how many pushes were sent, and how many were answered; at most one is unanswered */
+    uint64_t used,
+        told; /* used: how many pushes the share has folded; told: the version that the share has folded last */
     uint64_t under_way, lost; /* the push that was sent last; the push that was left out last */
     uint64_t carried;         /* the push whose data was put last; its event may not be sent yet */
     uint64_t version;         /* the version of the update that was sent last; a put may still read it */
-    uint64_t pulled; /* the version of the parameters from the pull before, noted when the present pull began */
-    size_t staged;   /* the offset in this rank's part of the copy that is sent; HPC_NOWHERE: there is no copy */
-    int pending;     /* whether decided is less than the number of pushes */
+    uint64_t pulled;          /* the version of the parameters of the pull before the present one */
+    size_t staged; /* the offset in this rank's part of the copy that is sent; HPC_NOWHERE: there is no copy */
+    int pending;   /* whether decided is less than the number of pushes */
 } hpc_outlet;
 
-/* With fold and apply in two calls: an owner's further notes about a sender to a share. The owner's core writes them;
+/* An owner's further notes about a sender to a share, if fold and apply are two calls. The owner's core writes them;
  * other threads read only the atomic members. */
 typedef struct hpc_asker {
-    _Atomic int in_mean; /* its update is in the mean that the owner keeps */
+    _Atomic int in_mean; /* set if the sender's update is in the mean that the owner keeps */
     _Atomic int asks;    /* its last pull has no answer yet */
     hpc_use use;         /* the use that this pull asks for */
-    int after, doubts;   /* also of this pull: the low bits of how many updates came before it; see split_quorum.c */
+    int after, doubts;   /* of the pull: low bits of how many updates came before it, and whether the worker doubts
+                            (split_quorum.c) */
     uint64_t version;    /* sent with the answer to a pull: the version of the parameters, */
     double *squares;     /* and the sum of squares of each row; a put may still read either */
 } hpc_asker;
@@ -73,7 +75,8 @@ typedef struct hpc_asker {
 /* The decision about the last mean: whether it is applied, and for whom. */
 typedef struct hpc_decided {
     int rank; /* the rank that decided; -1: all ranks whose updates are in the mean have closed */
-    int gets; /* the sender to which the mean has brought parameters, until that pull is answered; -1: none */
+    int gets; /* the sender that has already got the parameters made from the mean, until its pull is answered; -1: none
+               */
     hpc_use use;
     double scale;
     int doubts;
@@ -86,11 +89,11 @@ typedef struct hpc_quorum_share {
     hpc_asker *askers;     /* by rank; NULL unless fold and apply are two calls */
     hpc_decided decided;
     int sends;
-    int decider; /* among peers: the share of the rank that decides for this share */
+    int decider; /* among peers: the number of the share whose owner decides for this share */
     hpc_intake intake;
     hpc_outlet outlet;
     hpc_told passed; /* the outcome that relays pass on; a put may still read it */
-    int left_out;    /* some row of the reply that is coming in says that the update was left out */
+    int left_out;    /* set if a row of the reply that is now coming says that the update was left out */
 } hpc_quorum_share;
 
 /* A worker's view of a key. */
@@ -98,10 +101,10 @@ typedef struct hpc_key_versions {
     uint64_t number;                  /* the version of its last push */
     uint64_t numbers[HPC_PLAN_DEPTH]; /* the versions of the pushes in the slots */
     char empty[HPC_PLAN_DEPTH];       /* by slot: whether the worker pushed no gradient */
-    double waits_since; /* since when a push waits for neighbours to take an earlier push; 0: no push waits */
+    double waits_since; /* the time since which a push waits for neighbours to take an earlier push; 0: no push waits */
 } hpc_key_versions;
 
-/* The use of a share's folds if they are not applied at once. The core calls these functions. */
+/* Functions, called by the core, for folds that are kept and not applied at once. */
 typedef struct hpc_keeping {
     /* Called for each row of a fold, whose inputs are there. Returns nonzero if the exchange has failed. */
     int (*fold)(hpc_core *core, hpc_work *w, int place);
@@ -112,12 +115,12 @@ typedef struct hpc_keeping {
     int (*work)(hpc_core *core, hpc_share *share, int *waits);
 } hpc_keeping;
 
-/* The functions by which peers give and follow verdicts. The core calls these functions. */
+/* Functions, called by the core, by which peers send and carry out verdicts. */
 typedef struct hpc_verdicts {
-    /* Tells the peers that the update of rank left_out is left out; or, if that is -1, that a fold takes the updates
-     * that are marked in the intake. */
+    /* Sends the peers the verdict that the update of rank left_out is left out; if left_out is -1, that a fold takes
+     * the updates marked in hpc_intake.takes. */
     void (*give)(hpc_core *core, const hpc_share *share, int left_out);
-    /* Carries out a share's verdicts for which the inputs are there: returns how many, or -1 after a failure. */
+    /* Carries out a share's verdicts whose inputs have come. Returns how many, or -1 after a failure. */
     int (*follow)(hpc_core *core, hpc_share *share);
 } hpc_verdicts;
 
@@ -126,15 +129,16 @@ typedef struct hpc_quorum {
     hpc_split split;            /* must stand first: split.c reads hpc_scheme.own as this type */
     const hpc_keeping *keeping; /* NULL: folds are applied at once */
     size_t from;                /* how many bytes of a rank's part split.c takes, before the quorum's own words */
-    uint64_t lost; /* the last version whose mean this rank got only in part, or whose mean lacks some of this rank's
-                      updates */
-    int n_gathers; /* keys whose last pull is a gather that may have found no mean, which was not checked yet */
+    uint64_t lost; /* the last version of which this rank got only a part of the means, or whose means lack some of this
+                      rank's updates */
+    int n_gathers; /* how many keys have a gather as last pull, of which it was not checked yet whether it found a mean
+                    */
     hpc_key_versions *keys;
-    uint64_t number;              /* the version for which this worker pushes its keys */
-    char *given_up;               /* by rank: it let a push wait in vain, and has not answered since */
-    int n_pending;                /* how many outlets are pending */
+    uint64_t number; /* the version for which this worker pushes its keys */
+    char *given_up;  /* by rank: set if a push has waited for the rank in vain, and the rank has not answered since */
+    int n_pending;   /* how many outlets are pending */
     uint64_t *of_ranks;           /* scratch memory: a number for each rank */
-    uint64_t told;                /* with several stages: the newest version when a state was loaded last */
+    uint64_t told;                /* with several stages: the newest version at the last load of a state */
     const hpc_verdicts *verdicts; /* NULL: each owner decides for itself */
     int room;                     /* how many verdicts a share has room for */
 } hpc_quorum;
@@ -169,8 +173,8 @@ static inline hpc_outlet *hpc_outlet_of(const hpc_share *share) {
     return its != NULL && its->sends ? &its->outlet : NULL;
 }
 
-/* Return, for a share that this rank owns: the version that was folded last; and the version of the update of sender
- * that waits, or 0 if none waits. */
+/* For a share that this rank owns. hpc_folded_of returns the version that was folded last. hpc_version_from returns the
+ * version of sender's waiting update, or 0 if no update of sender waits. */
 static inline uint64_t hpc_folded_of(const hpc_share *share) {
     return atomic_load_explicit(&hpc_intake_of(share)->folded, memory_order_acquire);
 }
@@ -195,9 +199,9 @@ static inline size_t hpc_passed_at(const hpc_scheme *sc, int row) {
         (size_t)sc->layout.places[owner].shares * (size_t)sc->context->group.size * (size_t)sc->layout.depth;
     return hpc_told_at(sc, owner, sc->layout.n_shares + row) + numbers * sizeof(uint64_t);
 }
-/* Among peers a verdict is some 64-bit words. If the first word is 0, the bits of the others mark the ranks whose
- * updates are in the next fold; otherwise it is 1 more than the rank whose update is left out. hpc_verdict_at returns a
- * verdict's offset in the part of the share's owner. */
+/* Among peers a verdict consists of 64-bit words. If the first word is 0, the bits of the other words mark the ranks
+ * whose updates are in the next fold. Otherwise the first word is 1 + the rank whose update is left out. hpc_verdict_at
+ * returns a verdict's offset in the part of the share's owner. */
 static inline size_t hpc_verdict_words(const hpc_scheme *sc) {
     return 1 + ((size_t)sc->context->group.size + 63) / 64;
 }
@@ -223,7 +227,7 @@ static inline int hpc_forwards_to_rule(const hpc_plan *plan, const hpc_row *row)
 static inline hpc_asker *hpc_asker_of(const hpc_share *share, int rank) {
     return &((const hpc_quorum_share *)share->own)->askers[rank];
 }
-/* Returns whether this rank's calls have ended each mean that the owners of a key kept. */
+/* Returns whether this rank has applied or skipped every mean that the owners of a key kept. */
 static inline int hpc_asker_is_over(const hpc_scheme *sc, int key) {
     return !hpc_split_ask_of(sc, key)->keeps && hpc_ticket_is_done(sc, key, hpc_split_last_pull(sc, key));
 }
@@ -231,8 +235,8 @@ static inline int hpc_asker_is_over(const hpc_scheme *sc, int key) {
 static inline size_t hpc_version_at(const hpc_scheme *sc, int rank, int s) {
     return hpc_split_squares_at(sc, rank, s) + (size_t)sc->layout.shares[s].n_rows * sizeof(double);
 }
-/* Returns the version of this rank's parameters of a share, which came with the answer to the last pull. While a pull
- * is pending the owner may be writing that word, so the version from the pull before is returned. */
+/* Returns the version of this rank's parameters of a share, which the owner writes with the answer to a pull. While a
+ * pull is pending the owner may write that word, so the version of the pull before is returned. */
 static inline uint64_t hpc_asker_heard(const hpc_scheme *sc, int s) {
     const hpc_share *share = &sc->layout.shares[s];
     if (hpc_outlet_of(share) == NULL) return 0;
@@ -269,13 +273,13 @@ int hpc_intake_row_came(hpc_core *core, hpc_work *w, int input, int slot);
 int hpc_intake_came(hpc_core *core, hpc_work *w, int input, int slot, int how);      /* how: HPC_CAME, HPC_CAME_EMPTY */
 int hpc_intake_empty_came(hpc_core *core, hpc_share *share, const hpc_event *event); /* HPC_OP_EMPTY has come */
 int hpc_intake_work(hpc_core *core);
-/* Among peers: takes note that rank has put the version of its push beside a share that decides. */
+/* Among peers: handles a vote: rank has put the version of its push for a share whose owner is this deciding rank. */
 int hpc_intake_vote_came(hpc_core *core, hpc_share *share, int rank, int slot);
 /* hpc_intake_fold folds the updates that the intake takes; returns nonzero if the exchange has failed.
  * hpc_intake_answer answers one sender. */
 int hpc_intake_fold(hpc_core *core, hpc_share *share, uint64_t version);
 void hpc_intake_answer(hpc_core *core, const hpc_share *share, int sender, hpc_told outcome);
-/* Returns the updates of a row in the last fold that have values. */
+/* Returns the inputs of a row that the last fold took, except updates without values. */
 hpc_inputs hpc_intake_inputs(hpc_core *core, const hpc_work *w);
 /* Adds a share to the shares that the core looks at, or removes it when nothing waits in it. */
 void hpc_intake_look_after(hpc_core *core, hpc_share *share);
@@ -283,7 +287,7 @@ void hpc_intake_look_after(hpc_core *core, hpc_share *share);
 void hpc_intake_send_params(hpc_core *core, const hpc_share *share, int sender);
 /* Returns whether a sender has closed, and all that it had sent has come. */
 int hpc_intake_is_gone(const hpc_core *core, int sender);
-/* The hook HPC_ON_PUBLISHED: tells the workers of this rank's shares which version was folded last. */
+/* Used as note at HPC_ON_PUBLISHED: tells the workers of this rank's shares which version was folded last. */
 int hpc_intake_tell(hpc_scheme *sc);
 
 /* ---- the worker's side: hpc_discipline's slots ---- */

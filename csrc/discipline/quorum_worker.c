@@ -41,9 +41,9 @@ static int slot_of(const hpc_scheme *sc, uint64_t n) {
     return (int)((n - 1) % (uint64_t)sc->layout.depth);
 }
 
-/* Puts the piece of push number n (the codec's bytes) back into the residual, for the elements of row index, which
- * answers this rank. The piece is of this rank's own push, or of its group's fold, which this rank has encoded. Rows of
- * the same elements are neighbours in the plan. */
+/* Adds a piece of push number n back to the residual, for the elements of row index, which answers this rank. The piece
+ * is from this rank's own push, or from its group's fold, which this rank has encoded. Rows with the same elements are
+ * adjacent in the plan. */
 static void take_row_back(hpc_scheme *sc, int index, uint64_t n) {
     const hpc_plan *plan = sc->plan;
     const int empty = hpc_versions_of(sc, plan->rows[index].key)->empty[slot_of(sc, n)];
@@ -60,21 +60,21 @@ static void take_row_back(hpc_scheme *sc, int index, uint64_t n) {
     }
 }
 
-/* Returns whether push number n sends the owner of a share only its version: the graph of that step has no edge there.
- */
+/* Returns whether push number n sends a share's owner only its version, because the graph of that step has no edge to
+ * the owner. */
 static int passes_by(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     const uint64_t version = hpc_versions_of(sc, share->key)->numbers[slot_of(sc, n)];
     return !hpc_sends(sc, share->key, version, share->owner, hpc_me(sc));
 }
 
-/* Returns whether push number n brings a share no update. */
+/* Returns whether push number n sends a share no update. */
 static int is_empty(const hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     return hpc_versions_of(sc, share->key)->empty[slot_of(sc, n)] || passes_by(sc, share, n);
 }
 
-/* Puts all pieces of push number n back into the residual, because it was left out or is not sent at all. Their bytes
- * are still in the slot as they were sent: the next push waits until this outcome was heard (hear). Each relay row has
- * its own word that says whether the update was used; the next reply overwrites that word. */
+/* Adds all pieces of push number n back to the residual, because the push was left out or dropped. Their bytes are
+ * still in the slot: the next push waits until this outcome is known. Each relay row has a word that says whether the
+ * update was used; the next reply overwrites that word. */
 static void take_back(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     if (passes_by(sc, share, n)) return;
     for (int i = 0; i < share->n_rows && hpc_key_has_pieces(sc, share->key); i++) {
@@ -84,7 +84,7 @@ static void take_back(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     }
 }
 
-/* Notes that a share has left out push number n. A later push may have been given up already. */
+/* Notes that a share has left out push number n. A later push may have been dropped already. */
 static void leave_out(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
     hpc_outlet *out = hpc_outlet_of(share);
     if (passes_by(sc, share, n)) return;
@@ -177,7 +177,7 @@ static void note_pending(hpc_scheme *sc, const hpc_share *share) {
     out->pending = pending;
 }
 
-/* Drops the next push to a share, so that its slot is free: nothing travels for it. */
+/* Drops the next push to a share: sends nothing for it, and its slot is free. */
 static void skip(hpc_scheme *sc, const hpc_share *share) {
     leave_out(sc, share, ++hpc_outlet_of(share)->decided);
 }
@@ -229,7 +229,7 @@ static void drop(hpc_scheme *sc, const hpc_share *share, uint64_t n) {
 
 /* ---- versions ---- */
 
-/* Returns the largest value of the function of over this rank's shares of a key. */
+/* Calls the function `of` for this rank's shares of a key, and returns the largest value. */
 static uint64_t most_of(const hpc_scheme *sc, int key, uint64_t (*of)(const hpc_scheme *sc, int s)) {
     const hpc_pushed *k = &sc->keys[key];
     uint64_t most = 0;
@@ -240,8 +240,8 @@ static uint64_t most_of(const hpc_scheme *sc, int key, uint64_t (*of)(const hpc_
     return most;
 }
 
-/* Returns the version that the owner has told last, in an answer or in a publish. While an update is unanswered the
- * owner may be writing that word, so the last version that was heard is returned. */
+/* Returns the version that the owner of a share has told last, in an answer or in a publish. While an update is
+ * unanswered the owner may write that word, so the version of the answer before is returned. */
 static uint64_t heard_by(const hpc_scheme *sc, int s) {
     const hpc_outlet *out = hpc_outlet_of(&sc->layout.shares[s]);
     if (out == NULL) return 0;
@@ -265,10 +265,10 @@ static uint64_t version_of(const hpc_scheme *sc, int key) {
     return sc->graph != NULL ? most_of(sc, key, folded_by) : told(sc, key);
 }
 
-/* Learns the outcome of the pushes of a key; pieces that were left out are back in the residual then. The outcome's
+/* Reads the outcome of the pushes of a key, and adds pieces that were left out back to the residual. The outcome's
  * version is, on servers, the newest that the owners of the key have told this rank, or all ranks when a state was
- * loaded; on a graph, the newest that this rank's own shares of the key have folded. On servers hpc_scheme.heard gets
- * the version of this rank's copy of each share, as its owner has told; 0 if the share answers other ranks. */
+ * loaded; on a graph, the newest that this rank's own shares of the key have folded. On servers the version of this
+ * rank's copy of each share is stored in hpc_scheme.heard; 0 for shares that answer only other ranks. */
 static int hear_outcome(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     const int status = hear_key(sc, key);
@@ -283,7 +283,7 @@ static int hear_outcome(hpc_scheme *sc, int key) {
     return status;
 }
 
-/* On a graph: returns the version up to which a share of this rank lets it go. */
+/* On a graph: returns the newest version to which this rank may go on, by one of its own shares. */
 static uint64_t reached_by(const hpc_scheme *sc, int s) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_intake *in = hpc_intake_of(share);
@@ -302,7 +302,7 @@ static uint64_t next_version(const hpc_scheme *sc) {
 
 /* ---- the next push ---- */
 
-/* Returns whether key may be pushed. A second push of a key is refused before all keys have been pushed and answered:
+/* Returns HPC_OK if key may be pushed. Until all keys have been pushed and answered a second push of a key is refused
  * with HPC_ERR_INVALID, or HPC_IN_PROGRESS if op is NULL. */
 int hpc_outlet_may_push(hpc_scheme *sc, int key, const char *op) {
     const hpc_quorum *q = hpc_quorum_of(sc);
@@ -346,9 +346,9 @@ static void begin_push(hpc_scheme *sc, int key) {
     if (hpc_in_groups(sc)) count_push(sc, key);
 }
 
-/* With several stages the version is put first, because the owner may read it as soon as a row was sent. With one stage
- * the update is sent when the last one was answered (send_key); on a graph this rank's own push, which leads its fold,
- * goes now. */
+/* hpc_pace.send_share. With several stages the version is put first, because the owner may read it as soon as a row was
+ * sent. With one stage the update is sent when the one before is answered (send_key). On a graph this rank's own push,
+ * which leads its fold, is sent at once. */
 int hpc_outlet_send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     const uint64_t *number = &hpc_versions_of(sc, share->key)->numbers[slot];
@@ -379,8 +379,8 @@ static double patience(const hpc_scheme *sc, int key) {
     return 2 * most;
 }
 
-/* Drops pushes up to number n that were not sent, so that their slots are free: for the neighbours that let a push wait
- * in vain before, or for every neighbour if all is set. */
+/* Drops pushes up to number n that were not sent, so that their slots are free: to all neighbours if all is set,
+ * otherwise to neighbours for which a push has waited in vain before. */
 static void give_up(hpc_scheme *sc, int key, uint64_t n, int all) {
     const hpc_pushed *k = &sc->keys[key];
     char *given_up = hpc_quorum_of(sc)->given_up;
@@ -417,8 +417,8 @@ static int wait_taken(hpc_scheme *sc, int key, uint64_t ticket, hpc_limit *l, co
     return status;
 }
 
-/* Learns the outcome of the last update before the next one is encoded: the last one may go back into the residual.
- * With several stages a core learns it too, when this push has come there. */
+/* Reads the outcome of the last update before the next one is encoded, since the last one may be added back to the
+ * residual. With several stages a forwarding core reads the outcome too, when this push has come to it. */
 int hpc_outlet_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     if (sc->graph != NULL) return wait_taken(sc, key, hpc_slot_ticket(sc, key), l, op);
     int status = send_all(sc);
@@ -426,7 +426,7 @@ int hpc_outlet_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) 
     return status == HPC_OK ? hear_key(sc, key) : status;
 }
 
-/* Makes updates to this rank for versions up to this one late from now on; its cores answer them. */
+/* From now on updates to this rank for versions up to this one are late; this rank's cores answer them. */
 static void leave_out_until(hpc_scheme *sc, int key, uint64_t version) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < k->n_shares; i++) {
@@ -436,9 +436,9 @@ static void leave_out_until(hpc_scheme *sc, int key, uint64_t version) {
     hpc_bell_ring(sc->context->group.bell);
 }
 
-/* Waits until the neighbours have taken the last push and it has arrived, or until their time is over. Neighbours'
- * updates for this rank's versions are late now, and are answered for all keys at once, because neighbours may wait for
- * these answers. */
+/* Waits until the neighbours have taken the last push and it has arrived, or until their time (patience) is over. This
+ * rank folds no more, so waiting updates of neighbours are late; they are answered for all keys at once, because
+ * neighbours may wait for these answers. */
 static int finish(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     const hpc_pushed *k = &sc->keys[key];
     for (int i = 0; i < sc->plan->n_keys; i++) leave_out_until(sc, i, hpc_versions_of(sc, i)->number);

@@ -9,7 +9,7 @@
 #include "engine/owner/row.h"
 #include "engine/layout/stages.h"
 
-/* A note about a version, for the rows that get the version. It stands behind the update in the update's slot. */
+/* A note about a version, for the rows that get the version. It is stored behind the update, in the update's slot. */
 typedef struct hpc_version_note {
     uint64_t version, n_updates;
     double args[HPC_RULE_ARGS];
@@ -21,14 +21,15 @@ _Static_assert(sizeof(hpc_version_note) <= HPC_MARGIN_BYTES, "a slot has room fo
  * into versions, passes versions on, or applies them. */
 typedef enum hpc_row_part { HPC_ROW_GATHERS, HPC_ROW_SUMS, HPC_ROW_PASSES_ON, HPC_ROW_APPLIES } hpc_row_part;
 
-/* The versions of a row of this rank; for a row that gathers, its folds. */
+/* The versions of a row of this rank. For a row that gathers, read "fold" for "version". */
 typedef struct hpc_versions {
     hpc_row_part part;
-    uint64_t came, applied;   /* how many have come (or were made and sent); how many were applied or passed on */
+    uint64_t came, applied; /* came: how many versions have come, or were made and sent; applied: how many were applied
+                               or passed on */
     _Atomic uint64_t version; /* the last version that was closed or applied */
-    int was_set;              /* of a row that applies: its state was set since the last publish */
-    int *below, n_below;      /* of a row that sums or passes on: the rows that apply its forwards in the end */
-    _Atomic uint64_t waits;   /* the open version waits until receivers tell that they have this one; 0: no wait */
+    int was_set;              /* of a row that applies: set if its state was loaded since the last publish */
+    int *below, n_below;      /* of a row that sums or passes on: the rows that finally apply its forwards */
+    _Atomic uint64_t waits;   /* the open version waits until all receivers have this version; 0: no wait */
     int n_open;               /* how many updates are in the open version */
     hpc_version_note *notes;  /* by slot: notes of the sums that are sent */
 } hpc_versions;
@@ -36,11 +37,12 @@ typedef struct hpc_versions {
 /* A share of this rank whose rows apply the rule. */
 typedef struct hpc_receiver {
     uint64_t asked, answered;
-    uint64_t need;                  /* the version that the next answer waits for */
-    int behind;                     /* how many rows have not applied that version */
-    int runs;                       /* applies versions as they come, because no worker reads the parameters */
-    _Atomic uint64_t version, told; /* the smallest version of its rows; the last one that the sources were told */
-    int *sources, n_sources;        /* the ranks that forward to it, directly or by other ranks */
+    uint64_t need; /* the version that the next answer waits for */
+    int behind;    /* how many rows have not applied that version */
+    int runs;      /* set: applies versions as they come, because no worker reads the parameters now */
+    _Atomic uint64_t version,
+        told; /* version: the smallest version of its rows; told: the last version that was told to the sources */
+    int *sources, n_sources; /* the ranks that forward to this share, directly or through other ranks */
 } hpc_receiver;
 
 /* The state of the scheme. */
@@ -48,9 +50,9 @@ typedef struct hpc_updates {
     hpc_versions *rows;    /* by row of this rank */
     uint64_t *base, *last; /* base and last, [key * size + rank]: a rank's clock is its pushes less base, by wrapping
                               arithmetic; last is set in a publish to the number of its last push */
-    uint64_t *goal;        /* by key: the version that settle waits for, or the clock of all after a publish */
-    uint64_t *counted;     /* by key: the push whose staleness was counted last */
-    int levels;            /* whether a publish has begun and not ended */
+    uint64_t *goal;    /* by key: the version for which settle waits; in a publish, the clock of all ranks after it */
+    uint64_t *counted; /* by key: the push whose staleness was counted last */
+    int levels;        /* whether a publish has begun and not ended */
 } hpc_updates;
 
 static inline hpc_updates *hpc_updates_of(const hpc_scheme *sc) {
@@ -100,7 +102,7 @@ static inline uint64_t hpc_input_clock(const hpc_scheme *sc, const hpc_work *w, 
     return hpc_clock_at(sc, w->row->key, w->inputs[input].lowest, hpc_sum_taken(w, input));
 }
 
-/* Returns the version that a row below a sum has applied, as far as that row tells. */
+/* Returns the version that the receiver `row` of a sum has applied, as its rank last told it. */
 static inline uint64_t hpc_version_told(const hpc_scheme *sc, int row) {
     const int s = sc->layout.share_of[row];
     const hpc_receiver *own = sc->layout.shares[s].own; /* NULL: another rank owns it */
@@ -111,8 +113,8 @@ static inline uint64_t hpc_version_told(const hpc_scheme *sc, int row) {
 
 /* Returns the number of the last push of a sender (hpc_sender_of); UINT64_MAX while it may push more. */
 uint64_t hpc_last_push(const hpc_scheme *sc, int key, int sender);
-/* Returns whether a row below a sum still has to tell a version. Only two kinds of rows tell: rows of a rank that has
- * closed, and rows that keep only a master. */
+/* Returns whether the receiver `row` of a sum still has to tell that it has a version. Only two kinds of rows tell
+ * versions: rows of a rank that has closed, and rows that keep only a master. */
 int hpc_has_not_told(const hpc_scheme *sc, int row, uint64_t version);
 
 /* Slots of the discipline. */

@@ -33,7 +33,7 @@ static uint64_t last_of_rank(const hpc_scheme *sc, int key, int rank) {
     return hpc_closed_signal(sc, rank) != 0 ? hpc_closing_count(sc, rank, key) : UINT64_MAX;
 }
 
-/* The ranks of a host push equally often, so a host brings no more updates than a rank of it that has closed. */
+/* The ranks of a host push equally often, so once a rank of the host has closed, its number of pushes is the host's. */
 uint64_t hpc_last_push(const hpc_scheme *sc, int key, int sender) {
     uint64_t least = last_of_rank(sc, key, sender);
     for (int r = sender + 1; r < sc->context->group.size && sc->group_of != NULL; r++) {
@@ -43,8 +43,8 @@ uint64_t hpc_last_push(const hpc_scheme *sc, int key, int sender) {
     return least;
 }
 
-/* Returns the version that may be closed: the smallest clock of the inputs by which more may come; if no more can come,
- * the largest clock. */
+/* Returns the newest version that may be closed: the smallest clock of the inputs over which more updates may come; if
+ * no more can come, the largest clock. */
 static uint64_t closes_at(const hpc_scheme *sc, const hpc_work *w) {
     uint64_t least = UINT64_MAX, most = 0;
     for (int e = 0; e < w->row->n_in; e++) {
@@ -61,7 +61,7 @@ int hpc_has_not_told(const hpc_scheme *sc, int row, uint64_t version) {
     return tells && hpc_version_told(sc, row) < version;
 }
 
-/* Returns the version that receivers must have told before the next version is sent and the sum after it begun; 0:
+/* Returns the version that all receivers must have applied before the next version is sent and a new sum begun; 0:
  * none. */
 static uint64_t waits_for(const hpc_scheme *sc, const hpc_versions *its) {
     if (its->came + 2 <= depth_of(sc)) return 0;
@@ -109,8 +109,8 @@ static int take_args(hpc_core *core, const hpc_work *w, uint64_t version, double
     return 1;
 }
 
-/* Returns whether all receivers leave the open version out: a state was set in the present publish, which does not have
- * it. */
+/* Returns whether all receivers leave the open version out, because the state that was loaded in the present publish
+ * does not have it. */
 static int is_left_out(const hpc_scheme *sc, const hpc_work *w) {
     const hpc_versions *its = hpc_versions_of(sc, w);
     for (int i = 0; i < its->n_below && hpc_updates_of(sc)->levels; i++)
@@ -157,7 +157,7 @@ static void send_nothing(hpc_core *core, hpc_work *w) {
     begin_next(core->scheme, w);
 }
 
-/* Folds the updates of a host's ranks in the order of its inputs, when one of each rank is there, empty or not. */
+/* When one update of each rank of a host has come, empty or not, folds these updates in the order of inputs. */
 static void gather(hpc_core *core, hpc_work *w, int slot, int input, int how) {
     int status = 0, n = 0, n_updates = 0;
     if (!hpc_row_count_as(core, w, slot, input, how)) return;
@@ -204,7 +204,7 @@ static int work_version(hpc_core *core, hpc_work *w, const hpc_version_note *not
     return hpc_row_work(core, w, &inputs);
 }
 
-/* Passes a version on. Its slot is free again when the slots of all rows below are. */
+/* Passes a version on. The slot from which it is sent is free again when the slots of all rows that get it are. */
 static void pass_on(hpc_core *core, hpc_work *w) {
     hpc_versions *row = hpc_versions_of(core->scheme, w);
     const hpc_version_note *note = note_of(core->scheme, w, row->applied);
@@ -212,8 +212,8 @@ static void pass_on(hpc_core *core, hpc_work *w) {
     work_version(core, w, note, row->applied++);
 }
 
-/* Returns whether a row leaves out versions because a state was set, which has none of the versions up to the publish.
- * A row that keeps only a master takes versions as they come, also before that publish. */
+/* Returns whether a row leaves out versions because its state was loaded: the versions up to the publish do not belong
+ * to that state. A row that keeps only a master takes versions as they come, also before that publish. */
 static int leaves_out(const hpc_scheme *sc, const hpc_work *w) {
     return hpc_versions_of(sc, w)->was_set && (hpc_updates_of(sc)->levels || hpc_share_keeps(sc, w->share));
 }

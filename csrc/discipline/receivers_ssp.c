@@ -9,16 +9,16 @@
  * updates of fast workers may be in versions earlier than their clock, never in later ones.
  *
  * A step at clock c begins when the worker's receiver has applied version c - s. After each push the worker tells its
- * receiver, a row of the same rank, which then applies the versions that are there, and answers when it has c - s. It
- * applies nothing while the worker computes. All rows of a share have the same version when the share answers, except
- * after a close that has let several versions close at once.
+ * receiver, a row of the same rank. The receiver then applies the versions that have come, and answers when it has
+ * version c - s. It applies nothing while the worker computes. All rows of a share have the same version when the share
+ * answers, except after a close that has let several versions close at once.
  *
  * A *note* is put to the end of the slot of each version t, before the version itself: the version's number, the count
  * of its updates (which the rule gets), and the rule's arguments, which must be equal in push t of all workers. So
  * arguments go only to the rows that forward, by the lane of the push, and no receiver needs a place for them.
  *
- * A row that forwards may pass on another row's forward with its note: so the versions of a sum can go down a tree
- * (section 3.4.2). Passing on waits for nothing.
+ * A row may pass another row's forward on, with its note, so the versions of a sum can go down a tree (section 3.4.2).
+ * Passing on never waits.
  *
  * With several ranks a host (hpc_hosts.apart) a row of the host *gathers*: it folds push t of all ranks of the host, in
  * the order of its inputs, and forwards this to the row that sums; a rack's row gathers once more. Then a sender is a
@@ -27,15 +27,15 @@
  * host push equally often: when one has closed, later pushes of the others are not folded.
  *
  * Versions do not wait for a worker that has closed and whose pushes have all come. Then several versions may close at
- * once: their sum gets the number of the last one. A sum without updates is sent too, because a worker may wait for its
- * number; the receivers then apply nothing. When all workers have closed, a last version has the number of the largest
- * clock. All ranks know this number from the closing counts, and ranks that own rows serve until all receivers of these
- * rows have applied it.
+ * once; their common sum gets the number of the last one. A sum without updates is sent too, because a worker may wait
+ * for that version; the receivers then apply nothing. When all workers have closed, a last version has the number of
+ * the largest clock. All ranks know this number from the closing counts, and ranks that own rows serve until all
+ * receivers of these rows have applied it.
  *
  * Slots. d is the plan's depth, at least s + 2. A worker that has pushed t times has had the answer to push t - 1, so
  * its receiver has applied version t - 1 - s. Versions are sent in order, with rising numbers. So when version t is
  * closed, at most s + 1 versions, t included, have been sent that the receiver of some open worker has not applied.
- * Therefore each of these is free when it is written:
+ * Therefore each of these memories is free when it is written:
  * - a receive slot, and its note: written for the version d after the one that it had, which is applied;
  * - a sum, the source of puts: written for the version after t, so it had version t + 1 - d or an earlier one, which is
  *   applied and so has left;
@@ -47,8 +47,8 @@
  *   push p, so that push was folded and added.
  *
  * Receivers whose workers have closed, and receivers that keep only a master, have no pushes by which to tell their
- * version. They signal the version that they have applied to the ranks of all rows by which it came. A version stays
- * open until the slots that it needs are free, at all receivers of its sum.
+ * version. They signal the version that they have applied to the ranks of all rows over which it came. A version stays
+ * open until the slots that it needs are free at all receivers of its sum.
  *
  * ASYNC is SSP(d - 2): only the slots limit how far a worker may be ahead of the slowest one.
  *
@@ -98,8 +98,8 @@ static int count_pushers(const hpc_plan *plan, const hpc_row *row) {
 
 static const char other_ranks[] = "takes updates of other ranks than another row of its key";
 
-/* Returns why the discipline cannot take the inputs of row (sum itself, or a row that gathers for it), or NULL if it
- * can. first: the key's first row that sums. */
+/* Returns the reason why the discipline refuses the inputs of row, or NULL if it accepts them. row is the row sum
+ * itself, or a row that gathers for it. first: the key's first row that sums. */
 static const char *refuses_inputs(const hpc_plan *plan, const hpc_row *row, const hpc_row *sum, const hpc_row *first) {
     const char *why = row->quorum != row->n_in ? "has a quorum" : NULL;
     for (int e = 0; e < row->n_in && why == NULL; e++) {
@@ -233,7 +233,7 @@ static int open_row(hpc_scheme *sc, hpc_work *w, const char *op) {
     return its->part == HPC_ROW_SUMS ? open_sum(sc, w, op) : HPC_OK;
 }
 
-/* Adds the other ranks by whose rows a version comes to a row, up to the rank whose row sums. */
+/* Adds the other ranks over whose rows a version comes to a row, up to the rank whose row sums. */
 static void add_sources(const hpc_plan *plan, int row, hpc_receiver *its) {
     for (int at = row; hpc_row_part_of(plan, &plan->rows[at]) >= HPC_ROW_PASSES_ON;) {
         at = plan->rows[at].in[0].row;
@@ -283,7 +283,7 @@ static int send_share(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     return hpc_send_event(sc, share->core, share->owner, NULL, 0, 0, hpc_imm(HPC_OP_PULL, 0, s), l);
 }
 
-/* Returns the version of this rank's parameters of a key. */
+/* Returns the version of this rank's copy of a key's parameters. */
 static uint64_t version_of_key(const hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     uint64_t least = k->n_awaited > 0 ? UINT64_MAX : 0;
@@ -340,7 +340,8 @@ static int silent_sources(const hpc_scheme *sc, const hpc_work *w, uint64_t goal
     return atomic_load_explicit(&its->version, memory_order_relaxed) < goal ? note_rank(ranks, n, source_of(sc, w)) : n;
 }
 
-/* Adds the ranks whose receivers have closed or keep only masters, and hold up a version of a row that sums. */
+/* Adds the ranks for whose slots a version of a row that sums waits: ranks that have closed, or whose receivers keep
+ * only masters. */
 static int full_receivers(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
     const hpc_versions *its = hpc_versions_of(sc, w);
     const uint64_t version = atomic_load_explicit(&its->waits, memory_order_relaxed);
@@ -360,8 +361,8 @@ static int not_level(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int
     return silent_sources(sc, w, goal, ranks, n);
 }
 
-/* In close: adds the ranks whose receivers have not told a version; and if a receiver of this rank has not told it, the
- * rank that sends it versions. */
+/* In close: adds the ranks whose receivers have not told that they have a version; if that is a receiver of this rank,
+ * adds the rank that sends it versions. */
 static int untold(const hpc_scheme *sc, const hpc_work *w, uint64_t goal, int *ranks, int n) {
     const hpc_versions *its = hpc_versions_of(sc, w);
     const hpc_receiver *receiver = w->share->own;
@@ -412,14 +413,16 @@ static uint64_t need_of(const hpc_scheme *sc, int key, uint64_t ticket) {
     return hpc_clock_behind(sc, own_clock(sc, key, ticket / 2));
 }
 
-/* No version waits for a worker that has closed, but the ranks of its host do: the host folds no later push. */
+/* hpc_pace.is_late. No version waits for a worker that has closed, but the ranks of its host do, since the host folds
+ * no later push. */
 static int is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
     if (hpc_closed_signal(sc, rank) != 0) return hpc_groups_is_late(sc, rank, key, ticket, pushes);
     return is_slow(sc, key, rank, need_of(sc, key, ticket), pushes);
 }
 
-/* Adds the ranks that a share waits for. A share that forwards waits only for receivers whose slots are full. For
- * another share these are the ranks whose forwards any row of the key lacks, unless ranks were found before. */
+/* Adds the ranks that a share waits for. A share that forwards waits only for receivers whose slots are full. Any other
+ * share waits for the ranks whose forwards a row of the key lacks; these are added only if no ranks were found
+ * before. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     const uint64_t need = need_of(sc, share->key, ticket);
@@ -443,7 +446,8 @@ static void let_run(hpc_scheme *sc, int key, int on) {
     }
 }
 
-/* Returns whether the rows of this rank have reached the goal of a key; with key -1, each row the goal of its key. */
+/* Returns whether the rows of this rank have reached the goal of a key; if key is -1, whether each row has reached the
+ * goal of its key. */
 static int have_goals(const hpc_scheme *sc, int key) {
     const hpc_updates *its = hpc_updates_of(sc);
     for (int i = 0; i < sc->n_work; i++) {
@@ -467,7 +471,7 @@ static int lacks_goals(const hpc_scheme *sc, int key, int *ranks) {
     return n;
 }
 
-/* Waits until this rank has applied a version with its last push. No later version can come meanwhile. */
+/* Waits until this rank has applied the version that has its last push. No later version can come before that. */
 static int settle(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     hpc_updates_of(sc)->goal[key] = own_clock(sc, key, sc->keys[key].pushes);
     let_run(sc, key, 1);
@@ -476,7 +480,8 @@ static int settle(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* Returns the largest clock that a worker of a key reaches, when all have said that they push no more for now. */
+/* Returns the largest clock of the workers of a key. Called in a publish or close, when all workers have announced that
+ * they push no more for now. */
 static uint64_t last_version(const hpc_scheme *sc, int key) {
     uint64_t most = 0;
     for (int r = 0; r < sc->context->group.size; r++) {
@@ -487,8 +492,8 @@ static uint64_t last_version(const hpc_scheme *sc, int key) {
     return most;
 }
 
-/* Begins or ends a publish, with all cores of this rank paused (without threads one pause stops all). When it begins
- * each key gets a goal; when it ends well all workers go on from that clock. */
+/* Begins or ends a publish, with all cores of this rank paused (without threads one pause stops all). At the beginning
+ * each key gets a goal; if goes_on is set, at the end all workers go on from that clock. */
 static void set_levels(hpc_scheme *sc, int levels, int goes_on) {
     hpc_updates *its = hpc_updates_of(sc);
     const int n = sc->inline_progress && sc->n_own_cores > 0 ? 1 : sc->n_own_cores;
@@ -503,8 +508,7 @@ static void set_levels(hpc_scheme *sc, int levels, int goes_on) {
     for (int c = 0; c < n; c++) hpc_core_resume(&sc->cores[c]);
 }
 
-/* Checks that ranks whose updates are gathered have pushed equally often, so that they go on from one push. All ranks
- * find the same. */
+/* Checks that ranks whose updates are gathered have pushed equally often. The result is the same on all ranks. */
 static int check_hosts(const hpc_scheme *sc, const char *op) {
     const uint64_t *last = hpc_updates_of(sc)->last;
     for (int k = 0; k < sc->plan->n_keys; k++)
@@ -546,9 +550,9 @@ static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const 
     return moment == HPC_ON_PUBLISH ? level(sc, l, op) : HPC_OK;
 }
 
-/* hpc_gate.outstanding: finds the ranks whose receivers have not told the last version, or from which a receiver here
- * still has to get it. A receiver of this rank counts until it has told its version: ranks wait for that, and after its
- * close this rank may be gone before its core has told them. */
+/* hpc_gate.outstanding: finds the ranks whose receivers have not told the last version, and the ranks from which a
+ * receiver of this rank still has to get it. A receiver of this rank counts until it has told its version, since other
+ * ranks wait for that and this rank may leave after its close. */
 static int outstanding(const hpc_scheme *sc, int *ranks) {
     int n = 0;
     for (int k = 0; k < sc->plan->n_keys && (ranks != NULL || n == 0); k++)

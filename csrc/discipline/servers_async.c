@@ -8,10 +8,11 @@
  * rank that pushes directly to an owner is a group of one.
  *
  * A sender's clock is the number of its updates; the smallest clock of the open senders of a share (all rows of one key
- * on one core) is its *minimum*. An answer that brings parameters to a sender at clock c waits until the minimum is at
- * least c - s: it is *parked*, and the update that raises the minimum sends it. Under ASYNC no answer waits. A worker
- * asks for parameters by a separate pull (servers_ssp.c says when it need not). A group gets parameters with the reply
- * to its update, by relays if the plan has them; each share answers the ranks at its own ends, as under BSP.
+ * on one core) is its *minimum*. An answer with parameters to a sender at clock c waits until the minimum is at least c
+ * - s: it is *parked*. When an update raises the minimum, the core sends the parked answers. Under ASYNC no answer
+ * waits. A worker asks for parameters by a separate pull (servers_ssp.c says when it need not). A group gets parameters
+ * with the reply to its update, by relays if the plan has them; each share answers the ranks at its own ends, as under
+ * BSP.
  *
  * Writers, readers and order:
  * - A worker's parameters: written by the owners that answer a pull, between the pull's event and its signal; and by
@@ -30,11 +31,12 @@
  *   and waits for the reply before it pushes again.
  *
  * The minimum leaves out a worker that has closed: its close waits until all its pushes are applied. Its closing signal
- * rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed brings no more
- * whole updates, so the minimum leaves it out too.
+ * rings the bell, and `work` looks at the parked answers again. A group with a rank that has closed sends no more
+ * complete updates, so the minimum leaves the group out too.
  *
- * Waits form no circle: when a sender waits for another one, it has done at least s steps more, and s is 1 or more.
- * This holds even if the two take the keys in different orders. Inside a group all wait for the same folds. */
+ * Waits form no circle: a sender that waits for another sender has done at least s steps more than that sender, and s
+ * is 1 or more. This holds even if the two take the keys in different orders. Inside a group all wait for the same
+ * folds. */
 #include "discipline/servers_async.h"
 
 #include <stdio.h>
@@ -82,8 +84,8 @@ int hpc_slots_check(const hpc_exchange_config *f, const char *where) {
                     asynchronous ? "ASYNC" : ssp, where, least);
 }
 
-/* Returns HPC_OK if the discipline supports all rows of the plan (fits); otherwise fails with an error that names the
- * first other row, and the rows that the discipline needs. */
+/* Returns HPC_OK if the function fits accepts all rows of the plan; otherwise an error that names the first row that
+ * does not fit, and the rows that the discipline needs. */
 static int check_rows(const hpc_exchange_config *f, int (*fits)(const hpc_row *row), const char *needs) {
     for (int i = 0; i < f->plan->n_rows; i++) {
         const hpc_row *row = &f->plan->rows[i];
@@ -237,7 +239,7 @@ static int row_came(hpc_core *core, hpc_work *w, int input, int slot) {
     return 1;
 }
 
-/* An event without an update names no slot: the update would stand in the slot after the sender's last one. */
+/* Handles an event without an update. The event names no slot; the update's slot is the one after the sender's last. */
 static void nothing_came(hpc_core *core, hpc_work *w, int slot, int input) {
     (void)slot;
     if (w->row->action != HPC_APPLY) {
@@ -271,7 +273,7 @@ static int other_came(hpc_core *core, hpc_share *share, const hpc_event *event) 
     return 1;
 }
 
-/* Looks at the parked answers again when a sender has closed: they may have waited for it. */
+/* Looks at the parked answers again when a sender has closed, since they may have waited for that sender. */
 static int work(hpc_core *core) {
     int n = 0;
     if (core->clocked->n_parked == 0 || !hpc_core_sees_closed(core)) return 0;

@@ -6,17 +6,18 @@
 #include "discipline/discipline.h"
 #include "discipline/clocks.h"
 
-/* Returns HPC_OK if updates can be applied by themselves with this configuration; otherwise fails with the reason. */
+/* Returns HPC_OK if this configuration allows each update to be applied by itself; otherwise an error with the
+ * reason. */
 int hpc_each_check(const hpc_exchange_config *config);
 
-/* Updates to receivers and peers wait in slots until a worker takes them. SSP(s) needs s + 2 slots. Under ASYNC only
- * the slots limit how far ranks drift apart, so the staleness is set by their number: depth - 2, at least 1, because 0
- * would be BSP. Opens the counts of steps. */
+/* For receivers and peers: sets the staleness under ASYNC, and opens the counts of steps. Updates wait in slots until a
+ * worker takes them, and SSP(s) needs s + 2 slots. Under ASYNC only the slots limit how far ranks drift apart, so the
+ * staleness is set to depth - 2, but at least 1, because 0 would be BSP. */
 static inline int hpc_slots_open(hpc_scheme *sc, const char *op) {
     if (sc->asked.consistency == HPC_ASYNC) sc->asked.staleness = sc->layout.depth - 2;
     return hpc_open_begun(sc, op);
 }
-/* Returns HPC_OK if the plan has these slots. where: a phrase for the error. */
+/* Returns HPC_OK if the plan has the slots that hpc_slots_open needs. where: a phrase for the error. */
 int hpc_slots_check(const hpc_exchange_config *config, const char *where);
 
 /* ---- servers_ssp.c: slots of SSP where workers pull ---- */

@@ -51,7 +51,8 @@ static void count(hpc_core *core, hpc_work *w, int slot, int input, int how) {
         work(core, w, slot);
 }
 
-/* The input belongs to the next fold: all rows of the share have made equally many folds, and no sender is further. */
+/* The input is for the next fold: all rows of the share have made equally many folds, and no sender is further
+ * ahead. */
 void hpc_whole_empty_came(hpc_core *core, hpc_work *w, int input) {
     count(core, w, (int)(w->share->version % (uint64_t)core->scheme->layout.depth), input, HPC_CAME_EMPTY);
 }

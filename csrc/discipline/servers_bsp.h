@@ -26,18 +26,18 @@ static inline void hpc_whole_begin_next(hpc_share *share) {
     share->args_came = 0;
 }
 
-/* Does a row's work. Returns nonzero if a user's kernel has failed, or if the workers' arguments differ: then nothing
- * is answered, so that no rank believes that its update was applied. */
+/* Does a row's work. Returns nonzero if a user's rule or fold has failed, or if the workers' arguments differ. The
+ * caller then answers no rank, so that no rank believes that its update was applied. */
 static inline int hpc_whole_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs) {
     if (w->share->args_came && !hpc_args_agree(core, w, (int)inputs->slot, -1, w->share->version + 1)) return -1;
     return hpc_row_work(core, w, inputs);
 }
 
-/* Returns the slot of the push that a ticket stands for. */
+/* Returns the slot of the push for which a ticket waits. */
 int hpc_whole_slot(const hpc_scheme *sc, uint64_t ticket);
 /* Adds the ranks that have not sent their inputs to a slot of a share that this rank owns; returns the number of ranks.
- * fold: the number of the fold that waits for these inputs; rows that have made it are left out. UINT64_MAX: no row is
- * left out. */
+ * fold: the number of the fold that waits for these inputs. Rows that have made this fold are skipped; UINT64_MAX: no
+ * row is skipped. */
 int hpc_whole_missing(const hpc_scheme *sc, const hpc_share *share, int slot, uint64_t fold, int *ranks, int n);
 /* hpc_gate.missing for a push to servers. */
 int hpc_whole_missing_in(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found);

@@ -135,7 +135,7 @@ static int applies(const hpc_scheme *sc, const hpc_share *share) {
     return share->owner == sc->context->group.rank && sc->plan->rows[share->rows[0]].action == HPC_APPLY;
 }
 
-/* Adds the ranks that bring the updates of this rank's group to a share of this rank. */
+/* Adds the ranks that send the updates of this rank's group to a share of this rank. */
 static int bringers(const hpc_scheme *sc, const hpc_share *share, int *ranks, int n) {
     for (int i = 0; i < share->n_rows; i++) {
         const hpc_work *w = hpc_work_of(sc, share->rows[i]);
@@ -161,8 +161,8 @@ static int add_others(const hpc_scheme *sc, const hpc_pushed *k, const hpc_group
     return some;
 }
 
-/* Removes this rank from a list that has others too: a relay of this rank may wait for a row of this rank, and that row
- * for one of the others. */
+/* Removes this rank from a list that names other ranks too: a relay of this rank may wait for a row of this rank, which
+ * waits for one of the others. */
 static int without(int *ranks, int n, int me) {
     int left = 0;
     for (int i = 0; i < n && n > 1; i++)

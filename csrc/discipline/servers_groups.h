@@ -9,15 +9,15 @@
 
 /* Returns whether rows of a plan send to other rows. */
 int hpc_plan_has_stages(const hpc_plan *plan);
-/* Looks for two rows that apply the same elements; plans with receivers, which apply the folds that an owner forwards,
- * have such rows. Returns the second row and sets *other to the first, or returns -1. */
+/* Looks for two rows that apply the same elements, as in plans whose receivers apply. Returns the second row and sets
+ * *other to the first; returns -1 if there are no such rows. */
 int hpc_plan_find_copy(const hpc_plan *plan, int *other);
 
 /* Finds the groups of an exchange whose shares are known; from then on they are its senders (hpc_sender_of). Called as
  * hpc_discipline.plan. */
 int hpc_groups_find(hpc_scheme *sc, const char *op);
-/* The same, by the rows for which folds returns 1 instead of the rows that apply; checks neither their outputs nor
- * their shares. */
+/* Does the same, but uses the inputs of the rows for which the function folds returns 1, not of the rows that apply.
+ * Does not check outputs and shares. */
 int hpc_groups_find_in(hpc_scheme *sc, int (*folds)(const hpc_scheme *sc, int row), const char *op);
 
 /* Returns the group for which a row folds, or to which it relays. */
@@ -29,7 +29,7 @@ int hpc_groups_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket,
 /* hpc_gate.missing for a group's ranks. The discipline answers two questions about this rank's shares that apply the
  * rule. */
 typedef struct hpc_groups_lack {
-    /* Returns whether an answer of a share to this rank's group waits for an update of the group of in. */
+    /* Returns whether a share's answer to this rank's group waits for an update of the group of the input in. */
     int (*waits_for)(const hpc_scheme *sc, const hpc_share *share, const hpc_input *in);
     /* Returns whether a group's push has come to a share. */
     int (*has_brought)(const hpc_share *share, int group, uint64_t push);

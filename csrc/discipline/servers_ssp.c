@@ -2,18 +2,20 @@
  *
  * A worker's *clock* of a key is the number of its pushes since the last publish. A step at clock c may begin when the
  * parameters have all updates of clocks up to c - s - 1: that is, when every open worker has pushed c - s times. The
- * owner answers a pull when the smallest clock of all workers, its *minimum*, is at least that (servers_async.c). The
- * answer is the share's parameters, then the minimum (8 bytes), then the number of the pull (a signal).
+ * owner answers a pull when the smallest clock of all open workers, the owner's *minimum*, is at least c - s
+ * (servers_async.c). The answer is the share's parameters, then the minimum (8 bytes), then the number of the pull (a
+ * signal).
  *
- * The worker keeps the smallest minimum of its last pull of a key. While that suffices for its clock its copy is fresh
- * enough: the pull ends at once, and nothing travels. So one of s + 1 pulls asks, if all workers are equally fast. The
- * rule sgd has no state and treats all updates alike, so with sgd the worker adds its own update to its copy; with
- * other rules it sees that update with the next pull that asks. A pull without a push before it always asks: so a
- * trainer can get the newest parameters.
+ * The worker keeps the smallest minimum of its last pull of a key. While this minimum suffices for the worker's clock
+ * its copy is fresh enough: the pull ends at once and sends nothing. So one of s + 1 pulls asks, if all workers are
+ * equally fast. With the rule sgd, which has no state, the worker adds its own update to its copy; with other rules it
+ * gets its own update with the next pull that asks. A pull without a push before it always asks, so that a trainer can
+ * get the newest parameters.
  *
- * Parameter Flow's own form (UCC-SSP, section 3.2.1) is in receivers_ssp.c. There every worker gets every version, and
- * all get the same parameters for it, as they were when it was closed. Here an answer brings the present parameters,
- * and a worker asks only when it must. The bound is the same: the minimum is the number of closed versions. */
+ * Parameter Flow's own form (UCC-SSP, section 3.2.1) is in receivers_ssp.c. In that form every worker gets every
+ * version, and all get the same parameters for a version. In this file's form an answer carries the owner's present
+ * parameters, and a worker asks only when it must. The bound is the same: the minimum is the number of closed
+ * versions. */
 #include <string.h>
 
 #include "discipline/servers_async.h"
@@ -28,19 +30,19 @@
 
 /* A worker's view of a key. */
 typedef struct view {
-    uint64_t at;                /* how many pushes it had made at its last pull */
-    int begins;                 /* whether that pull begins a step: a push came before it */
-    uint64_t looked;            /* the number of the pull that brought minimum */
-    uint64_t minimum;           /* its copy has so many updates of each worker since the last publish */
-    uint64_t handed;            /* depth 1: how many pushes it had made when the slot was last handed out */
+    uint64_t at;      /* how many pushes the worker had made at its last pull */
+    int begins;       /* whether the last pull begins a step, since a push was made before it */
+    uint64_t looked;  /* the number of the pull that brought minimum */
+    uint64_t minimum; /* the copy has at least this many updates of each worker since the last publish */
+    uint64_t handed;  /* with depth 1: how many pushes the worker had made when its trainer last got the slot */
     double args[HPC_RULE_ARGS]; /* the rule's arguments at its last push */
 } view;
 
 /* The state of the scheme. */
 typedef struct worker {
     view *keys;
-    uint64_t *base; /* [key * size + rank]: pushes before the last publish; of other ranks only where this rank can see
-                       them */
+    uint64_t *base; /* [key * size + rank]: pushes before the last publish; for other ranks only if this rank can see
+                       their counts */
 } worker;
 
 /* ---- open ---- */
@@ -75,7 +77,7 @@ int hpc_fresh_open(hpc_scheme *sc, const char *op) {
     return status == HPC_OK ? hpc_clocks_open(sc, op) : status;
 }
 
-/* Returns the minimum in the owner's last answer: the copy has all workers' updates up to that clock. */
+/* Returns the minimum in the owner's last answer: this rank's copy has all workers' updates up to that clock. */
 static uint64_t told_by(const hpc_scheme *sc, int s) {
     uint64_t told;
     memcpy(&told, hpc_own_part(sc) + hpc_fresh_told_at(sc, sc->context->group.rank, s), sizeof told);
@@ -97,7 +99,7 @@ static void count_begun(const hpc_scheme *sc, uint64_t clock, uint64_t minimum) 
     hpc_count_begun(sc, clock > minimum ? clock - minimum : 0);
 }
 
-/* Takes the minima that the last pull has brought so far. When the pull has ended, counts how stale its step is. */
+/* Reads the minima that have come for the last pull so far. When the pull has ended, counts how stale its step is. */
 static void hear(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     view *v = &worker_of(sc)->keys[key];
@@ -120,8 +122,8 @@ static void hear(hpc_scheme *sc, int key) {
 
 /* ---- pushes ---- */
 
-/* Waits for a free slot. With one slot the next update overwrites the last one, so a later pull can no longer add that
- * one by itself. */
+/* Waits for a free slot. With one slot the next update overwrites the last one, so a later pull can no longer add the
+ * last update to the copy. */
 int hpc_fresh_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     const int status = hpc_push_wait_slot(sc, key, l, op);
     if (status == HPC_OK && sc->layout.depth == 1) worker_of(sc)->keys[key].handed = sc->keys[key].pushes;
@@ -130,8 +132,8 @@ int hpc_fresh_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
 
 /* ---- pulls ---- */
 
-/* Returns whether the worker's copy has all that a pull needs. If only the worker's last update is missing, adds it
- * here. */
+/* Returns whether the worker's copy has all that a pull needs. If only the worker's last update is missing, adds it to
+ * the copy. */
 int hpc_fresh_ends_pull(hpc_scheme *sc, int key) {
     const hpc_pushed *k = &sc->keys[key];
     view *v = &worker_of(sc)->keys[key];
@@ -151,7 +153,7 @@ int hpc_fresh_ends_pull(hpc_scheme *sc, int key) {
 
 /* ---- the ranks that a wait waits for ---- */
 
-/* Returns whether a worker is too far behind for a pull, as far as this rank can see; or has left without closing. */
+/* Returns whether a worker is too far behind for a pull, as far as this rank can see, or has left without closing. */
 int hpc_fresh_is_late(const hpc_scheme *sc, int rank, int key, uint64_t ticket, uint64_t pushes) {
     const hpc_pushed *k = &sc->keys[key];
     const uint64_t needed = hpc_clock_behind(sc, own_clock(sc, key, worker_of(sc)->keys[key].at));

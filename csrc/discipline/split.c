@@ -1,30 +1,31 @@
 /* BSP in two calls, fold and apply, with servers and among peers (hpc_exchange_config.split).
  *
- * fold is a push; it is answered when every worker's update is there. apply is a pull that brings the rule's arguments
- * and a factor for the mean; when every worker has called it, the rule runs and the parameters go out. skip drops the
- * updates. squares returns the sum of squares of the mean of each row (a chunk as its owner folds it). gather sends the
- * mean to the workers in float32: over their gradients, or into separate memory if updates travel in another format. A
- * worker may say that it has no gradient: then it sends no bytes, and if no worker has one an apply changes nothing.
+ * A worker has five calls. "fold" is a push; it is answered when every worker's update has come. "apply" is a pull that
+ * sends the rule's arguments and a factor for the mean; when every worker has called it, the rule runs and the
+ * parameters are sent. "skip" drops the updates. "squares" returns the sum of squares of the mean of each row (a chunk
+ * as its owner folds it). "gather" sends the mean to the workers in float32, into the memory of their gradients or, if
+ * updates are not float32, into separate memory. A worker without a gradient sends no bytes; if no worker has one, an
+ * apply changes nothing.
  *
- * A core with its own thread makes the mean of a row as soon as its inputs are there, and keeps it. Without threads
- * that would cost the worker's CPU time and one more pass over memory: so the updates stay where they are, and an apply
- * with factor 1 folds and applies them together, as BSP does. The bits are the same. Rows of codecs that need no sum of
- * a whole row keep their updates in any case (engine/owner/kept.h).
+ * A core with a thread computes the mean of a row as soon as its inputs have come, and keeps the mean. Without threads
+ * that would cost the worker's CPU time and one more pass over memory. So the updates stay in their slots, and an apply
+ * with factor 1 folds and applies them together, as BSP does. The results have the same bits. Rows whose codec needs no
+ * sum of a whole row always keep their updates (engine/owner/kept.h).
  *
- * A core works in slices (hpc_split_work), always for the lowest key that has work: keys are given in the order in
- * which a forward pass needs them (P3, Jayarajan et al., SysML 2019). Between slices the core takes events, so a lower
+ * A core works on a few rows at a time (hpc_split_work), always for the lowest key that has work: keys are given in the
+ * order in which a forward pass needs them (P3, Jayarajan et al., SysML 2019). In between it handles events, so a lower
  * key that has just come goes first.
  *
- * A fold waits for the last apply, so a key has at most one pending update, whatever the depth of the plan.
+ * A fold waits for the last apply, so a key has at most one pending update, even if the plan's depth is larger.
  *
- * With several stages each worker sends its pulls to the owner, and the owner answers them itself. Updates come by
- * forwards. Parameters go by relays, which also answer each pull, even a pull that brings no parameters.
+ * With several stages each worker sends its pulls directly to the owner, and the owner answers directly. Updates come
+ * by forwards. Parameters go by relays, and the relays also answer each pull, even one that gets no parameters.
  *
  * Memory order, in addition to scheme.h's: updates are read, and a mean is written and read, between the last event of
  * a fold and the answer to the apply or skip that follows; every worker waits for that answer before it folds again.
  * Until then its gradient belongs to the exchange. gather writes its results, perhaps into the slots of the gradients,
- * between the last event of its calls and its answer. After the answer the updates are not read any more, unless the
- * row has a single float32 input, which then is the mean.
+ * between the last event of its calls and its answer. After the answer the updates are not read any more. The exception
+ * is a row with a single float32 input, since that input itself is the mean.
  *
  * Among peers updates stay in their slots, and no sum is kept: each call folds them again. A fold is answered when all
  * updates that are sent to this rank are there. A pull goes only to this rank's own core, so each rank decides for its
@@ -33,19 +34,19 @@
  * the core has written for it.
  *
  * An apply or a skip ends a fold, and so does the next fold, which replaces it. Then the core answers the peers: their
- * slots are free. With two slots, and every rank sending to all, no push waits for that: when a worker begins push n +
- * 2, all peers have made push n + 1, and so have ended fold n. A plan of depth 1 is refused: the push that replaces a
- * fold would wait for peers that wait for it.
+ * slots are free. With two slots, and every rank sending to all, no push waits for this answer: when a worker begins
+ * push n + 2, all peers have made push n + 1, and so have ended fold n. A plan of depth 1 is refused: the push that
+ * replaces a fold would wait for peers that wait for it.
  *
- * On a graph of one phase all of this holds with the graph's edges and weights. A fold waits only for the updates of
- * the in-neighbours, under BSP as under NOTIFY_ACK: the bits are the same.
+ * A graph of one phase works in the same way, with the graph's edges and weights. A fold waits only for the updates of
+ * the in-neighbours, under BSP too, since that gives the same bits.
  *
  * On other graphs (HPC_KEEPS_MEANS: phases, SSP, ASYNC, BARRIER, a quorum) a fold is made from the same updates with
- * the same weights as without split, and the rows keep its mean in their own memory. So a neighbour's slot is answered,
- * and free, when the fold is made: no neighbour waits for an apply. squares and gather read the mean that an apply
- * would then apply. The core writes the mean between the push that leads its fold and the answer to that push, and
- * reads and frees it between a pull and the answer to that pull; the worker has at most one of the two pending. A pull
- * that comes before its fold is made waits for it (hpc_split_keep). */
+ * the same weights as without split, and the rows keep its mean in their own memory. So a neighbour's update is
+ * answered, and its slot free, when the fold is made: no neighbour waits for an apply. The calls squares and gather
+ * read the mean that an apply at that time would apply. The core writes the mean between the push that leads its fold
+ * and the answer to that push, and reads and frees it between a pull and the answer to that pull; the worker has at
+ * most one of the two pending. A pull that comes before its fold is made waits for it (hpc_split_keep). */
 #include "discipline/split_state.h"
 
 #include <math.h>
@@ -90,7 +91,7 @@ static int pushes(const hpc_plan *plan, int key, int rank) {
     return 0;
 }
 
-/* Refuses plans in which the owner of an encoding forward is no worker: the encoder learns from its rank's own worker
+/* Refuses plans in which the owner of an encoding forward is no worker: the encoder is told by its rank's own worker
  * that a fold was skipped. */
 static int check_encoders(const hpc_plan *plan) {
     int key = -1, rank = -1, pushed = 0;
@@ -182,7 +183,7 @@ int hpc_split_wait_over(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return hpc_ticket_wait(sc, key, hpc_split_last_pull(sc, key), hpc_limit_left(sc, l), op);
 }
 
-/* Waits until the last fold is over: a gather writes the slot, and the mean may stand there until it is used. */
+/* Waits until the last fold is over, since a gather writes the slot, and the slot may hold the mean until then. */
 int hpc_split_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     const int status = hpc_split_wait_over(sc, key, l, op);
     return status == HPC_OK && hpc_split_among_peers(sc) ? hpc_push_wait_slot(sc, key, l, op) : status;
@@ -198,7 +199,7 @@ static int has_read(const hpc_scheme *sc, int s, uint64_t ticket) {
     return (sc->graph != NULL ? hpc_graph_has_read : hpc_share_has_answered)(sc, s, ticket);
 }
 
-/* Tells the encoders that the last fold is over, if it was neither applied nor skipped. */
+/* If the last fold was neither applied nor skipped, tells the encoders that it is over. */
 static void drop_fold(hpc_scheme *sc, int key) {
     if (hpc_split_ask_of(sc, key)->keeps) hpc_pieces_end_fold(sc, key, 0);
 }
@@ -302,7 +303,7 @@ int hpc_split_note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, con
 
 /* ---- the ranks that a wait waits for ---- */
 
-/* For a pull: adds the workers whose pulls have not come here. Rows that forward get no pulls. */
+/* For a pull: adds the workers whose pulls have not come to this rank. Rows that forward get no pulls. */
 static int missing(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int found) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_split_means *m = share->own;

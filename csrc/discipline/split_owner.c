@@ -1,6 +1,6 @@
-/* The owner's side of BSP in two calls (see split.c): it makes means, and uses them as the pulls ask. With servers a
- * fold has slot 0. Among peers updates of the next fold may come into the next slot while one fold is kept; but this
- * rank's own update ends the kept fold, so the rows that are ready belong to one fold. */
+/* The owner's side of BSP in two calls (see split.c): makes means, and applies, skips, squares or gathers them as pulls
+ * ask. With servers a fold has slot 0. Among peers updates of the next fold may come into the next slot while one fold
+ * is kept; but this rank's own update ends the kept fold, so the rows that are ready belong to one fold. */
 #include <stdio.h>
 #include <string.h>
 
@@ -126,7 +126,7 @@ static int is_empty(hpc_core *core, const hpc_work *w) {
     return e == w->row->n_in;
 }
 
-/* Returns whether the mean of a row is made only when a pull asks for it, from the inputs in their slots. */
+/* Returns whether the mean of a row is computed only when a pull asks for it, from the inputs in their slots. */
 static int keeps_inputs(const hpc_core *core, const hpc_work *w) {
     return core->scheme->discipline->traits & HPC_KEEPS_INPUTS || hpc_row_keeps_inputs(w);
 }
@@ -198,13 +198,14 @@ static int is_pulled(const hpc_share *share) {
     return m->n_used > 0 && m->n_used == m->n_askers;
 }
 
-/* Returns whether the fold that the pulls ask about is there. A pull may overtake updates that come by other rows. */
+/* Returns whether the fold to which the pulls refer is complete. A pull may overtake updates that come through other
+ * rows. */
 static int is_finishing(const hpc_share *share) {
     const hpc_split_means *m = share->own;
     return is_pulled(share) && m->n_ready == 0 && (int)(share->version % HPC_SPLIT_FOLDS) == m->folds;
 }
 
-/* Tells the workers that the fold is there: at once, or with the answer to their pulls if all have pulled already. */
+/* Answers the workers' folds: at once or, if all workers have pulled already, together with their pulls. */
 static void answer_folds(hpc_core *core, hpc_share *share) {
     hpc_split_means *m = share->own;
     share->version++;
@@ -230,7 +231,7 @@ void hpc_split_fail_scale(hpc_scheme *sc, const hpc_share *share, const int rank
     hpc_scheme_fail(sc, HPC_ERR_CONFIG, why);
 }
 
-/* Returns whether all workers' pulls bring the same scale and arguments; otherwise the exchange fails. */
+/* Returns whether all workers' pulls have the same scale and arguments; if not, the exchange fails. */
 static int pulls_agree(hpc_core *core, const hpc_share *share) {
     hpc_scheme *sc = core->scheme;
     const hpc_split_means *m = share->own;
@@ -298,7 +299,7 @@ static int gather(hpc_core *core, hpc_work *w, int sender, double *squares, int 
     return failed;
 }
 
-/* Copies the mean for this rank's worker, which alone gets it among peers. */
+/* Among peers: copies the mean for this rank's worker, the only one that gets it. */
 static int gather_here(hpc_core *core, hpc_work *w, int empty) {
     float *to = core->scheme->gathered[w->row->key] + w->row->offset;
     const size_t nbytes = (size_t)w->row->count * sizeof *to;
@@ -348,8 +349,8 @@ static int use_next(hpc_core *core, hpc_share *share) {
     return failed;
 }
 
-/* Returns whether all workers have asked to apply the fold that is still coming in: each row is then applied as soon as
- * it is there, and rows that were there before are applied now. */
+/* Returns whether all workers have asked to apply a fold of which inputs are still missing. Then each row is applied as
+ * soon as its inputs have come; rows that are complete are applied now. */
 static int applies_ahead(const hpc_share *share) {
     const hpc_split_means *m = share->own;
     return is_pulled(share) && m->use == HPC_USE_APPLY && (int)((share->version + 1) % HPC_SPLIT_FOLDS) == m->folds;

@@ -3,31 +3,32 @@
  *
  * A fold of version v is made when its quorum is there and its grace is over, and each update is answered as in
  * quorum.c: it is in the mean, or late. The owner keeps the mean until it is *over*: applied, or skipped. Only one mean
- * is kept, so the fold of v + 1 waits for that: its updates wait in their slots, and late updates of v are answered. No
- * worker waits for a late one, and a late worker waits at most for the mean of the version that it was told.
+ * is kept, so the fold of v + 1 waits until the mean of v is over: updates for v + 1 wait in their slots, and late
+ * updates for v are answered. No worker waits for a late worker, and a late worker waits at most for the mean of the
+ * version that it was told.
  *
- * A pull says after which update it comes, by the low bits of how many updates this rank has sent to the share; so the
- * owner knows about which outcome the pull asks. The pull waits until that outcome is known.
+ * A pull carries the low bits of how many updates this rank has sent to the share. So the owner knows to which update's
+ * outcome the pull refers; the pull waits until that outcome is known.
  * - squares and gather are answered at once, from the mean of the version that the worker was told. When that mean is
  *   over, squares gets its known squares until a later mean is made; then they are unknown, and the sum that the worker
  *   gets leaves them out. A gather then writes nothing: the worker's values stay, and the answer says so by unknown
  *   squares.
- * - apply and skip of a worker whose update is in the mean decide for all workers. The first one counts; if another
- *   worker gives another scale or makes the other call, that fails the exchange. The call of a worker whose update is
+ * - apply and skip of a worker whose update is in the mean decide for all workers. The first call counts; if another
+ *   worker gives another scale or makes the other call, the exchange fails. The call of a worker whose update is
  *   not in the mean decides nothing. It is answered when the mean of the version that the worker was told is over.
  *
- * The answer to apply or skip comes after the newest parameters, and says their version.
+ * The answer to apply or skip comes after the newest parameters, and carries their version.
  *
  * A worker can be late in one share and in time in another, or ask for squares when they are unknown, or gather when
  * the mean is over. Then it has not seen all means of its version, and may have computed another scale. So its pulls
- * say that it *doubts*: a doubting worker decides only if all workers with updates in the mean doubt, and then the
- * lowest rank decides. A worker that closes with a mean that it has not ended sends a skip, in doubt. So each update in
- * a mean brings an apply or a skip, and a mean without open workers is skipped.
+ * are marked: the worker *doubts*. A doubting worker decides only if all workers with updates in the mean doubt; then
+ * the lowest rank decides. A worker that closes before it has applied or skipped its last mean sends a skip in doubt.
+ * So for each update in a mean an apply or a skip comes, and a mean without open workers is skipped.
  *
  * Waits form no circle if all workers make the same calls in the same order, or make all before they wait. Proof: of
- * all workers that wait for one mean take the one that is the least far. A mean of its version or an older one is over
- * when a worker whose update is in it reaches that apply or skip; that worker is not less far, so it has reached it.
- * Folds find their quorum as in quorum.c, because all workers go on from a version when its means are over.
+ * all workers that wait for one mean take the one that has progressed least. A mean of its version or an older one is
+ * over when a worker whose update is in it reaches that apply or skip; that worker is not less far, so it has reached
+ * it. Folds find their quorum as in quorum.c, because all workers go on from a version when its means are over.
  *
  * Writers and order. The owner's core writes the mean between the last event of its fold and the pull that ends it. The
  * updates in it may be read until then: their workers do not write the slots before the answer to their pull.
@@ -35,16 +36,16 @@
  * to a worker read that worker's separate copy, because the other workers go on meanwhile.
  *
  * Groups. Ranks of a group are told the same, and make the same calls in the same order, with the same scale; otherwise
- * the exchange fails. Each rank sends its pulls to the owners itself. The pull of a group is there when the pulls of
- * all its ranks are, and one of these ranks speaks for it. A rank that closes leaves this to a rank of its group that
- * applies. Owners answer each rank themselves: its updates (with the outcome) and its pulls. Versions, forwards and
- * their slots are as in quorum.c. A relay passes on parameters, or an event without parameters, and answers its ranks'
- * pulls too, as in split.c: it gets one of the two for each pull of its group. So when the group's pull is answered,
- * the owner's writes into the group's slots, copies and relays are over.
+ * the exchange fails. Each rank sends its pulls to the owners itself. A group has pulled when all its ranks have
+ * pulled; one of these ranks speaks for the group: its call counts. If one rank closes and another applies, the
+ * applying rank speaks. Owners answer each rank directly: its updates (with the outcome) and its pulls. Versions,
+ * forwards and their slots are as in quorum.c. A relay passes on parameters, or an event without parameters, and
+ * answers its ranks' pulls too, as in split.c: it gets one of the two for each pull of its group. So when the group's
+ * pull is answered, the owner's writes into the group's slots, copies and relays are over.
  *
- * Encoders. An update that was left out goes back into the residual. After that the encoders are told of its worker's
- * call: if the worker has skipped a fold, even a late one, they forget it. So no value is returned to the residual
- * twice. */
+ * Encoders. An update that was left out goes back into the residual. After that the encoders are told the worker's
+ * call: if the worker has skipped a fold, even one that it was late for, they return to the state before it. So no
+ * value is added to the residual twice. */
 #include <string.h>
 
 #include "discipline/discipline.h"
@@ -103,7 +104,7 @@ static hpc_work *work_at(const hpc_scheme *sc, const hpc_share *share, int place
     return hpc_work_of(sc, share->rows[place]);
 }
 
-/* Uses the mean of all rows of a share for a sender. rank speaks for the sender. */
+/* Carries out a sender's pull for all rows of a share. rank is the rank that speaks for the sender. */
 static int use_rows(hpc_core *core, hpc_share *share, int sender, int rank) {
     const double *args = hpc_args_of(core->scheme, share, rank, 0);
     const hpc_use use = hpc_asker_of(share, rank)->use;
@@ -133,7 +134,7 @@ static int asks(const hpc_share *share, int rank) {
     return atomic_load_explicit(&hpc_asker_of(share, rank)->asks, memory_order_relaxed);
 }
 
-/* Returns whether a rank's pull may come from its close, which leaves the mean to the others. */
+/* Returns whether a rank's pull may be the skip that its close sends, which leaves the decision to the others. */
 static int leaves(const hpc_asker *a) {
     return a->use == HPC_USE_SKIP && a->doubts;
 }
@@ -149,8 +150,8 @@ static int speaker(const hpc_scheme *sc, const hpc_share *share, int sender) {
     return speaks;
 }
 
-/* Returns the rank whose pull decides about the mean: NOT_YET while an open sender may still decide, NOBODY if none is
- * left. */
+/* Returns the rank whose pull decides about the mean; NOT_YET while an open sender may still decide; NOBODY if no such
+ * sender is open. */
 static int decider(const hpc_core *core, const hpc_share *share) {
     const hpc_intake *in = hpc_intake_of(share);
     int open = 0, doubts = NOBODY;
@@ -218,7 +219,7 @@ static int agrees(hpc_scheme *sc, const hpc_share *share, int rank, const hpc_de
     return 0;
 }
 
-/* The same for a sender whose update was in the last mean, and the decision about that mean. */
+/* Returns the same for a sender whose update was in the last mean, and the decision about that mean. */
 static int agrees_to_decided(hpc_scheme *sc, const hpc_share *share, int sender, int rank) {
     const hpc_quorum_share *its = share->own;
     const hpc_told *told = &its->intake.senders[sender].told;
@@ -227,7 +228,8 @@ static int agrees_to_decided(hpc_scheme *sc, const hpc_share *share, int sender,
     return agrees(sc, share, rank, &its->decided);
 }
 
-/* The same for the ranks of a group, unless they doubt: doubting ranks may have gathered different values. */
+/* Returns the same for the ranks of a group. Doubting ranks are not compared, since they may have gathered different
+ * values. */
 static int mates_agree(hpc_scheme *sc, const hpc_share *share, int rank) {
     const hpc_asker *a = hpc_asker_of(share, rank);
     const int group = hpc_sender_of(sc, share->key, rank);
@@ -254,8 +256,8 @@ static void send_answer(hpc_core *core, const hpc_share *share, int rank) {
                           ++share->clocks[rank].asked);
 }
 
-/* Returns the squares with which a squares or gather is answered. here: the mean that the pull asks for is the last
- * one, or is kept. */
+/* Returns the squares with which a squares or gather is answered. here: set if the mean that the pull asks for is the
+ * last one, or is kept. */
 static double told_squares(const hpc_asker *a, double known, int here) {
     if (!here) return HPC_SPLIT_UNKNOWN;
     return a->use == HPC_USE_GATHER && known == HPC_SPLIT_UNKNOWN ? 0 : known;
@@ -272,15 +274,15 @@ static void answer_rank(hpc_core *core, const hpc_share *share, int rank, int he
     send_answer(core, share, rank);
 }
 
-/* Sends relays an event without parameters: they answer every pull. */
+/* Sends relays an event without parameters, since they answer every pull. */
 static int bring_nothing(hpc_core *core, const hpc_share *share, int sender) {
     for (int i = 0; i < share->n_rows; i++)
         hpc_forward_row(core, work_at(core->scheme, share, i), HPC_KEPT_EMPTY, sender);
     return 0;
 }
 
-/* Answers a sender's pull. The sender that has decided has the newest parameters already. rank speaks for the sender.
- */
+/* Answers a sender's pull. rank is the rank that speaks for the sender. The sender that has decided has the newest
+ * parameters already. */
 static int answer(hpc_core *core, hpc_share *share, int sender, int rank) {
     const hpc_scheme *sc = core->scheme;
     hpc_quorum_share *its = share->own;
@@ -407,8 +409,8 @@ static int wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* Sends a pull. If the owner's ring had no room for an update yet, the update comes after this pull, and is counted as
- * sent. */
+/* Sends a pull. If the owner's ring was full when an update should have been sent, that update comes after this pull,
+ * but counts as sent before it. */
 static int send_pull(hpc_scheme *sc, int s, int doubts, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     hpc_outlet *out = hpc_outlet_of(share);
@@ -481,8 +483,8 @@ static int note(hpc_scheme *sc, int key, hpc_moment moment, hpc_limit *l, const 
     return status;
 }
 
-/* Adds the ranks that have not pulled: of the senders in the mean of a share, and of sender (NOBODY: of no other).
- * Returns whether there is a mean. */
+/* Adds the ranks that have not pulled: ranks of the senders in a share's mean, and of the argument sender unless it is
+ * NOBODY. Returns whether the share keeps a mean. */
 static int add_silent(const hpc_scheme *sc, const hpc_share *share, int sender, int *ranks, int *found) {
     int kept = 0;
     for (int r = 0; r < sc->context->group.size; r++) {

@@ -8,8 +8,8 @@
 #include "engine/scheme.h"
 #include "engine/owner/row.h"
 
-/* The slot field of a pull's event: its use, and in the bits above the low bits of the number of the fold that it comes
- * after. At most one fold is still to come then, so these bits suffice. */
+/* The slot field of a pull's event holds its use and, in the higher bits, low bits of the number of the fold before the
+ * pull. At most one fold has not come yet when the pull comes, so these bits suffice. */
 enum { HPC_SPLIT_USE_BITS = 2, HPC_SPLIT_FOLDS = 8 };
 
 #define HPC_SPLIT_UNKNOWN (-1.0) /* instead of a sum of squares */
@@ -18,9 +18,9 @@ enum { HPC_SPLIT_USE_BITS = 2, HPC_SPLIT_FOLDS = 8 };
 typedef struct hpc_split_ask {
     hpc_use use;
     double scale;
-    int keeps;       /* the owners have a mean that was neither applied nor skipped */
-    int ended;       /* with a quorum: 1 + whether the last fold was applied; 0: the encoders know */
-    int gathers;     /* with a quorum: the last pull is a gather, which may have found no mean */
+    int keeps;       /* set if the owners have a mean that was neither applied nor skipped */
+    int ended;       /* with a quorum: 2 if the last fold was applied, 1 if not; 0 if the encoders were told */
+    int gathers;     /* with a quorum: set if the last pull is a gather, which may have found no mean */
     int first, last; /* the first and the last share of the key */
 } hpc_split_ask;
 
@@ -30,35 +30,35 @@ typedef struct hpc_split {
     hpc_inputs (*inputs)(hpc_core *core, const hpc_work *w);
     hpc_split_ask *asks; /* by key */
     size_t *squares_at;  /* by share: an offset behind hpc_place.own of a worker */
-    char *counts;        /* by row: whether its squares count, because the mean is this rank's */
+    char *counts;        /* by row: whether this rank adds the row's squares, since the row has its mean */
 } hpc_split;
 
 /* A share's state, at its owner. */
 typedef struct hpc_split_means {
-    const int *askers; /* the ranks that pull: all members of the share, or among peers only its owner */
+    const int *askers; /* the ranks that pull: all members of the share; among peers only the share's owner */
     int n_askers;
-    double *squares;                /* by row of the share, of the present mean; puts of the answer read them */
-    int squared;                    /* squares were asked for before, so they are computed with each fold */
-    int *ready;                     /* rows of the present fold that have all inputs, as indices into the share */
-    int n_ready, n_folded, n_ahead; /* n_ahead: how many of these were looked at for an early apply */
-    int kept;                       /* the last fold is complete and not over: its inputs are in their slots */
-    int slot;                       /* the slot of the present fold */
-    _Atomic uint64_t n_over;        /* how many folds are over: applied, skipped, or replaced by the next one */
-    _Atomic char *used;             /* by rank: its pull has come */
-    int n_used, n_finished;         /* pulls that have come; rows that are done with them, */
-    char *finished;                 /* the same by row, */
-    int next;                       /* and the first row that may not be done */
-    hpc_use use;                    /* the use that the pulls ask for */
-    int folds;                      /* the low bits of the number of folds before the pulls */
-    uint64_t answered;              /* pulls that were answered */
-    int owes;                       /* workers are told of the fold with the answer to their pulls */
+    double *squares; /* by row of the share, of the present mean; puts of the answer read them */
+    int squared;     /* set after the first call of squares: from then on they are computed with each fold */
+    int *ready;      /* rows of the present fold that have all inputs, as indices into the share */
+    int n_ready, n_folded, n_ahead; /* n_ahead: how many rows in ready were checked for an early apply */
+    int kept;                /* set if the last fold is complete and not over, so its inputs are in their slots */
+    int slot;                /* the slot of the present fold */
+    _Atomic uint64_t n_over; /* how many folds are over: applied, skipped, or replaced by the next one */
+    _Atomic char *used;      /* by rank: its pull has come */
+    int n_used, n_finished;  /* n_used: pulls that have come; n_finished: rows that have carried them out, */
+    char *finished;          /* the same by row, */
+    int next;                /* and the first row that may not be done */
+    hpc_use use;             /* the use that the pulls ask for */
+    int folds;               /* the low bits of the number of folds before the pulls */
+    uint64_t answered;       /* pulls that were answered */
+    int owes;                /* set if the fold is answered together with the workers' pulls */
 } hpc_split_means;
 
 /* Slots of the worker, which a quorum uses too. */
 int hpc_split_check(const hpc_context *c, const hpc_exchange_config *f);
 int hpc_split_plan(hpc_scheme *sc, hpc_split *its, const char *op);
-/* hpc_split_plan_own takes memory of nbytes for the scheme's state, whose first member is an hpc_split, and if fold and
- * apply are two calls does what hpc_split_plan does. hpc_split_plan_alone does so for a state that is only an
+/* hpc_split_plan_own allocates nbytes for the scheme's state, whose first member must be an hpc_split; if fold and
+ * apply are two calls, it then calls hpc_split_plan. hpc_split_plan_alone does the same for a state that is only an
  * hpc_split. */
 int hpc_split_plan_own(hpc_scheme *sc, size_t nbytes, const char *op);
 int hpc_split_plan_alone(hpc_scheme *sc, const char *op);
@@ -107,16 +107,16 @@ int hpc_split_open_owner(hpc_scheme *sc, const char *op);
 void hpc_split_open_relays(const hpc_scheme *sc); /* makes folds never wait for relays */
 /* Takes memory for the squares of each row of a share. */
 int hpc_split_open_squares(hpc_scheme *sc, const hpc_share *share, hpc_split_means *m, const char *op);
-/* Called when a row has its inputs: forgets the last mean. A core with a thread makes the next mean now. Returns
- * nonzero if a user's kernel has failed. */
+/* Called when a row has its inputs: drops the last mean; a core with a thread computes the next mean at once. Returns
+ * nonzero if a user's fold has failed. */
 int hpc_split_begin_row(hpc_core *core, hpc_work *w, double *squares);
-/* Carries out a pull for a row. sender: the only one that gets the parameters or the mean, or HPC_EVERYBODY. args: the
- * scale, and the arguments of the rule. Returns nonzero if the exchange has failed. */
+/* Carries out a pull for a row. sender: the only sender that gets the parameters or the mean, or HPC_EVERYBODY. args:
+ * the scale, then the arguments of the rule. Returns nonzero if the exchange has failed. */
 int hpc_split_use_row(hpc_core *core, hpc_work *w, hpc_use use, int sender, const double *args, double *squares);
 /* Called when a relay's input has come: parameters that an owner sends in answer to pulls, or an event without
  * parameters (how is HPC_CAME_EMPTY). */
 void hpc_split_relayed_came(hpc_core *core, hpc_work *w, int how);
-/* Fail the exchange: two ranks have made different calls, or have given different scales. */
+/* Fail the exchange because two ranks have made different calls, or have given different scales. */
 void hpc_split_fail_use(hpc_scheme *sc, const hpc_share *share, const int ranks[2], const hpc_use uses[2]);
 void hpc_split_fail_scale(hpc_scheme *sc, const hpc_share *share, const int ranks[2], const double scales[2]);
 /* Returns the offset in a worker's part at which the owner of share s writes the squares. */

@@ -48,7 +48,7 @@ double *hpc_args_fill_pull(const hpc_scheme *sc, int key, double factor) {
 
 /* ---- the core ---- */
 
-/* Returns the signal by which an owner's core tells that it has seen arguments. */
+/* Returns the signal that an owner's core sets when it has seen new arguments. */
 static int signal_of(const hpc_scheme *sc, const hpc_share *share) {
     return sc->context->group.size + sc->layout.places[share->owner].first_core + share->core;
 }
@@ -67,14 +67,15 @@ const double *hpc_args_of(const hpc_scheme *sc, const hpc_share *share, int rank
     return place_of(sc, share, rank, slot);
 }
 
-/* Returns the number, from 1 on, of the first argument that differs between a and b; 0 if all are equal. */
+/* Compares two arrays of arguments. Returns i + 1 for the first i where a[i] and b[i] differ; 0 if all are equal. */
 static int first_other(const double *a, const double *b) {
     for (int i = 1; i < HPC_RULE_ARGS; i++)
         if (a[i] != b[i]) return i;
     return 0;
 }
 
-/* Returns whether pushes of rank reach a row through its input number only (-1: through any input). */
+/* Returns whether pushes of rank reach a row through the input whose number is the argument only; if only is -1,
+ * through any input. */
 static int is_in(const hpc_scheme *sc, const hpc_work *w, int only, int rank) {
     if (only < 0) return hpc_row_is_fed_by(sc, w->index, rank);
     const hpc_input *in = &w->inputs[only];
@@ -124,7 +125,7 @@ void hpc_args_begin_push(hpc_scheme *sc, int key, int slot) {
     }
 }
 
-/* A wait for the owner of a share to see arguments. */
+/* A wait until the owner of a share has seen this rank's new arguments. */
 typedef struct seeing {
     hpc_scheme *sc;
     int signal, owner;
@@ -144,8 +145,8 @@ static int who_sees(void *arg, int *ranks) {
     return 1;
 }
 
-/* Returns whether a share takes arguments from this rank. Relays take none, and forwards only for a user's own fold.
- * With HPC_SUMS only the forwards take arguments; they send them on with their sums. */
+/* Returns whether a share takes arguments from this rank. Relays take no arguments. Forwards take arguments only for a
+ * user's own fold function. With HPC_SUMS only forwards take arguments, and send them on with their sums. */
 static int takes_args(const hpc_scheme *sc, const hpc_share *share) {
     const int action = sc->plan->rows[share->rows[0]].action;
     if (sc->discipline->traits & HPC_SUMS)
@@ -188,8 +189,8 @@ static int send_args(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     return status;
 }
 
-/* Waits until the owner has seen the arguments, if this rank's updates reach it through other rows: the update could
- * arrive first. */
+/* Waits until the owner has seen the arguments, if this rank's updates reach the owner through other rows, since such
+ * an update could arrive before its arguments. */
 static int await_args(hpc_scheme *sc, int s, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     if (!hpc_feeds_share_by_stages(sc, share, sc->context->group.rank)) return HPC_OK;

@@ -11,14 +11,14 @@ typedef enum hpc_operation {
     HPC_OP_ROW = 1,     /* index: a row whose input from the sender is in its receive slot */
     HPC_OP_FORWARD = 2, /* index: a row whose input from a row of the sender is in its receive slot */
     HPC_OP_PULL = 3,    /* index: a share whose parameters the sender wants; slot: HPC_ANSWERED or 0 */
-    HPC_OP_ARGS = 4,    /* index: a share; the sender has put arguments of its rule, for its push in that slot */
-    /* index: a share that the sender pushes without a gradient; with several stages slot is then 0, and the push takes
-     * its next slot. But if slot is HPC_EMPTY_ROW, index is a row to which a row of the sender has nothing to send. */
+    HPC_OP_ARGS = 4,    /* the sender has put arguments of its rule for its push in slot; index: a share */
+    /* The sender pushes without a gradient. index: the share; with several stages slot is 0, and the push uses the
+     * sender's next slot. If slot is HPC_EMPTY_ROW, index is a row to which a row of the sender has nothing to send. */
     HPC_OP_EMPTY = 5,
-    /* index: a share; slot: free for the discipline; the sender has put its request about a kept fold. */
+    /* The sender has put its request to apply or skip a kept fold. index: a share; slot: defined by the discipline. */
     HPC_OP_USE = 6,
-    HPC_OP_PASSED = 7 /* index: a row of another rank, whose push of these elements the sender passes on; the push is in
-                         the receive slot of the receiver's own row */
+    HPC_OP_PASSED = 7 /* the sender passes on another rank's push, into the receive slot of the receiver's row; index:
+                         the row of the same elements at the rank that made the push */
 } hpc_operation;
 
 enum { HPC_EMPTY_ROW = 1 };

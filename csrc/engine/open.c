@@ -48,8 +48,8 @@ static int check_outputs(const hpc_scheme *sc) {
     return HPC_OK;
 }
 
-/* Returns whether parameters are stored past the caches: yes, if all memory that a step touches exceeds the last-level
- * cache. */
+/* Returns whether parameters are written by stores that bypass the caches: yes if a step touches more memory than the
+ * last-level cache has. */
 static int writes_past_caches(const hpc_scheme *sc) {
     size_t workers = 0, copies = 0;
     for (int r = 0; r < sc->context->group.size; r++) {
@@ -62,8 +62,8 @@ static int writes_past_caches(const hpc_scheme *sc) {
     return touched > hpc_host_cache("");
 }
 
-/* Places memory that one core works on, on that core's NUMA node. Ranges come in rising order; adjacent ones are
- * merged. */
+/* Ranges of memory, to be placed on the NUMA node of the core that works on them. Ranges come in rising order; adjacent
+ * ones are merged. */
 struct pieces {
     const hpc_scheme *sc;
     hpc_placement *places;
@@ -106,8 +106,8 @@ static void add_slots(void *arg, int row, int edge, size_t offset) {
         add_piece(s->pieces, r->core, base + offset, hpc_slot_stride(sc, r) * (size_t)hpc_slot_depth(sc));
 }
 
-/* Checks that the windows of all ranks of a host fit into its memory together; all ranks get the same result. all: room
- * for one pair for each rank. */
+/* Checks that the windows of all ranks of a host together fit into its memory; all ranks get the same result. all is
+ * scratch memory, with one pair for each rank. */
 static int check_memory(const hpc_scheme *sc, uint64_t (*all)[2], double deadline) {
     const hpc_context *c = sc->context;
     const int size = c->group.size;
@@ -213,8 +213,8 @@ int hpc_scheme_send_params(hpc_scheme *sc, const char *op, double deadline) {
     return status;
 }
 
-/* After send_values all masters and params hold rank 0's values. If parameters travel encoded, this gives params the
- * bits that they would get from the owners. It is not counted as traffic, nor are rank 0's puts. */
+/* After send_values all masters and params hold rank 0's values. If parameters travel encoded, this rounds params to
+ * the bits that encoded parameters from the owners would have. Neither this nor rank 0's puts count as traffic. */
 static int round_values(hpc_scheme *sc, double deadline) {
     int status = hpc_scheme_send_params(sc, op_create, deadline);
     for (int i = 0; i < sc->n_own_cores; i++)
@@ -255,7 +255,8 @@ int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *f, double deadlin
     if (status != HPC_OK) return status;
     sc->life.open = 1;
     sc->life.serves = (sc->discipline->traits & HPC_GOES_ON) || sc->passes_on ||
-                      /* While this rank lives, puts of other ranks' updates read its memory. */
+                      /* Other ranks' updates that this rank puts on to a next rank are read from its memory, so it must
+                       * stay. */
                       sc->gate->outstanding != NULL;
     sc->life.serves &= sc->n_work > 0;
     for (int s = 0; s < sc->layout.n_shares; s++) { /* other ranks may push to its rows after its own last push */
@@ -323,9 +324,9 @@ int hpc_scheme_prepare(hpc_scheme *sc, const hpc_exchange_config *f) {
 
 /* ---- close ---- */
 
-/* Tells every rank how many pushes this rank has made (a push sent in part does not count); or, later, that it answers
- * nothing more. Ranks that are gone are skipped. It uses a lane of the exchange, which is flushed before the memory is
- * freed. */
+/* Tells every rank that is not gone how many pushes this rank has made (a push sent in part does not count); or, in a
+ * later call, that this rank answers nothing more. The messages go by a lane of the exchange, which is flushed before
+ * the memory is freed. */
 static int announce(hpc_scheme *sc, uint64_t what) {
     hpc_context *c = sc->context;
     int me = c->group.rank, first_failure = HPC_OK;
@@ -353,8 +354,8 @@ static int outstanding(const hpc_scheme *sc, int *ranks) {
     return sc->gate->outstanding == NULL ? 0 : sc->gate->outstanding(sc, ranks);
 }
 
-/* Writes the ranks that still have something to send or take. A rank that left has sent all, so in its place this rank
- * is named: its cores must still take that. */
+/* Writes into ranks the ranks that still have something to send or take. A rank that left has sent everything, so this
+ * rank is named instead: its cores must still take that rank's data. */
 static int outstanding_here(const hpc_scheme *sc, int *ranks) {
     const hpc_group *group = &sc->context->group;
     int found = outstanding(sc, ranks), n = 0;
@@ -373,8 +374,8 @@ static int open_workers(void *arg, int *ranks) {
     return n == 0 ? outstanding_here(sc, ranks) : n;
 }
 
-/* Returns whether no rank needs this one any more. After a revoke the others go on without a rank that closes the
- * exchange, and do not come back to it. A rank that only serves goes on with them. */
+/* Returns whether no rank needs this rank any more. After a revoke the other ranks go on in a new context, without a
+ * rank that closes the exchange and with a rank that only serves. */
 static int all_closed(void *arg) {
     hpc_scheme *sc = arg;
     if (sc->inline_progress) hpc_context_work(sc->context);
@@ -411,7 +412,9 @@ int hpc_scheme_leave(hpc_scheme *sc, const char *op, double deadline) {
 
 /* All cores of the scheme have stopped. */
 void hpc_scheme_free(hpc_scheme *sc) {
-    double deadline = hpc_now() + 1; /* answers must arrive before HPC_FREED. A rank that hangs has seen neither */
+    double deadline =
+        hpc_now() +
+        1; /* the flush makes answers arrive before HPC_FREED; after 1 s a rank that hangs is not waited for */
     for (int i = 0; i < sc->n_lanes && sc->life.open; i++) hpc_lane_flush(sc->out_lanes[i], hpc_left(deadline));
     if (sc->life.open) announce(sc, HPC_FREED);
     for (int i = 0; i < sc->n_lanes; i++) { /* lanes first: pending puts read memory that is freed below */

@@ -11,16 +11,17 @@
 
 #include "engine/scheme.h"
 
-/* take_place, after hpc_layout_make, finds the keys and rows that come encoded, and takes room for them in this rank's
- * part. learn then tells all ranks where that is; it is collective if sc->layout.encodes. */
+/* hpc_params_take_place, called after hpc_layout_make, finds the keys and rows that come encoded, and allots space for
+ * them in this rank's part. hpc_params_learn then tells all ranks the offset of that space; it is collective if
+ * sc->layout.encodes. */
 int hpc_params_take_place(hpc_scheme *sc, const char *op);
 int hpc_params_learn(hpc_scheme *sc, double deadline);
 /* Returns the offset of a row's encoded parameters in rank's part. */
 size_t hpc_params_encoded_at(const hpc_scheme *sc, int rank, const hpc_row *row);
 
-/* Returns the ticket of the last push of key; where pulls ask for parameters, of the last pull. */
+/* Returns the ticket (number of a wait) of the last push of key; with HPC_PULLS, of the last pull of key. */
 uint64_t hpc_params_newest(const hpc_scheme *sc, int key);
-/* Called when a ticket of key is done: decodes its parameters, unless a newer ticket is pending or they are decoded. */
+/* Called when a ticket of key is done: decodes its parameters, unless they are decoded or a newer ticket is pending. */
 void hpc_params_came(hpc_scheme *sc, int key, uint64_t ticket);
 /* Returns whether the ticket's parameters are decoded, or need no decoding. */
 static inline int hpc_params_are_decoded(const hpc_scheme *sc, int key, uint64_t ticket) {

@@ -15,7 +15,7 @@ static size_t aligned(size_t nbytes) {
     return (nbytes + LINE - 1) / LINE * LINE;
 }
 
-/* ---- the ranges of a key's update that are encoded apart, from the plan alone ---- */
+/* ---- the ranges of a key's update that are encoded separately; they follow from the plan alone ---- */
 
 static int by_place(const void *a, const void *b) {
     const hpc_pushed_range *p = a, *q = b;
@@ -70,7 +70,8 @@ int hpc_pieces_find(hpc_scheme *sc, int key, int first, const char *op) {
 
 /* ---- open ---- */
 
-/* Finds, for each row, the bytes that a slot reserves for an input, by the largest codec among its inputs. */
+/* Finds how many bytes a slot reserves for an input of each row: as many as the codec with the largest output needs, of
+ * all codecs of the row's inputs. */
 static void find_rooms(const hpc_scheme *sc) {
     for (int i = 0; i < sc->plan->n_rows; i++) {
         const hpc_row *row = &sc->plan->rows[i];
@@ -187,7 +188,7 @@ static size_t state_bytes(const hpc_key_pieces *its, uint64_t count) {
     return aligned((size_t)count * sizeof(float) * (size_t)hpc_codec_state_slots(its->codec, &its->config));
 }
 
-/* If a fold may be skipped, the encoder keeps the state before it too. */
+/* If a fold may be skipped, the encoder also keeps the state from before that fold. */
 static size_t all_bytes(const hpc_scheme *sc, const hpc_key_pieces *its, uint64_t count) {
     return state_bytes(its, count) * (sc->use != NULL ? 2 : 1);
 }
@@ -257,7 +258,7 @@ static void end(hpc_encoder *encoder, uint64_t n, int64_t kept, uint64_t pieces,
     hpc_tally_add_seconds(&encoder->seconds, hpc_now() - since);
 }
 
-/* The state lies range after range: all slots of one range, then all slots of the next. */
+/* The encoder's state is stored range after range: all state slots of one range, then all of the next. */
 static int64_t encode_range(hpc_encoder *encoder, const hpc_codec_source *source, uint64_t offset, uint64_t n,
                             void *out, int64_t *kept, const hpc_packing *packing) {
     const hpc_codec_config *config = encoder->encoding.config;
@@ -357,8 +358,8 @@ static void forget_fold(hpc_encoder *encoder) {
     encoder->fresh = 0;
 }
 
-/* Multiplies the part of a residual that is older than the last fold by factor: it is then in the units of that
- * fold. */
+/* Multiplies the part of a residual that is older than the last fold by factor, which converts that part to the units
+ * of the last fold. */
 static void scale_range(const hpc_encoder *encoder, uint64_t offset, uint64_t n, double factor) {
     const size_t at = offset * encoder->slots;
     const float *before = encoder->fresh ? encoder->before + at : encoder->state + at;
@@ -390,8 +391,8 @@ void hpc_pieces_end_fold(hpc_scheme *sc, int key, int applied) {
     }
 }
 
-/* Takes the outcome of the row's last fold, which the worker told before this rank's next push; the core runs after
- * that push's event. If the worker told nothing, the fold was applied in the units of the fold before. */
+/* Reads the outcome of the row's last fold, which the worker stored before this rank's next push; the core runs after
+ * that push's event. If the worker stored no outcome, the fold was applied, in the same units as the fold before it. */
 static void settle_fold(const hpc_work *w) {
     const hpc_pushed_range whole = {0, w->encoder->count, 0};
     _Atomic double *outcome = &w->encoder->outcomes[(w->share->version - 1) % 2];
@@ -424,7 +425,8 @@ void hpc_pieces_return(hpc_scheme *sc, const hpc_row *row, const char *slot) {
     put_back(sc, row, &its->encoder, residual, slot + hpc_row_from(sc, row), &sc->packing);
 }
 
-/* Order: this store comes before this rank's next push; the core loads it (relaxed) after that push's event. */
+/* Order: this store comes before this rank's next push; the core's relaxed load of left_out comes after that push's
+ * event. */
 void hpc_pieces_leave_out(hpc_work *w) {
     if (w->encoder != NULL) atomic_store_explicit(&w->encoder->left_out, 1, memory_order_relaxed);
 }
@@ -491,7 +493,8 @@ int hpc_pieces_add(hpc_core *core, hpc_work *w, const hpc_input *in, const char 
     return 0;
 }
 
-/* Lists the pieces of all inputs in core->pieces, and returns their bytes. With counts it counts them as received. */
+/* Lists the pieces of all inputs in core->pieces, and returns their bytes. If counts is set, counts these bytes as
+ * received. */
 static uint64_t gather(hpc_core *core, const hpc_work *w, const hpc_inputs *inputs, int counts) {
     const hpc_codec *codec = core->scheme->pieces[w->row->key].codec;
     uint64_t nbytes = 0;

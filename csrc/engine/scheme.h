@@ -1,7 +1,7 @@
 /* The state of one rank's end of a scheme: some or all keys of an exchange, which share one configuration.
  *
  *   layout.c    where everything lies in every rank's part of the window, from the plan alone
- *   holders.c   which part has the parameters that a worker reads, and which ranks may write them
+ *   holders.c   the rank whose part has the parameters that a worker reads, and their writers
  *   graph.c     the graph that rows were made of: its phases, and which rank sends to which
  *   stages.c    which ranks feed a row, which ranks it reaches, and which answers a push waits for
  *   params.c    encoded parameters: where they land at a worker, and how they get into its params
@@ -13,13 +13,13 @@
  *   kind.c      the array of row kinds (kind.h), which the kind_*.c define
  *   block.c     the steps of one block of a row: fold, rule, encoding
  *   prox.c      the prox of a rule, on rows of a matrix
- *   mean.c      sums in a row's accumulator; if fold and apply are two calls, the mean that a row keeps
+ *   mean.c      sums in a row's accumulator; with fold and apply as two calls, the mean that a row keeps
  *   kept.c      fold and apply as two calls: rows that keep their inputs, and no mean
  *   write.c     sends parameters to workers
  *   forward.c   sends a row's fold, or an input, on to another row
  *   signals.c    answers a share, or ends the exchange
  *   args.c      the arguments of rules, which travel with pushes
- *   send.c      the trainer's side: how an update gets to the owners
+ *   send.c      the trainer's side: sends an update to the owners
  *   pieces.c    updates that travel as pieces of variable length: their ranges, encoders, and decoding
  *   waits.c    the waits of the trainer, and the ranks that they wait for
  *   worker.c    a push and a pull of the trainer
@@ -56,19 +56,19 @@
 #include "context/context.h"
 #include "engine/work.h"
 
-/* The layout of one rank's part of the window. The offset of an area that the rank lacks is HPC_NOWHERE. */
+/* The layout of one rank's part of the window. If a rank has no such area, the area's offset is HPC_NOWHERE. */
 typedef struct hpc_place {
     /* discipline/ reads own, shares, worker; exchange/ reads gradients. */
     size_t params, gradients, pushed, masters, args, closed;
     size_t own;   /* the discipline's */
-    size_t dense; /* split: float32 gradients of keys pushed as pieces, and means of keys not pushed as float32 */
-    /* Parameters from owners that cannot write into params, as they are sent; each rank tells the others this offset.
-     */
+    size_t dense; /* used if fold and apply are two calls: float32 gradients of keys pushed as pieces, and means of keys
+                     not pushed as float32 */
+    /* Encoded parameters from owners that cannot write into params; each rank tells the other ranks this offset. */
     size_t encoded;
     size_t nbytes;
     int cores, shares; /* their numbers at this rank */
     int first_core;
-    int worker, gives; /* gives: its updates count; if not, its pushes only ask for parameters */
+    int worker, gives; /* gives: its pushes carry updates; if not (weight 0), they only ask for parameters */
 } hpc_place;
 
 /* ---- worker ---- */
@@ -78,27 +78,29 @@ typedef struct hpc_encoded {
     const hpc_codec *codec; /* the codec of all owners of the key, float32 included */
     size_t offset;          /* bytes from the start of hpc_place.encoded */
     int n_rows;
-    /* In some row of the key the master is not the owner's own parameters; also set if nothing is encoded. */
+    /* Set if in some row of the key the master is separate from the owner's own parameters, even if nothing is
+     * encoded. */
     int apart;
     int *rows;        /* numbers of rows of the plan */
     uint64_t decoded; /* the ticket whose parameters were decoded last */
 } hpc_encoded;
 
-/* Further flags of a start, beside hpc_push_flags: it has no gradient; it pushes the update that is held (held.c). */
+/* Further flags of a start, beside hpc_push_flags: the push has no gradient (EMPTY); the push sends the update that the
+ * worker holds (HELD, held.c). */
 enum { HPC_PUSH_EMPTY = 4, HPC_PUSH_HELD = 8 };
 
-/* A worker's view of a key. As its size is 128 bytes, looking a key up needs no multiplication. */
+/* A worker's view of a key. Its size is 128 bytes, so indexing an array of them needs no multiplication. */
 typedef struct hpc_pushed {
     /* discipline/ reads pushes, pulls, since, sending, at_share, n_shares, n_awaited, shares, awaited, codec; exchange/
      * reads pushes, sending, codec. */
     uint64_t pushes, pulls;
     double since; /* when its last push began, in seconds; 0 once the end was seen */
-    /* hpc_push_flags of the last start: sending has those not sent in full yet, started has all of them, with
-     * HPC_PUSH_EMPTY or HPC_PUSH_HELD */
+    /* flags of the last start (hpc_push_flags, HPC_PUSH_EMPTY, HPC_PUSH_HELD). started has all flags; the field sending
+     * has only flags whose events are not all sent yet */
     unsigned char sending, started;
     unsigned char brings;          /* its present push brings arguments of the rule */
-    unsigned char news;            /* how many of the next pushes bring arguments to their slots */
-    int at_args, at_share, at_row; /* where sending stopped: first in the arguments, then in the updates */
+    unsigned char news;            /* how many of the next pushes still have to send arguments for their slots */
+    int at_args, at_share, at_row; /* where sending continues: first in the arguments, then in the updates */
     int n_shares, n_awaited;
     int *shares;            /* the shares in which this rank takes part */
     int *awaited;           /* the shares whose answers end a push */
@@ -109,14 +111,15 @@ typedef struct hpc_pushed {
 } hpc_pushed;
 _Static_assert(sizeof(void *) != 8 || sizeof(hpc_pushed) == 128, "a key is looked up by a shift");
 
-/* The outcome of this rank's pushes of a key, where owners may leave updates out. */
+/* The outcome of this rank's pushes of a key, if owners may leave updates out. */
 typedef struct hpc_outcome {
     /* discipline/ reads version, late; exchange/ reads version, late. */
     uint64_t version; /* version of the newest parameters that this rank knows of */
     int late;         /* how many shares of its last push were left out */
 } hpc_outcome;
 
-/* A range of a key's update that is encoded separately, and its offset at, in bytes, in the update's slot. */
+/* A range of a key's update that is encoded separately. The field at is the range's offset, in bytes, in the update's
+ * slot. */
 typedef struct hpc_pushed_range {
     uint64_t offset, count;
     size_t at;
@@ -130,24 +133,27 @@ typedef struct hpc_key_pieces {
     char name[64];
     hpc_pushed_range *ranges; /* ranges of a push, by offset */
     int n_ranges;             /* 0: pushes are arrays */
-    int gives;                /* this rank pushes pieces; with weight 0 it pushes none */
+    int gives;                /* set if this rank pushes pieces; a rank whose weight is 0 pushes none */
     int packs;                /* pieces may be packed (compressed) */
     size_t slot_bytes;        /* bytes of an update in a slot */
-    /* Where the trainer writes updates, once it has asked for this place; with split they lie in hpc_place.dense. */
+    /* Memory into which the trainer writes updates, NULL until the trainer asks for it. If fold and apply are two
+     * calls, updates are in hpc_place.dense. */
     hpc_memory *source;
     hpc_encoder encoder;    /* of this rank's pushes */
-    double unit, kept_unit; /* split: the units of the updates, and of the residuals that encoders keep */
+    double unit, kept_unit; /* used if fold and apply are two calls: the unit of the updates, and the unit of the
+                               residuals that encoders keep */
 } hpc_key_pieces;
 
 /* ---- both ---- */
 
-/* Facts that follow from edges between rows (stages.c). By row means: indexed by the row's number in the plan. */
+/* Facts that follow from edges between rows (stages.c). "By row" means: an array indexed by the row's number in the
+ * plan. */
 typedef struct hpc_stages {
-    int many;            /* there are such edges; the other fields are set only then */
+    int many;            /* set if the plan has edges between rows; only then the other fields are set */
     uint64_t *feeders;   /* by row: a bit for each rank whose pushes reach the row */
     uint64_t *receivers; /* by row: a bit for each rank that gets parameters made from the row */
     size_t words;        /* 64-bit words of a row's bits */
-    double *masses;      /* by row: the total weight of all pushes that it folds */
+    double *masses;      /* by row: the total weight of all pushes that the row folds */
     int *hops;           /* by row: how many relays its parameters have passed, the row included */
     int most_hops;
 } hpc_stages;
@@ -161,7 +167,7 @@ typedef struct hpc_layout {
     int *share_of; /* by row */
     hpc_stages stages;
     hpc_place *places;                   /* by rank */
-    char *pushers;                       /* [key * size + rank]: the rank pushes the key */
+    char *pushers;                       /* [key * size + rank]: 1 if the rank pushes the key */
     size_t params_bytes, gradient_bytes; /* of all keys; of one slot */
     size_t encoded_bytes;                /* of all keys whose parameters come encoded */
     size_t dense_bytes;                  /* split: of all keys with a place in hpc_place.dense */
@@ -170,7 +176,8 @@ typedef struct hpc_layout {
     size_t *row_room;                    /* by row: hpc_row_bytes if the key has pieces; or NULL */
     size_t *master_of;                   /* by row: offset in its owner's masters */
     size_t *slot_base;                   /* [owner * size + sender]: offset in the owner's part, or HPC_NOWHERE */
-    /* By rank: the rank whose part has the parameters of this rank, or of its host; -1: no rank's has. */
+    /* holders[r] is the rank whose part of the window has the parameters of rank r, or of r's host; -1 if no part has
+     * them. */
     int *holders;
     int holder; /* holders[this rank] if this rank is a worker; otherwise -1 */
 } hpc_layout;
@@ -178,13 +185,13 @@ typedef struct hpc_layout {
 /* Counters of updates to and from other ranks. */
 typedef struct hpc_peers {
     _Atomic uint64_t *pushed;        /* bytes by rank, counted by the thread that pushes */
-    _Atomic uint64_t *pushed_of_key; /* the same by key, without bytes to this rank itself */
+    _Atomic uint64_t *pushed_of_key; /* the same counts by key, without bytes to this rank itself */
     _Atomic uint64_t *received;      /* bytes by rank */
-    _Atomic uint64_t *late;          /* by rank: how many shares of its updates came too late here, and were left out */
-    uint64_t *dropped;               /* by rank: how many shares of this rank's updates it left out, or never got */
-    double *wait;                    /* seconds by rank */
-    int *awaited, n_awaited;         /* the ranks that the present wait waited for at its last look */
-    _Atomic uint64_t *inputs_whole;  /* [n]: how many folds had n whole inputs; NULL: not counted */
+    _Atomic uint64_t *late; /* late[r]: how many shares of rank r's updates this rank left out because they came late */
+    uint64_t *dropped;      /* dropped[r]: how many shares of this rank's updates rank r left out or never got */
+    double *wait;           /* seconds by rank */
+    int *awaited, n_awaited;        /* the ranks that the present wait waited for at its last look */
+    _Atomic uint64_t *inputs_whole; /* inputs_whole[n]: how many folds had n whole inputs; NULL: not counted */
     int most_inputs;
 } hpc_peers;
 
@@ -200,7 +207,8 @@ typedef struct hpc_row_memory {
 /* The choice whether threads or waits work for the cores of this rank, and the reason. */
 typedef struct hpc_progress_choice {
     int asked; /* hpc_progress */
-    /* Each core has a thread, its own or one of another scheme's core; 0: every wait works for the cores. */
+    /* 1: each core has a thread, which is its own or belongs to a core of another scheme; 0: every wait works for the
+     * cores. */
     int threads;
     int lacked;        /* threads were chosen, but not all could be started */
     hpc_cpu_deal deal; /* how CPUs are dealt among the ranks that share them with this one */
@@ -216,7 +224,7 @@ typedef struct hpc_ending {
 typedef struct hpc_life {
     /* exchange/ reads closed, served, serves. */
     int open, closed, served;
-    int serves; /* this rank must serve its rows after its own last push */
+    int serves; /* set if this rank must serve its rows after its own last push */
 } hpc_life;
 
 /* Keys of an exchange with one configuration, and all their state. The schemes of an exchange form a ring by next. */
@@ -247,14 +255,15 @@ struct hpc_scheme {
     size_t encoders_bytes;
     const struct hpc_fold_kernels *kernels;
     hpc_exchange_config asked; /* the settings that a user gave; settings that do not apply to this scheme are 0 */
-    int puts;                  /* updates are put, even where the owner could read them in the worker's memory */
-    int passes_on;             /* pushes may reach a row through other ranks, whose cores put them on */
-    hpc_key_facts facts;       /* of all keys; facts that depend on the single key are 0 here */
-    int *own_rows;             /* if passes_on, by row: this rank's row of the same elements, or -1; otherwise NULL */
-    int stream;                /* parameters are stored past the caches */
-    int rotates;  /* a model is trained in the slot that the next push sends; its fold writes the slot after that */
-    int turns;    /* the graph has several phases, so inputs and weights change by step */
-    int own_args; /* a rank's arguments are for its own parameters, and are not sent */
+    int puts;                  /* set if updates are put even where the owner could read them in the worker's memory */
+    int passes_on;       /* set if pushes may reach a row through other ranks, whose cores put them to the next rank */
+    hpc_key_facts facts; /* facts that hold for all keys; facts that depend on the single key are 0 */
+    int *own_rows;       /* if passes_on, by row: this rank's row of the same elements, or -1; otherwise NULL */
+    int stream;          /* parameters are stored past the caches */
+    int rotates;  /* set if models rotate: a model is trained in the slot that the next push sends, and its fold writes
+                     the slot after that */
+    int turns;    /* set if the graph has several phases, so inputs and weights change by step */
+    int own_args; /* set if a rank's arguments are for its own parameters, so they are not sent */
     hpc_peers peers;
     hpc_layout layout;
     hpc_window *window;
@@ -263,17 +272,19 @@ struct hpc_scheme {
 
     /* worker */
     hpc_pushed *keys;
-    /* By key: the update that the worker holds (held.c); NULL: updates are sent when they are folded. */
+    /* By key: the update that the worker holds (held.c); NULL: the call that folds an update sends it, so none is
+     * held. */
     struct hpc_held *held;
     size_t *push_slot; /* by row: offset, in its owner's part, of slot 0 of this rank's pushes; or HPC_NOWHERE */
-    /* By core of all ranks: how many events of arguments this rank has sent that the core must answer. */
+    /* Indexed by core, over all ranks: how many events of arguments this rank has sent that the core must answer. */
     uint64_t *args_asked;
-    int corked; /* events of starts may be kept back on the in_lanes */
+    int corked; /* set if events of starts may be kept back on the in_lanes, to be sent together */
     hpc_life life;
     hpc_exchange_stats stats;
-    uint64_t *begun;       /* [n]: how many steps had parameters n steps behind (hpc_count_begun); NULL: not counted */
-    hpc_outcome *outcomes; /* by key; NULL: owners leave no update out, and a version is a number of pushes */
-    /* By share: the version of this rank's copy of its parameters; NULL: it is the owner's last answer. */
+    uint64_t *begun; /* begun[n]: how many steps had parameters n steps behind (hpc_count_begun); NULL: not counted */
+    hpc_outcome *outcomes; /* by key; NULL: owners leave no update out, so a version is a number of pushes */
+    /* By share: the version of this rank's copy of the share's parameters; NULL: the version is the owner's last
+     * answer. */
     uint64_t *heard;
     float **gathered; /* by key: the mean that this rank's core gathered last; NULL: it is at hpc_gathered_at */
     hpc_usual usual;  /* how long pushes take */
@@ -303,7 +314,8 @@ static inline int hpc_scheme_works(const hpc_scheme *sc) {
     return sc->layout.places[sc->context->group.rank].worker;
 }
 
-/* Returns the sender that carries a rank's updates of a key; -1 if it pushes none. */
+/* Returns the sender that carries a rank's updates of a key: the rank itself, or its group's lowest rank; -1 if the
+ * rank does not push the key. */
 static inline int hpc_sender_of(const hpc_scheme *sc, int key, int rank) {
     return sc->group_of == NULL ? rank : sc->group_of[(size_t)key * (size_t)sc->context->group.size + (size_t)rank];
 }
@@ -331,8 +343,8 @@ static inline void hpc_tally_add_seconds(_Atomic double *counter, double seconds
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + seconds, memory_order_relaxed);
 }
 
-/* Count updates that were left out: late, an update of rank, here; dropped, this rank's own updates, by an owner, after
- * version at; absent, inputs that a fold did without. */
+/* Count updates that were left out. hpc_count_late: this rank left out an update of rank. hpc_count_dropped: an owner
+ * left out this rank's updates, after version at. hpc_count_absent: a fold was made without these inputs. */
 static inline void hpc_count_late(const hpc_scheme *sc, int rank) {
     atomic_fetch_add_explicit(&sc->peers.late[rank], 1, memory_order_relaxed);
 }
@@ -363,11 +375,11 @@ static inline int hpc_scheme_has_failed(const hpc_scheme *sc) {
     return atomic_load_explicit(&sc->fault.failed, memory_order_relaxed) != HPC_OK;
 }
 
-/* The number of a wait, its ticket, is 2 * the number of the push or pull, plus this for a pull that owners answer
- * separately. */
+/* A wait's number, its ticket, is 2 * the number of its push or pull. HPC_PULL_TICKET is added for a pull that owners
+ * answer separately. */
 enum { HPC_PULL_TICKET = 1 };
 
-/* A deadline that is set only when something has to wait, which saves looks at the clock. */
+/* A deadline that is computed only when a call first has to wait, which saves reading the clock. */
 typedef struct hpc_limit {
     double timeout, deadline; /* deadline 0: not needed yet */
 } hpc_limit;
@@ -381,7 +393,8 @@ static inline int hpc_is_mapped(const hpc_scheme *sc, int rank) {
     return rank == sc->context->group.rank || (sc->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
 }
 
-/* Returns whether owner reads rank's pushes in rank's memory; if not, they come by put. This rank is one of the two. */
+/* Returns whether owner reads rank's pushes in rank's memory; if not, rank puts them. This rank must be owner or
+ * rank. */
 static inline int hpc_reads_in_place(const hpc_scheme *sc, int owner, int rank) {
     if (sc->puts) return owner == rank;
     return hpc_is_mapped(sc, owner == sc->context->group.rank ? rank : owner);

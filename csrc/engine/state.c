@@ -24,8 +24,8 @@ hpc_key_facts hpc_facts_of_key(const hpc_scheme *sc, int key) {
 
 /* ---- rows ---- */
 
-/* Copies the rule's state between the core's order (block by block) and the caller's (slot by slot). out: to the
- * caller; otherwise from it. */
+/* Copies the rule's state between the core's order (block by block) and the caller's (slot by slot). If out is set,
+ * copies to the caller, otherwise from the caller. */
 static void copy_row(const hpc_work *w, float *to, const float *from, int out) {
     size_t count = (size_t)w->row->count, slots = (size_t)w->rule->rule.slots;
     for (size_t b = 0; b < count; b += HPC_BLOCK) {
@@ -118,7 +118,7 @@ int hpc_encoder_copy(hpc_scheme *sc, int key, int row, uint64_t *made, float *va
 
 /* ---- arguments ---- */
 
-/* Writes the arguments into the places of a rank that only serves; its folds read them there. */
+/* Writes the arguments into their places in the window at a rank that only serves, where its folds read them. */
 static void write_places(hpc_scheme *sc, int key, const double *args) {
     for (int s = 0; s < sc->layout.n_shares; s++) {
         const hpc_share *share = &sc->layout.shares[s];
@@ -160,7 +160,7 @@ void hpc_args_get(const hpc_scheme *sc, int key, double *args) {
 
 /* ---- copies, and pieces that were sent ---- */
 
-/* Returns whether the answers of a share tell the version of this rank's copy. */
+/* Returns whether the answers of a share's owner carry the version of this rank's copy. */
 static int tells(const hpc_scheme *sc, int s) {
     const hpc_share *share = &sc->layout.shares[s];
     const hpc_pushed *k = &sc->keys[share->key];
@@ -180,7 +180,8 @@ static int same_elements(const hpc_row *a, const hpc_row *b) {
     return a->key == b->key && a->offset == b->offset;
 }
 
-/* Rows of the same elements are adjacent in the plan: the version that one of them has told holds for all. */
+/* Rows of the same elements are adjacent in the plan; the version that one of them has answered holds for all of
+ * them. */
 void hpc_copies_heard(const hpc_scheme *sc, uint64_t *heard) {
     const hpc_plan *plan = sc->plan;
     for (int i = 0; i < plan->n_rows; i++) heard[i] = UINT64_MAX;
@@ -192,8 +193,9 @@ void hpc_copies_heard(const hpc_scheme *sc, uint64_t *heard) {
         if (heard[i] == UINT64_MAX && same_elements(&plan->rows[i], &plan->rows[i + 1])) heard[i] = heard[i + 1];
 }
 
-/* Returns whether values of this encoder's pieces may go back into its residual. After a loss a trainer decodes this
- * rank's last pieces, and adds the values that no row has applied to the residuals. Decoding changes nothing. */
+/* Returns whether values of this encoder's pieces may go back into its residual. After a rank is lost, a trainer
+ * decodes this rank's last pieces and adds the values that no row has applied to the residuals. The decoding itself
+ * changes no state. */
 static int may_go_back(const hpc_scheme *sc, int key, const hpc_encoder *encoder) {
     return encoder != NULL && encoder->codec != NULL && encoder->keeps && !sc->pieces[key].config.no_feedback;
 }
@@ -214,7 +216,7 @@ static int read_push(hpc_scheme *sc, int key, uint64_t n, float *to) {
     return status;
 }
 
-/* Does the same for the last piece that a row has forwarded. */
+/* Writes the values of the last piece that a row has forwarded, as read_push does. */
 static int read_fold(hpc_scheme *sc, const hpc_work *w, float *to) {
     const int key = w->row->key;
     memset(to, 0, (size_t)w->row->count * sizeof *to);

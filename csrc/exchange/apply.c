@@ -1,6 +1,6 @@
-/* Calls of a key: its gradient, starts of a push or a pull, and waits for a ticket. With fold and apply as two calls,
- * also a worker's requests about a fold: to the owners that keep it or, if the worker's own scheme holds the update
- * (held.c), to that scheme. */
+/* Calls for one key: get its gradient memory, start a push or a pull, and wait for a ticket (the number of a push or
+ * pull). With fold and apply as two calls, also a worker's requests about a fold. They go to the owners that keep the
+ * fold; if the worker holds its update (held.c), to the worker's own scheme. */
 #include <math.h>
 
 #include "engine/bytes.h"
@@ -70,7 +70,8 @@ int hpc_exchange_wait(hpc_exchange *ex, int key, uint64_t ticket, double timeout
 
 /* ---- in two calls ---- */
 
-/* Checks that come before every call here. *ticket is checked too, so that a refused call leaves nothing half set. */
+/* Makes the checks that every call of this file begins with. Also checks that ticket is not NULL, so that a refused
+ * call changes nothing. */
 static int check_call(hpc_scheme *sc, int key, const void *out, const char *op) {
     int status = hpc_worker_check_call(sc, key, op);
     if (status != HPC_OK) return status;

@@ -15,7 +15,8 @@ static const char op_create[] = "exchange";
 
 enum { NAME_BYTES = 64 };
 
-/* A rank's description of its exchange, which the others compare. n_keys key_descriptions follow it in memory. */
+/* A rank's description of its exchange, which all ranks compare with their own. An array of n_keys key_descriptions
+ * follows it in memory. */
 struct description {
     uint64_t digest; /* of the plan */
     double grace;
@@ -41,7 +42,8 @@ static int is_edge(const hpc_graph *g, int to, int from) {
     return 0;
 }
 
-/* Refuses a row of a graph unless its owner folds it, and its in-edges are the graph's, in order and weight. */
+/* Refuses a row of a graph unless its owner folds and applies it, and its in-edges equal the graph's in order and
+ * weight. */
 static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
     int edges = 0, sound = row->action == HPC_APPLY && row->n_out == 1 && row->out[0].rank == row->owner;
     for (int from = 0; from < g->ranks; from++) {
@@ -56,8 +58,8 @@ static int check_graph_row(const hpc_graph *g, const hpc_row *row, int i) {
                     "exchange: row %d is not of the graph: make the plan by planner \"graph\"", i);
 }
 
-/* Checks plans in which receivers apply one row's fold of all updates (hpc_apply_at). Under SSP the discipline refuses
- * other plans. */
+/* Checks plans in which receivers apply the fold that one row makes from all updates (hpc_apply_at). Under SSP the
+ * discipline refuses other plans. */
 static int check_receivers(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && f->consistency == HPC_BSP; i++) {
         const hpc_row *row = &f->plan->rows[i];
@@ -72,7 +74,8 @@ static int check_receivers(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* A user's fold must read elements of the wire's size; with another size it would read and write past a block. */
+/* Checks that a user's fold function reads elements of the wire's size; with another size it would read and write past
+ * a block. */
 static int check_fold(const hpc_exchange_config *f) {
     char names[NAME_BYTES];
     for (int i = 0; i < f->plan->n_rows; i++) {
@@ -90,7 +93,7 @@ static int check_fold(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* Refuses pushes that pass other ranks unless the discipline's ranks pass them on (HPC_PASSES_ON). */
+/* Refuses plans whose pushes reach rows through other ranks, unless the discipline has HPC_PASSES_ON. */
 static int check_via(const hpc_exchange_config *f) {
     const hpc_discipline *d = hpc_discipline_of(f);
     for (int i = 0; i < f->plan->n_rows && (d == NULL || !(d->traits & HPC_PASSES_ON)); i++)
@@ -128,13 +131,14 @@ static int check_prox(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* Checks inputs of weight 0: such a push brings no bytes and only tells that its rank is ready. */
+/* Checks inputs of weight 0: such a push has no bytes and only says that its rank is ready. */
 static int check_empty(const hpc_exchange_config *f) {
     const hpc_discipline *d = hpc_discipline_of(f);
     for (int i = 0; i < f->plan->n_rows && f->graph == NULL; i++) {
         const hpc_row *row = &f->plan->rows[i];
         int empty = 0;
-        if (i > 0 && row->in == row[-1].in) continue; /* it has the edges of the row before, as in every hub */
+        if (i > 0 && row->in == row[-1].in)
+            continue; /* the row has the edges of the row before, as most rows of a hub have */
         for (int e = 0; e < row->n_in; e++) empty += row->in[e].row < 0 && row->in[e].weight == 0;
         if (empty == row->n_in)
             return hpc_fail(HPC_ERR_CONFIG, op_create, "exchange: all %d inputs of row %d have weight 0", row->n_in, i);
@@ -147,8 +151,8 @@ static int check_empty(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* Parameters that are rounded when they are sent need a separate master, and a copy of the parameters for each
- * worker. */
+/* Checks parameters that are encoded, and so rounded, when they are sent: they need a master separate from all workers'
+ * parameters, and a copy of the parameters for each worker. */
 static int check_encoded(const hpc_exchange_config *f) {
     for (int i = 0; i < f->plan->n_rows && (f->graph != NULL || f->shared_params); i++) {
         const hpc_row *row = &f->plan->rows[i];
@@ -162,7 +166,7 @@ static int check_encoded(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* Checks in_place: models must be averaged on a graph without a quorum; float32 models, which rotate, need two
+/* Checks in_place: it needs a graph, the rule average and no quorum. If models rotate (float32), it also needs two
  * slots. */
 static int check_in_place(const hpc_exchange_config *f) {
     for (int k = 0; k < f->plan->n_keys && f->in_place; k++)
@@ -223,8 +227,8 @@ static int check_quorum(const hpc_exchange_config *f) {
     return HPC_OK;
 }
 
-/* A quorum needs a discipline with a quorum, which may refuse. It is asked even about a quorum of all inputs, because
- * with another plan of the same program this number may be less than all. */
+/* Returns HPC_OK if the configuration has no quorum, or if a discipline with a quorum accepts it. That discipline is
+ * also asked if the quorum is all inputs, because with another plan the same number may be less than all. */
 static int check_quorum_discipline(const hpc_context *c, const hpc_exchange_config *f) {
     hpc_exchange_config one = *f;
     int most = 0;
@@ -314,7 +318,8 @@ static int is_sound(hpc_reply *reply) {
     return 1;
 }
 
-/* own: this rank's rule of the key, which has the names of the arguments; NULL if this rank lacks the key. */
+/* Compares the rules of a key. own: this rank's rule of the key, from which the error takes the names of the arguments;
+ * NULL if this rank does not have the key. */
 static int compare_rules(int r, const struct key_description *k, const struct key_description *f,
                          const hpc_key_rule *own) {
     const char *names = own != NULL && strcmp(own->name, k->rule) == 0 ? own->arg_names : NULL;

@@ -28,13 +28,14 @@ static int check_row(const hpc_exchange_config *f, int i, const hpc_codec *codec
     return HPC_OK;
 }
 
-/* Returns whether a row sends its only input on without decoding it (kind_passthrough.c). */
+/* Returns whether a row has one input and sends it on without decoding it (kind_passthrough.c). */
 static int passes_on(const hpc_exchange_config *f, const hpc_row *row) {
     return row->n_in == 1 && row->in[0].row >= 0 && row->in[0].weight == 1 &&
            f->plan->rows[row->in[0].row].codec_out == row->codec_out;
 }
 
-/* A codec with another source than float32 cannot encode a sum, which is an array. */
+/* Refuses a codec that does not encode float32 arrays (its source_bytes is set) for rows that forward a sum, since a
+ * sum is a float32 array. */
 static int check_source(const hpc_exchange_config *f, int i, const hpc_codec *codec) {
     const hpc_row *row = &f->plan->rows[i];
     if (codec->source_bytes == NULL || row->action != HPC_FORWARD || row->codec_out != codec->number) return HPC_OK;
@@ -82,7 +83,8 @@ static int check_whole(const hpc_exchange_config *f) {
     return hpc_pieces_refuse(f, d->name, "a fold may find an update half written");
 }
 
-/* number: the codec of the key's pieces. The row's must be the same, as a key has one configuration. */
+/* Checks the codec of one row. number: the codec of the key's pieces. The row must have the same codec, since a key has
+ * one codec configuration. */
 static int check_one(const hpc_exchange_config *f, int i, int number) {
     const hpc_row *row = &f->plan->rows[i];
     const int both[2] = {row->codec_in, row->codec_out};

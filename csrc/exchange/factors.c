@@ -6,7 +6,7 @@
 #include "engine/pieces.h"
 #include "exchange/exchange.h"
 
-/* Returns the configuration of a key that is pushed as factors. For another key it records an error and returns
+/* Returns the codec configuration of a key that is pushed as factors. For any other key, records an error and returns
  * NULL. */
 static const hpc_codec_config *config_of(const hpc_scheme *sc, int key, const char *op) {
     const hpc_codec_config *config = sc->configs[key];
@@ -52,7 +52,7 @@ int hpc_exchange_start_factors(hpc_exchange *ex, int key, int flags, int count, 
     int inside = key, status = HPC_OK;
     const hpc_scheme *sc = hpc_scheme_of(ex, &inside, op);
     if (sc == NULL || config_of(sc, inside, op) == NULL) return HPC_ERR_INVALID;
-    if (sc->keys[inside].sending == 0) /* if not, the last call was sent only in part, and continues */
+    if (sc->keys[inside].sending == 0) /* otherwise the last call was sent only in part, and this call continues it */
         status = copy(ex, key, sc->plan->keys[inside].name, count, u, v, timeout, op);
     return status == HPC_OK ? hpc_exchange_start(ex, key, flags, NULL, timeout, ticket) : status;
 }

@@ -1,22 +1,23 @@
 /* Thresholds that follow the network (Parameter Flow, section 3.3.3). A thread of the exchange observes the paths from
  * this rank to other hosts while the trainer trains, and sets the thresholds (deltas) of this rank's encoders.
  *
- * By probes: the thread asks again and again whether a path has at_least bytes a second left (hpc_context_bandwidth).
- * This rank's pushes use the larger delta `up` while any of its paths has less. Its forwards as an owner use `up` while
- * a path of their tree has less. Some of these paths begin at ranks that pass its folds on; each such rank probes its
- * own paths, and tells the owner by a word of the control channel. A path whose probes are not answered counts as
- * sufficient, and a note says so.
+ * By probes: the thread repeatedly measures whether a path has the rate at_least, in bytes a second, available
+ * (hpc_context_bandwidth). While any of its paths has less, this rank's pushes use the larger delta, `up`. Its forwards
+ * as an owner use `up` while a path of their tree has less. A tree's paths may begin at other ranks, which pass the
+ * owner's folds on; each such rank probes its own paths and tells the owner by a word of the control channel. A path
+ * whose probes are not answered counts as sufficient, and a note records that.
  *
- * The paths take turns. While one is known to be poor (to have too little left), paths whose verdict would change no
- * delta are skipped. By another word, a hint, each rank names the peer to which its path is poor. Other ranks' paths to
- * that peer may share the link, so they are probed next, and once more when the hint is taken back.
+ * The paths take turns. A path is *poor* if it has less than at_least available. While a path is known to be poor,
+ * other paths whose result would change no delta are skipped. By another word, a hint, each rank names the peer to
+ * which its path is poor. Other ranks' paths to that peer may share the link, so those ranks probe them next, and once
+ * more when the hint is taken back.
  *
  * Smoothly: the thread measures the throughput of this rank's connections to other hosts while bytes wait to be sent.
- * This is the throughput that the network grants them, all other traffic included, and it needs no probe.
+ * Other traffic lowers this throughput, so no probes are needed.
  *
  * Threads and order: only this thread writes the follower, except stop. Deltas are atomic; an encoder reads its delta
- * when it begins. Words belong to the control channel. Each word carries the number of the exchange, counted alike on
- * all ranks, so a word that an earlier exchange left behind is ignored. */
+ * when it begins. Words belong to the control channel. Each word carries the number of the exchange, which is the same
+ * on all ranks, so words of an earlier exchange are ignored. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <pthread.h>
@@ -32,10 +33,11 @@
 #include "engine/counts.h"
 #include "exchange/exchange.h"
 
-/* Fleets (groups of probe trains) are smaller than pathload's: a verdict comes sooner, and the next one soon after. */
+/* Fleets (groups of probe trains) are smaller than pathload's, so results come sooner and more often. */
 enum { STREAMS = 4, PACKETS = 60 };
 
-/* Places of words, chosen by the number of the exchange: first verdicts, then hints, which name a peer. */
+/* Indices of control-channel words, chosen by the number of the exchange: the first PLACES words are for verdicts (is a
+ * path poor), the others for hints (which name a peer). */
 enum { PLACES = HPC_WORDS / 2, HINT_BITS = 16, NO_HINT = 0 };
 
 typedef struct hpc_follower {
@@ -47,11 +49,11 @@ typedef struct hpc_follower {
     int crowd; /* how many ranks may probe over the same link at once */
     double at_least;
     uint32_t number; /* number of this exchange among exchanges that follow */
-    int *peers, n;   /* the ranks on other hosts to which this one sends. Arrays by peer have the indices of peers */
-    int last, turn;  /* by peer: last is the path probed last, turn the path whose turn was last */
+    int *peers, n;   /* the n ranks on other hosts to which this rank sends. "By peer" means indexed like this array */
+    int last, turn;  /* indices of peers: last is the path that was probed last, turn the path whose turn was last */
     char *poor;      /* by peer: the path has too little left */
-    char *own;       /* by peer: the path belongs to the tree of this rank's own folds */
-    char *passes;    /* by owner and peer: this rank passes the owner's folds on to the peer */
+    char *own;       /* by peer: set if the path is in the tree of this rank's own folds */
+    char *passes;    /* by owner and peer: set if this rank passes the owner's folds on to the peer */
     uint32_t *told;  /* by owner: the last verdict that it was told */
     uint32_t *hints; /* by rank: the last hint that it was told */
     hpc_bandwidth *results;
@@ -61,11 +63,11 @@ static const double PAUSE = 0.5;      /* seconds to wait after a probe that fail
 static const double LOOK = 0.1;       /* seconds between looks at words */
 static const double SHARE = 0.05;     /* the part of this host's link that the probes of all paths may take */
 static const double LAST_WORDS = 1;   /* seconds to take words back when an exchange stops following */
-static const double LEFT = 0.5;       /* the part of at_least that a poor path is assumed to have */
+static const double LEFT = 0.5;       /* fraction of at_least that a poor path is assumed to have available */
 static const double LIMIT = 30;       /* timeout of a probe, in seconds */
 static const double SLICE = 0.02;     /* SMOOTHLY: seconds between looks at the connections */
 static const double WINDOW = 0.5;     /* SMOOTHLY: seconds between two settings of the deltas */
-static const double LEAST_BUSY = 0.1; /* SMOOTHLY: the part of a window in which bytes must have waited */
+static const double LEAST_BUSY = 0.1; /* SMOOTHLY: fraction of a window in which bytes must have waited */
 static const double PRESENT = 0.5;    /* SMOOTHLY: the weight of the newest window in the mean */
 
 static int stops(const hpc_follower *f) {
@@ -92,7 +94,8 @@ static const hpc_row *encodes(const hpc_plan *plan, const hpc_row *row) {
     return row;
 }
 
-/* Returns the index of a peer among the peers on other hosts, after adding a new one; -1 if it is on this host. */
+/* Returns the index of a rank in the array peers, and adds the rank if it is new; returns -1 if the rank is on this
+ * host. */
 static int place_of(hpc_follower *f, int rank) {
     const hpc_context *c = f->context;
     if (hpc_same_host(&c->addresses[rank], &c->addresses[c->group.rank])) return -1;
@@ -121,8 +124,8 @@ static void find_paths(hpc_follower *f, const hpc_scheme *sc) {
     }
 }
 
-/* Returns how many ranks may probe a link at once. The ranks of this host share its link; where many ranks send to few,
- * they share the links of the few. */
+/* Returns how many ranks may probe a link at once. The ranks of this host share its link. If many ranks send to few
+ * ranks, they share the links of those few. */
 static int crowd_of(const hpc_follower *f) {
     const hpc_context *c = f->context;
     int here = 0, each = f->n > 0 ? (c->group.size - 1) / f->n : 1;
@@ -163,7 +166,7 @@ static int hints(const hpc_follower *f) {
 }
 
 /* Tells each owner whether a path on which this rank passes its folds on is poor. Words that cannot be sent now are
- * sent at the next call. Returns whether all were sent. */
+ * sent at the next call. Returns whether all words were sent. */
 static int tell_owners(hpc_follower *f) {
     const hpc_group *g = &f->context->group;
     int all = 1;
@@ -215,8 +218,8 @@ static void apply_verdicts(const hpc_follower *f) {
 
 /* ---- the thread ---- */
 
-/* Returns whether a path's verdict could change a delta. It could not if every use of the path also has another path
- * that is known to be poor. */
+/* Returns whether the result of a path's probe could change a delta. It could not if everything sent by this path also
+ * goes by another path that is known to be poor. */
 static int matters(const hpc_follower *f, int at) {
     const size_t size = (size_t)f->context->group.size;
     int any = 0, own = 0, of_passed = 0;
@@ -241,8 +244,8 @@ static int hinting(const hpc_follower *f, int at) {
     return n;
 }
 
-/* Returns the path to probe next. Paths that matter take turns; every second time it is a path to a peer that another
- * rank has named in a hint. */
+/* Returns the path to probe next. Paths that matter (matters) take turns. Every second time a path to a peer that
+ * another rank has named in a hint is chosen, if there is one. */
 static int next_path(hpc_follower *f) {
     const int was_turn = f->last == f->turn;
     for (int k = 1; was_turn && k <= f->n; k++) {
@@ -254,8 +257,8 @@ static int next_path(hpc_follower *f) {
     return f->last = f->turn;
 }
 
-/* A first probe begins with the largest bucket of the other paths, which one train has to confirm: most buckets belong
- * to this host. */
+/* Begins a path's first probe with the largest token bucket found on other paths, which one train then has to confirm,
+ * since most buckets limit the whole host. */
 static void guess_bucket(const hpc_follower *f, hpc_bandwidth *result, int peer) {
     if (result->capacity >= f->at_least) return;
     *result = (hpc_bandwidth){.peer = peer, .bucket = result->bucket};
@@ -264,8 +267,8 @@ static void guess_bucket(const hpc_follower *f, hpc_bandwidth *result, int peer)
 }
 
 /* Probes a path and returns when the next probe may begin, so that probes take no more than SHARE of the link. Ranks
- * that probe the same link divide this share. If the link has too little left, the share is a part of what remains. A
- * probe that fails gives no verdict; if a peer is gone, the trainer's own calls report it. */
+ * that probe the same link divide this share. If the path is poor, the share is a fraction of the bandwidth that is
+ * available. A probe that fails gives no result; if a peer is gone, the trainer's own calls report it. */
 static double probe(hpc_follower *f, int at) {
     const double begin = hpc_now();
     hpc_bandwidth_options options;
@@ -289,9 +292,9 @@ static double probe(hpc_follower *f, int at) {
     return begin + (double)result->nbytes / (SHARE * left);
 }
 
-/* Probes, tells verdicts and sets deltas until the exchange stops. A rank that sends to no other host only listens. If
- * another rank takes its hint about the peer probed last back, this rank's path may have enough again, and is probed
- * soon. */
+/* Probes, tells verdicts and sets deltas until the exchange stops. A rank that sends to no other host only reads other
+ * ranks' words. If another rank takes back its hint about the peer that this rank probed last, this rank's path may
+ * have enough again, so it is probed soon. */
 static void follow_by_probes(hpc_follower *f) {
     double due = hpc_now(), soon = due;
     int before = 0, is_again = 0;
@@ -315,7 +318,7 @@ static void follow_by_probes(hpc_follower *f) {
     }
 }
 
-/* Returns where the delta lies between delta (0) and up (1), for a throughput. */
+/* Returns, for a throughput, a number from 0 to 1: 0 chooses delta, 1 chooses up, and numbers between interpolate. */
 static double part_of(const hpc_follower *f, double throughput) {
     const double part = 2 - throughput / f->at_least;
     return part < 0 ? 0 : part > 1 ? 1 : part;
@@ -426,7 +429,7 @@ void hpc_follow_stop(hpc_exchange *ex) {
     if (f == NULL) return;
     __atomic_store_n(&f->stop, 1, __ATOMIC_RELEASE);
     if (f->running) pthread_join(f->thread, NULL);
-    /* Owners that live on are told that no path from here is poor. */
+    /* The other owners, whose exchanges may go on, are told that no path from this rank is poor. */
     for (int i = 0; f->running && i < f->n; i++) f->poor[i] = 0;
     for (double until = hpc_now() + LAST_WORDS; f->running && !atomic_load(&f->context->group.closed);) {
         const int all = tell_owners(f) & tell_hint(f);

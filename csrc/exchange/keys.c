@@ -1,4 +1,4 @@
-/* Finds the scheme of a key or a row, and its number there; and returns the facts of a key. */
+/* Finds the scheme of a key or a row, and the number of the key or row in that scheme. Returns the facts of a key. */
 #include "engine/state.h"
 #include "engine/bytes.h"
 #include "exchange/exchange.h"

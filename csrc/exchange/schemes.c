@@ -197,8 +197,8 @@ int hpc_exchange_serve(hpc_exchange *ex, double timeout) {
     return status;
 }
 
-/* Leaves all schemes before it serves any, as other ranks may wait for news of each scheme. Returns the first failure.
- * After a timeout the next call continues. */
+/* Closes all schemes (hpc_scheme_leave) before it serves rows for any, since other ranks may wait for each scheme's
+ * close. Returns the first failure. After a timeout the next call continues. */
 int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     static const char op[] = "close";
     HPC_SPAN(timeline_of(ex), op, NULL);

@@ -1,7 +1,7 @@
-/* The state of an exchange that a trainer reads and sets while it has no call pending. For checkpoints: the rows that
- * this rank owns, and its encoders. The arguments of rules, which travel with the next pushes (engine/args.h). And, if
- * other ranks are lost: how new this rank's copies of parameters are, and which of its updates may have been applied
- * nowhere; its cores have then stopped. */
+/* The state of an exchange, which a trainer reads and sets while it has no call pending. For checkpoints: the rows that
+ * this rank owns, and its encoders. For rules: their arguments, which travel with the next pushes (engine/args.h).
+ * After a loss of ranks, when this rank's cores have stopped: the versions of its copies of parameters, and its updates
+ * that perhaps no row has applied. */
 #include "engine/state.h"
 
 #include "discipline/clocks.h"
@@ -10,9 +10,9 @@
 
 /* ---- rows ---- */
 
-/* Returns whether a rank is lost, so that pending pushes never end; if so, stops this rank's cores. From then on rows
- * do not change, and can be saved for an exchange of the surviving ranks. The same holds after a revoke, and if a rank
- * that left has closed the exchange but not its context. */
+/* Returns whether a rank is lost, so that pending pushes never end; also after a revoke, and if a rank that left has
+ * closed the exchange but not its context. If so, stops this rank's cores. From then on rows do not change, and can be
+ * saved for an exchange of the surviving ranks. */
 static int is_over(hpc_scheme *sc) {
     const hpc_group *g = &sc->context->group;
     int lost = atomic_load(&g->revoked);
@@ -63,8 +63,8 @@ int hpc_scheme_folded(hpc_scheme *sc, int rank, uint64_t *pushes) {
 
 /* ---- encoders ---- */
 
-/* Returns the scheme of a key, and changes *key and *row (-1: none) to the numbers there. Records an error and returns
- * NULL if the key has no such row here. */
+/* Returns the scheme of a key, and changes *key and *row (-1: no row) to their numbers in that scheme. If this rank has
+ * no such row of the key, records an error and returns NULL. */
 static hpc_scheme *scheme_of(const hpc_exchange *ex, int *key, int *row, const char *op) {
     const int asked = *row;
     hpc_scheme *sc = hpc_scheme_of(ex, key, op);

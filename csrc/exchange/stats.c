@@ -1,4 +1,4 @@
-/* Facts of an exchange: its counts, and where its memory lies. */
+/* Facts of an exchange: its counts, its versions, and the memory objects that hold its arrays. */
 #include "exchange/exchange.h"
 
 #include <float.h>

@@ -93,7 +93,8 @@ int hpc_plan_check_least(uint64_t least, uint64_t chunk) {
                     (unsigned long long)least, (unsigned long long)chunk);
 }
 
-/* The codecs of this build, as text for errors: of updates (pieces is 1), or of parameters, which must be arrays. */
+/* The names of this build's codecs, for errors: codecs of updates if pieces is 1; otherwise codecs of parameters, which
+ * must be arrays. */
 typedef struct known {
     char text[HPC_CODEC_TEXT];
 } known;
@@ -201,17 +202,17 @@ static int check_fields(const hpc_plan *plan, int size, int r) {
 
 /* ---- edges ---- */
 
-/* The memory of the checks. A mark is the last row that met a rank or a row (2r at row r's in-edges, 2r + 1 at its
- * out-edges), so no marks need clearing between rows. */
+/* The memory of the checks. A rank's or row's mark says at which row an edge last named it: 2r for row r's in-edges, 2r
+ * + 1 for row r's out-edges. So marks are never cleared between rows. */
 struct check {
     const hpc_plan *plan;
     int size;
-    uint64_t *covered; /* by rank: elements of the current key that the rank is sent */
+    uint64_t *covered; /* by rank: how many elements of the current key are sent to the rank */
     int *receivers;    /* ranks that are sent the current key */
     int *rank_mark;
     int *row_mark;
-    int *missing; /* by row: in-edges from rows that are not in order yet */
-    int *waiting; /* rows that are in order and whose own out-edges were not followed yet */
+    int *missing; /* by row: how many in-edges come from rows that check_acyclic has not taken yet */
+    int *waiting; /* rows that check_acyclic has taken, but whose out-edges it has not followed yet */
 };
 
 static const hpc_edge *find_row(const hpc_edge *edges, int n, int row) {
@@ -220,7 +221,8 @@ static const hpc_edge *find_row(const hpc_edge *edges, int n, int row) {
     return NULL;
 }
 
-/* Checks the other end of an edge by which row `from` sends to row `to`. named: the row that has the edge. */
+/* Checks the other end of an edge by which row `from` sends to row `to`. named: the row whose list of edges has this
+ * edge. */
 static int check_ends(const struct check *c, int from, int to, int rank, int named) {
     const hpc_row *a = &c->plan->rows[from], *b = &c->plan->rows[to];
     int other = named == from ? to : from;
@@ -247,7 +249,8 @@ static int check_ends(const struct check *c, int from, int to, int rank, int nam
     return HPC_OK;
 }
 
-/* Checks the in-edges of row r. *wire: the codec of the pushes of the row's key; -1: unknown so far. */
+/* Checks the in-edges of row r. *wire: the codec of all pushes of the row's key; -1 before the first push edge of the
+ * key. */
 static int check_in(const struct check *c, int r, int *wire) {
     const hpc_row *row = &c->plan->rows[r];
     for (int e = 0; e < row->n_in; e++) {
@@ -282,7 +285,8 @@ static int check_in(const struct check *c, int r, int *wire) {
     return HPC_OK;
 }
 
-/* Checks the out-edges of row r. *sent: the codec in which parameters of the row's key are sent; -1: unknown so far. */
+/* Checks the out-edges of row r. *sent: the codec in which parameters of the row's key are sent; -1 before the first
+ * such edge of the key. */
 static int check_out(const struct check *c, int r, int *sent) {
     const hpc_row *row = &c->plan->rows[r];
     if (row->action != HPC_FORWARD && *sent == -1) *sent = row->codec_out;
@@ -308,7 +312,8 @@ static int check_out(const struct check *c, int r, int *sent) {
     return HPC_OK;
 }
 
-/* Takes each row after all rows that send to it. Rows of a cycle are never taken: then returns HPC_ERR_INVALID. */
+/* Takes each row after all rows that send to it. Returns HPC_ERR_INVALID if some rows cannot be taken, since they form
+ * a cycle. */
 static int check_acyclic(const struct check *c) {
     int n = c->plan->n_rows, n_waiting = 0, taken = 0;
     for (int r = 0; r < n; r++) {

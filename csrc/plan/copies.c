@@ -6,8 +6,8 @@
 
 static const char op_plan[] = "plan";
 
-/* Writes the in-edges of every owner, each followed by its one out-edge. first: by owner, the number of in-edges of all
- * owners before it. */
+/* Writes, for one owner after the other, its in-edges and then its one out-edge. first[i]: how many in-edges the owners
+ * before owner i have together. */
 static void fill_edges(const hpc_copies *c, const int *first, hpc_edge *edges) {
     for (int i = 0; i < c->n_owners; i++) {
         hpc_edge *in = edges + first[i] + i;

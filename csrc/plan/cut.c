@@ -9,7 +9,7 @@ static const char op_plan[] = "plan";
 
 /* ---- partition ---- */
 
-/* A bin of a group; or a group, as its emptiest bin. */
+/* An entry of a heap: a bin of a group; or a group, represented by its emptiest bin. */
 struct bin {
     uint64_t load;  /* of the bin, or of the group's emptiest bin */
     uint64_t total; /* of the group; 0 for a bin */
@@ -34,7 +34,7 @@ static void sift(struct bin *heap, int n) {
 }
 
 struct item {
-    uint64_t size, order; /* the load that it adds to a bin; the size by which items are sorted */
+    uint64_t size, order; /* size: the load that the item adds to a bin; order: the size by which items are sorted */
     int index;
 };
 
@@ -44,7 +44,8 @@ static int larger_first(const void *a, const void *b) {
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* Does hpc_partition for items, and sorts them for it. loads gets the load of each bin; it may be NULL. */
+/* Sorts items and deals them to bins as hpc_partition does. Writes the load of each bin into loads, which may be
+ * NULL. */
 static int partition(struct item *items, int n, int bins, int per_group, int *bin_of, uint64_t *loads, const char *op) {
     int n_groups = (bins - 1) / per_group + 1;
     struct bin *heaps = malloc(((size_t)bins + (size_t)n_groups) * sizeof *heaps);
@@ -96,8 +97,8 @@ static uint64_t ratio_up(uint64_t a, uint64_t b) {
     return a / b + (a % b != 0);
 }
 
-/* Returns into how many equal chunks a key is cut: if each core can have least bytes, into equally many for each core;
- * otherwise into chunks of about least bytes. */
+/* Returns into how many equal chunks a key is cut. If every core can get a chunk of least bytes, all cores get equally
+ * many chunks; otherwise chunks have about least bytes. */
 static uint64_t equal_chunks(uint64_t nbytes, const hpc_cutting *how) {
     const uint64_t cores = (uint64_t)how->cores, few = nbytes / how->least;
     if (few >= cores) return cores * ratio_up(ratio_up(nbytes, cores), how->chunk);
@@ -143,12 +144,12 @@ void hpc_plan_cut(const hpc_key *keys, int n_keys, const hpc_cutting *how, int c
 /* ---- the deal ---- */
 
 enum {
-    SMALL = 16 << 10, /* bytes: the largest key that is dealt by its neighbours instead of its size */
-    FINE = 8          /* a key is small if so many fit into the mean load of a bin: then it cannot unbalance bins */
+    SMALL = 16 << 10, /* bytes: a larger key is dealt by its size, never with its neighbours */
+    FINE = 8 /* a key is small if FINE such keys fit into the mean load of a bin, since it then cannot unbalance bins */
 };
 
-/* A chunk to deal. key_order is the size of its key's full chunks: chunks are dealt by it, so a key's chunks follow one
- * another. */
+/* A chunk to deal. Chunks are sorted by key_order, the size of the full chunks of their key, so that a key's chunks are
+ * dealt one after the other. */
 struct chunk {
     uint64_t size, key_order;
     int row, is_key; /* is_key: the chunk is its whole key */
@@ -202,7 +203,7 @@ static void fill_bins(const struct chunk *chunks, const int *small, int n, uint6
     }
 }
 
-/* Deals n chunks, in the order of keys, to bins. The fullest bin gets at most the mean and one chunk. */
+/* Deals n chunks, in the order of keys, to bins. The fullest bin gets at most the mean load plus one chunk. */
 static int deal(const struct chunk *chunks, int n, int bins, int per_group, int *bin_of) {
     struct item *items = malloc((size_t)n * sizeof *items + 1);
     int *small = malloc((size_t)n * sizeof *small + 1), n_items = 0, n_small = 0;
@@ -259,8 +260,8 @@ err:
     return status;
 }
 
-/* Exchanges the bins of equal chunks of a key, so that each bin's chunks are neighbours, in the order in which the key
- * came to the bins. Every bin has as much as before, and reads memory in long runs. */
+/* Permutes the bins of the equal chunks of each key, so that each bin's chunks are adjacent. The bins keep the order in
+ * which they first got a chunk of the key. Every bin's load stays the same, and its core reads memory in long runs. */
 static int gather_chunks(const hpc_row *rows, int n, int bins, int *bin_of) {
     int *was = malloc((size_t)n * sizeof *was), *filled = calloc((size_t)bins, sizeof *filled);
     if (was == NULL || filled == NULL) {

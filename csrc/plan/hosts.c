@@ -2,8 +2,9 @@
  *
  * Groups form a tree: its leaves are hosts, its inner nodes groups of groups, its root the whole job. For each chunk
  * every node has a leader among the ranks below it. The root's leader owns the chunk, and leads all nodes that it
- * belongs to. If a node has several workers and its parent has another leader, the node's leader has two rows for the
- * chunk: one forwards the node's fold to the parent's leader, the other relays the parameters that come back. */
+ * belongs to. If a node has several workers and its parent has a different leader, the node's leader has two rows for
+ * the chunk: one forwards the node's fold to the parent's leader, the other relays the parameters back to the node's
+ * ranks. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -23,7 +24,8 @@ struct node {
     int *children;                    /* groups; a host has none */
     int *workers;                     /* all workers below it, in order */
     int *leads;                       /* the workers that lead */
-    const hpc_edge *pushes, *answers; /* from and to all its workers, once a row has needed exactly these edges */
+    const hpc_edge *pushes, *answers; /* edges from and to all workers of the group, shared by rows that need exactly
+                                         these edges; NULL before the first such row */
 };
 
 struct tree {
@@ -64,8 +66,8 @@ static int group_of(const hpc_hosts *h, int level, int worker) {
     return h->groups[(size_t)level * (size_t)h->n_workers + (size_t)worker];
 }
 
-/* Checks that workers that share a group of one level share one of the next level, and that each host has a worker that
- * leads. */
+/* Checks that workers of one group are also in one group at the next level, and that each host has a worker that may
+ * lead. */
 static int check_groups(const hpc_hosts *h) {
     for (int level = 0; level < h->n_levels; level++)
         for (int w = 0; w < h->n_workers; w++)
@@ -164,7 +166,7 @@ static int make_tree(const hpc_hosts *h, struct tree *t) {
                 add_worker(h, t, t->n, w, inside[w]);
                 inside[w] = t->n;
             }
-            room += own->n_workers; /* enough for the next group's three lists: none is longer */
+            room += own->n_workers; /* enough memory for the next group's three lists, each at most this long */
             t->n++;
         }
     }
@@ -220,7 +222,7 @@ static int deal_owners(struct leaders *d) {
     return order_chunks(d);
 }
 
-/* Exchanges the leaders of the n equal chunks of a run, so that each leader's chunks are neighbours. */
+/* Permutes the leaders of n equal chunks that follow one another, so that each leader's chunks are adjacent. */
 static void gather_run(struct leaders *d, int n, int *leader) {
     int at = 0;
     for (int i = 0; i < n; i++) {
@@ -238,7 +240,7 @@ static int least_loaded(const struct leaders *d, const struct node *own) {
     return least;
 }
 
-/* Returns the load that each leader of a group would have, in elements, if all had the same. */
+/* Returns the mean load of a group's leaders, in elements. */
 static uint64_t mean_load(const struct leaders *d, const struct node *own, const int *above) {
     uint64_t all = 0;
     for (int k = 0; k < own->n_leads; k++) all += d->load[own->leads[k]];
@@ -246,7 +248,8 @@ static uint64_t mean_load(const struct leaders *d, const struct node *own, const
     return all / (uint64_t)own->n_leads;
 }
 
-/* Gives neighbouring small keys that have one leader above to one leader, as hpc_plan_deal gives them to one owner. */
+/* Gives neighbouring small keys that have the same leader in the parent group to one leader of this group, as
+ * hpc_plan_deal gives them to one owner. */
 static void deal_small(struct leaders *d, const struct node *own, const int *above, uint64_t mean, int *leader) {
     uint64_t run = 0; /* elements of neighbours that this leader has got */
     for (int i = 0, last = -1; i < d->n; i++) {
@@ -266,9 +269,9 @@ static void deal_small(struct leaders *d, const struct node *own, const int *abo
     }
 }
 
-/* Chooses a group's leaders. If the parent's leader of a chunk belongs to the group, it also leads the group; the other
- * chunks go, core by core, to the leader with the least load so far. So the loads of a group's leaders differ by a
- * chunk at most, unless they differed by more before. */
+/* Chooses a group's leaders. If the parent's leader of a chunk belongs to the group, it also leads the group for that
+ * chunk. The other chunks go, core by core, to the leader with the least load so far. So the loads of a group's leaders
+ * differ by at most one chunk, unless the first rule makes them differ by more. */
 static void deal_group(struct leaders *d, int g) {
     const struct node *own = &d->t->groups[g];
     const size_t n = (size_t)d->n;
@@ -302,8 +305,8 @@ static void deal_group(struct leaders *d, int g) {
 
 /* ---- rows: a first pass counts them, a second one fills them in ---- */
 
-/* A group, and the rows of its leader for the chunk: fold takes the group's updates, send sends its parameters. The
- * owner has one row for both. -1: there is no such row. */
+/* A group, and the rows of its leader for the chunk. The row fold takes the group's updates, the row send sends
+ * parameters to the group; the owner has one row for both. -1: no such row. */
 struct task {
     int group, fold, send;
 };
@@ -318,7 +321,8 @@ struct maker {
     int chunk;
     struct task *tasks; /* the tasks of the chunk */
     int n_tasks;
-    int *pushing, *answered; /* workers that push to the task's fold row; workers to which its send row answers */
+    int *pushing, *answered; /* pushing: workers that push to the task's fold row; answered: workers to which its send
+                                row sends */
     hpc_edge *from, *to;     /* rows that forward to the fold row; relays to which the send row sends */
     int n_pushing, n_answered, n_from, n_to;
 };
@@ -335,13 +339,13 @@ static int wire_of(const hpc_hosts *h, int key) {
     return h->wires != NULL ? h->wires[key] : h->wire;
 }
 
-/* Returns whether only workers can write pieces of the key's codec; then sums of updates go on as arrays. */
+/* Returns whether only workers can write pieces of the key's codec, so that sums of updates are forwarded as arrays. */
 static int is_of_workers(const hpc_hosts *h, int key) {
     return hpc_codec_of(wire_of(h, key))->source_bytes != NULL;
 }
 
-/* Returns whether the key's pieces go only between groups: workers push arrays to their leader, which encodes the fold.
- * So even a group of one worker needs a leader's row. */
+/* Returns whether the key travels as pieces only between groups: workers push arrays to their leader, and the leader
+ * encodes the fold. Then even a group of one worker needs a leader's row. */
 static int sends_pieces(const hpc_hosts *h, int key) {
     return !hpc_codec_of(wire_of(h, key))->addressable && !is_of_workers(h, key);
 }
@@ -480,9 +484,9 @@ static void put_outputs(struct maker *m, const struct task *task) {
     m->rows[task->send].n_out = n;
 }
 
-/* Connects the outermost groups in a ring, beginning with the owner's. Each folds its predecessor's fold with its own
- * updates, and passes on the answer that its predecessor got. The owner's group is the last to fold and the first to
- * answer. */
+/* Connects the outermost groups in a ring, beginning with the owner's group. Each group adds its own updates to its
+ * predecessor's fold and forwards the sum; parameters go around the ring from one group to the next. The owner's group
+ * is the last to fold and the first to send parameters. */
 static void make_ring(struct maker *m, const struct node *root, int row) {
     const int n = root->n_children, owner = leader_of(m, m->d->t->n - 1);
     int at = 0;
@@ -532,8 +536,8 @@ static void make_chunk(struct maker *m, int chunk) {
     }
 }
 
-/* Chooses the weights of updates: a sum, or the mean of all workers, or with each the mean of the outermost group's
- * workers. */
+/* Sets the weights of updates, so that a fold is a sum, the mean over all workers or, if hpc_hosts.each is set, the
+ * mean over the workers of an outermost group. */
 static void find_weights(struct maker *m) {
     const hpc_hosts *h = m->d->h;
     const struct node *root = &m->d->t->groups[m->d->t->n - 1];
@@ -544,7 +548,8 @@ static void find_weights(struct maker *m) {
     }
 }
 
-/* Returns the number of each rank's host, for receivers; the caller frees it. NULL: no memory. */
+/* Returns an array, by rank, of the numbers of the ranks' hosts, for receivers.c; the caller frees it. NULL: out of
+ * memory. */
 static int *hosts_of(const hpc_hosts *h) {
     int most = 0;
     for (int w = 0; w < h->n_workers; w++)

@@ -12,7 +12,8 @@ static void init(void *args) {
         .size = sizeof(hpc_hub), .cores = 1, .chunk = 32 << 10, .depth = 1, .wire = HPC_F32, .codec_out = HPC_F32};
 }
 
-/* Fills in the row of a chunk, but for its edges. bin: the bin from hpc_plan_deal, which gives server and core. */
+/* Fills in the row of a chunk, except its edges. bin: the chunk's bin of hpc_plan_deal, which determines server and
+ * core. */
 static void set_row(const hpc_hub *hub, int bin, hpc_row *row) {
     row->owner = hub->servers[bin / hub->cores];
     row->core = bin % hub->cores;
@@ -26,10 +27,11 @@ static void set_row(const hpc_hub *hub, int bin, hpc_row *row) {
 /* ---- trees ---- */
 
 /* Trees of servers (Parameter Flow, section 3.4.2): each server sends the folds of its chunks to some workers, which
- * send them on to others. A chunk has a row of its server, and a relay row of each worker with children.
- * hpc_plan_apply_at then turns both into rows that forward, and adds rows that apply. */
+ * send them on to other workers. A chunk has one row at its server, and one relay row at each worker that has children
+ * in the server's tree. hpc_plan_apply_at then turns both into rows that forward, and adds rows that apply. */
 
-/* Returns the number of the worker that sends the folds of a server to a worker; -1: the server does. */
+/* Returns the number of the worker that sends the folds of a server on to a worker; -1 if the server itself sends
+ * them. */
 static int parent_of(const hpc_hub *h, int server, int worker) {
     const int parent = h->parents[(size_t)server * (size_t)h->n_workers + (size_t)worker];
     return parent >= 0 && h->workers[parent] == h->servers[server] ? -1 : parent;
@@ -39,8 +41,8 @@ static int is_server(const hpc_hub *h, int server, int worker) {
     return h->workers[worker] == h->servers[server];
 }
 
-/* Checks that the way up from every worker ends at the server; in a cycle it would get longer than the number of
- * workers. */
+/* Checks that from every worker the path of parents ends at the server. A longer path than the number of workers has a
+ * cycle. */
 static int check_tree(const hpc_hub *h, int server) {
     for (int w = 0; w < h->n_workers; w++) {
         const int parent = h->parents[(size_t)server * (size_t)h->n_workers + (size_t)w];
@@ -81,8 +83,8 @@ static int check_trees(const hpc_hub *h) {
     return status;
 }
 
-/* The tree of a server. children: how many children each worker has, and the server (last). place: the index of each
- * worker among the rows of a chunk, where the server has 0; -1: no children. */
+/* The tree of a server. children[w]: how many children worker w has; the last entry is the server's. place[w]: the
+ * index of worker w's row among the rows of a chunk, where the server's row has index 0; -1: w has no children. */
 typedef struct branches {
     int *children, *place;
 } branches;
@@ -111,7 +113,8 @@ static int add_outputs(const hpc_hub *h, int server, int parent, const branches 
     return n;
 }
 
-/* Makes the rows of one chunk, from base on, the server's first. Returns where the unused edges begin. */
+/* Makes the rows of one chunk; the row numbers begin at base, with the server's row. Returns the address of the first
+ * unused edge. */
 static hpc_edge *make_chunk(const hpc_hub *h, int bin, const branches *b, const hpc_row *chunk, const hpc_edge *pushes,
                             hpc_row *rows, int base, hpc_edge *edge) {
     const int server = bin / h->cores;
@@ -148,7 +151,8 @@ static int make_trees(const hpc_hub *h, const hpc_row *chunks, int n, const int 
     for (int c = 0; c < n; c++) {
         const size_t its = (size_t)inner[bin_of[c] / h->cores];
         rows += its;
-        edges += (size_t)h->n_workers + 2 * its; /* one to each worker; for each row one back and one to its rank */
+        edges +=
+            (size_t)h->n_workers + 2 * its; /* one edge to each worker; for each row one back and one to its own rank */
     }
     if (rows > HPC_PLAN_NUMBERS)
         return hpc_fail(HPC_ERR_INVALID, op_plan,

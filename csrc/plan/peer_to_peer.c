@@ -12,7 +12,7 @@ static void init(void *args) {
         .size = sizeof(hpc_peer_to_peer), .cores = 1, .chunk = 256 << 10, .depth = 2, .wire = HPC_F32};
 }
 
-/* Returns whether the pushes of one worker go to another; both are numbers of workers. */
+/* Returns whether worker number from pushes to worker number to. */
 static int sends(const hpc_peer_to_peer *p, int from, int to) {
     return from == to || p->sends == NULL || p->sends[(size_t)from * (size_t)p->n_workers + (size_t)to] != 0;
 }
@@ -27,7 +27,7 @@ static int source(const hpc_peer_to_peer *p, int from, int to) {
     return parent == from ? -1 : -2 - p->workers[parent];
 }
 
-/* Checks that the way up from every worker ends at the worker whose pushes go down the tree. */
+/* Checks that in each tree the path of parents from every worker ends at the worker whose pushes go down that tree. */
 static int check_parents(const hpc_peer_to_peer *p) {
     const int n = p->n_workers;
     for (int from = 0; from < n && p->parents != NULL; from++)
@@ -78,11 +78,12 @@ static int feed(const void *args, int to, hpc_edge *in) {
 
 /* ---- hosts with several workers ---- */
 
-/* One worker of each host owns the host's row of a chunk. All workers push to it, so an update crosses the network once
- * for each host; it sends the parameters to the workers of its host. The chunks are dealt to the leaders of a host as a
- * hub deals them to its servers. */
+/* With hosts: one worker of each host owns the host's row of a chunk. All workers push to this owner, so an update
+ * crosses the network once for each host. The owner sends the parameters to the workers of its host. Chunks are dealt
+ * to the leaders of a host as a hub deals them to its servers. */
 
-/* The workers of each host are neighbours in `of`, its leaders first; host h's begin at first[h]. */
+/* Workers grouped by host: in the array `of` the workers of a host are adjacent, leaders first; host h's workers begin
+ * at first[h]. */
 typedef struct grouped {
     int n, *of, *first, *leaders; /* leaders: by host, how many lead */
 } grouped;
@@ -91,8 +92,8 @@ static int leads(const hpc_peer_to_peer *p, int worker) {
     return p->leads == NULL || p->leads[worker] != 0;
 }
 
-/* Adds the workers of from's host, from number `from` on, that lead (leading is 1) or do not lead (0). Returns how
- * many. */
+/* Adds the workers of worker `from`'s host whose number is at least `from`: leaders if leading is 1, the others if it
+ * is 0. Returns how many were added. */
 static int add_workers(const hpc_peer_to_peer *p, int from, int leading, int *to) {
     int n = 0;
     for (int w = from; w < p->n_workers; w++)
@@ -119,7 +120,8 @@ static int group(const hpc_peer_to_peer *p, grouped *hosts) {
     return HPC_OK;
 }
 
-/* Writes all pushes, which go to every row; then the workers of each host, to which the host's rows send. */
+/* Writes the edges: first the pushes of all workers, which every row takes; then, for each host, the edges to its
+ * workers. */
 static void fill_edges(const hpc_peer_to_peer *p, const grouped *hosts, hpc_edge *edges) {
     const double weight = p->sum ? 1.0 : 1.0 / p->n_workers;
     for (int w = 0; w < p->n_workers; w++) {
@@ -128,7 +130,8 @@ static void fill_edges(const hpc_peer_to_peer *p, const grouped *hosts, hpc_edge
     }
 }
 
-/* Fills in the rows of host h, every hosts->n-th of rows. chunks has n rows; bin_of has room for n numbers. */
+/* Fills in the rows of host h, which are every hosts->n-th row of rows. chunks has n rows; bin_of is scratch memory for
+ * n numbers. */
 static int fill_rows(const hpc_peer_to_peer *p, const grouped *hosts, int h, const hpc_row *chunks, int n, int *bin_of,
                      const hpc_edge *edges, hpc_row *rows) {
     const int first = hosts->first[h], its = hosts->first[h + 1] - first;

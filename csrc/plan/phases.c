@@ -1,4 +1,4 @@
-/* The checks of a node communication graph, for its planner and for an exchange over it. */
+/* The checks of a node communication graph, used by the graph's planner and by an exchange over the graph. */
 #include <math.h>
 
 #include "plan/plan.h"

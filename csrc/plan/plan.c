@@ -1,5 +1,5 @@
-/* Plans: each is one block of memory with the struct, rows, edges, keys and their names. Planners make them; here they
- * are also copied, and compared by digests. */
+/* Memory of plans: each plan is one block with the struct, rows, edges, keys and their names. This file makes blocks,
+ * copies plans, and computes the digests by which plans are compared. */
 #include "plan/planner.h"
 #include "base/status.h"
 
@@ -68,8 +68,8 @@ static struct list *add_list(struct lists *lists, const hpc_edge *edges, int n) 
     return list;
 }
 
-/* Returns the copy of a list. Takes n edges of *room for it unless the list was met lately; if *room is NULL it only
- * counts. */
+/* Returns the copy of a list of n edges. Makes the copy from *room, unless the list is among the last LISTS lists; if
+ * *room is NULL, only counts the edges that are needed. */
 static const hpc_edge *copy_list(struct lists *lists, const hpc_edge *edges, int n, hpc_edge **room, size_t *n_edges) {
     struct list *list = find_list(lists, edges, n);
     if (list != NULL) return list->copy;

@@ -4,15 +4,15 @@
 
 #include "plan/plan.h"
 
-/* A planner is one const struct in its own file; planner.c lists them. Its arguments are a public struct
- * (hpcomm/plan.h) that begins with its size. A planner keeps no state and asks no other rank: equal arguments give
- * equal plans on all ranks. */
+/* A planner is one const struct in its own file; planner.c lists them. A planner's arguments are a public struct
+ * (hpcomm/plan.h) whose first field is the struct's size. A planner keeps no state and asks no other rank, so equal
+ * arguments give equal plans on all ranks. */
 typedef struct hpc_planner {
     const char *name;
     size_t size;              /* of the struct of arguments, in bytes */
     void (*init)(void *args); /* writes the size and the defaults */
-    /* Checks the arguments, then makes a plan, which the caller frees by hpc_plan_free (see hpc_plan_block_make).
-     * Neither pointer is NULL, and the size was checked. If it fails, it does not change *plan. */
+    /* Checks the arguments, then makes a plan, which the caller frees by hpc_plan_free (see hpc_plan_block_make). The
+     * caller has checked that neither pointer is NULL, and the struct's size. On an error *plan is not changed. */
     int (*plan)(const void *args, hpc_plan **plan);
 } hpc_planner;
 

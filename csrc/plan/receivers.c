@@ -1,10 +1,11 @@
-/* Plans by which receivers apply the rule (Parameter Flow, section 3.2), made from plans whose owners apply it: the row
- * that applied now forwards its fold, relays forward it too, and each receiver has a row that applies it. A receiver is
- * a rank that is sent parameters; the ranks of a host share one receiver, which writes the parameters into their
- * memory.
+/* Makes plans in which receivers apply the rule (Parameter Flow, section 3.2) from plans in which owners apply it. In
+ * the new plan the row that applied forwards its fold, relays forward it too, and each receiver has a row that applies
+ * it. A receiver is a rank to which the old plan sends parameters; the ranks of a host share one receiver, which writes
+ * the parameters into their memory.
  *
- * A worker waits only for its own receiver, so it may be a step ahead of others. The arguments of its rule for that
- * step are at all receivers, in the slot of its push, so the plan must have at least two slots. */
+ * A worker waits only for its own receiver, so it may be a step ahead of others. It may then write the rule's arguments
+ * of the next step at a receiver that still uses the arguments of this step. Arguments are stored by slot, so the plan
+ * must have at least two slots. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,13 +32,13 @@ struct receiving {
     size_t n_rows, n_edges;
 };
 
-/* Returns whether an out-edge brings parameters to a rank on the host of the row's owner. */
+/* Returns whether an out-edge of a row sends parameters to a rank on the host of the row's owner. */
 static int is_own(const struct receiving *m, const hpc_row *row, const hpc_edge *out) {
     if (out->row >= 0) return 0;
     return m->hosts == NULL ? out->rank == row->owner : m->hosts[out->rank] == m->hosts[row->owner];
 }
 
-/* Numbers of receivers of a row: other rows, ranks of other hosts, and ranks of its owner's host. keeps: its owner
+/* How many other rows, ranks of other hosts, and ranks of its owner's host a row sends to. keeps: set if the owner
  * needs a row only to keep a master. */
 struct ends {
     int rows, others, own, keeps;
@@ -61,7 +62,8 @@ static hpc_edge *take_edges(struct receiving *m, int n) {
     return edges;
 }
 
-/* Adds a row that applies the forwards of the new row of `row`, over the edge in. codec: of the updates. */
+/* Adds a row that applies the forwards which the new version of `row` sends over the edge in. codec: the codec of the
+ * forwards. */
 static void add_apply(struct receiving *m, const hpc_row *row, int codec, int owner, const hpc_edge *in,
                       const hpc_edge *out, int n_out) {
     const size_t r = m->n_rows++;
@@ -77,8 +79,8 @@ static void add_apply(struct receiving *m, const hpc_row *row, int codec, int ow
     m->rows[r].n_out = n_out;
 }
 
-/* Turns an old row that sends parameters into one that forwards, and adds the rows that this needs after the chunk's
- * rows. If its owner is its only receiver, the row applies by itself. */
+/* Turns an old row that sends parameters into a row that forwards, and adds rows that apply behind the chunk's rows. If
+ * the owner is the only receiver, the row itself still applies. */
 static void send_on(struct receiving *m, int old, int codec) {
     const hpc_row *row = &m->old->rows[old];
     const struct ends n = ends_of(m, row);
@@ -113,9 +115,10 @@ static void send_on(struct receiving *m, int old, int codec) {
     add_apply(m, row, codec, row->owner, in, now != NULL ? own - n.own : NULL, n.own);
 }
 
-/* Makes the new rows of a chunk from its old rows, first to end - 1; one of the old rows applies. */
+/* Makes the new rows of a chunk from its old rows, whose numbers are first to end - 1. One of the old rows applies. */
 static void make_chunk(struct receiving *m, int first, int end) {
-    /* The codec of forwards: the applying row's codec_in; or if other groups send pieces, their codec. */
+    /* The codec of forwards: if other groups send pieces to the applying row, their codec; otherwise the row's
+     * codec_in. */
     int codec = HPC_F32, pieces = 0;
     for (int r = first; r < end; r++) {
         const hpc_row *row = &m->old->rows[r];

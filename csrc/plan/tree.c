@@ -1,6 +1,6 @@
 /* The plan of a broadcast over a tree (Parameter Flow, section 3.4): the root's row takes the root's pushes, and every
- * rank with children relays each chunk to them as it comes. All other ranks only tell the root that they are ready, by
- * pushes of weight 0. So no chunk comes to a rank that is still reading the last one. */
+ * rank with children relays each chunk to them when the chunk comes. The other ranks push with weight 0, which only
+ * tells the root that they are ready. So no rank gets a chunk while it still reads the last one. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -14,8 +14,8 @@ static void init(void *args) {
         .size = sizeof(hpc_tree), .cores = 1, .chunk = 128 << 10, .depth = 1, .wire = HPC_F32, .codec_out = HPC_F32};
 }
 
-/* Finds the root. The way up from every rank must end there; in a cycle it would get longer than the number of ranks.
- */
+/* Finds the root. Checks that from every rank the path of parents ends at the root; a longer path than the number of
+ * ranks has a cycle. */
 static int check_parents(const hpc_tree *t, int *root) {
     *root = -1;
     for (int r = 0; r < t->ranks; r++) {
@@ -54,11 +54,10 @@ static int check_tree(const hpc_tree *t, int *root) {
     return check_parents(t, root);
 }
 
-/* The ranks with children, the root first; place, by rank, is the index of each rank among them, or -1 if it has no
- * children. */
+/* The ranks with children, the root first. place[r] is the index of rank r among them, or -1 if r has no children. */
 struct inner {
     int *ranks, *place, n;
-    int *first, *children; /* children[first[r]] to children[first[r + 1] - 1] are rank r's, in order */
+    int *first, *children; /* children[first[r]] to children[first[r + 1] - 1] are rank r's children, in order */
 };
 
 static void find_inner(const hpc_tree *t, int root, struct inner *in) {
@@ -79,7 +78,7 @@ static void find_inner(const hpc_tree *t, int root, struct inner *in) {
     }
 }
 
-/* Makes the rows of one chunk. ready: the inputs of the root's row. Returns where the unused edges begin. */
+/* Makes the rows of one chunk. ready: the inputs of the root's row. Returns the address of the first unused edge. */
 static hpc_edge *make_chunk(const hpc_tree *t, const struct inner *in, const hpc_row *chunk, int core, int base,
                             const hpc_edge *ready, hpc_row *rows, hpc_edge *edge) {
     for (int i = 0; i < in->n; i++) {

@@ -1,4 +1,5 @@
-/* The cost of a layer by each way: a pure function of its shape, the cluster and the machine's rates. */
+/* The cost, in seconds, of exchanging a layer's update in each form (as a matrix through servers, as vectors, as 1-bit
+ * values). It is a pure function of the layer's shape, the cluster and the machine's rates. */
 #include <math.h>
 #include <stddef.h>
 
@@ -13,7 +14,8 @@ typedef struct terms {
     double n; /* elements of the layer */
     double workers, servers, hosts;
     double near, near_servers; /* workers and servers on the fullest host */
-    double pairs, vectors;     /* pairs: K; vectors: values of a worker's pairs, or of the layer if that has fewer */
+    double pairs, vectors; /* pairs: K, a worker's number of vector pairs; vectors: how many values these pairs have, or
+                              the layer if it has fewer */
     double slots;
     hpc_codec_rates codec;
     const hpc_rates *rates;
@@ -23,7 +25,7 @@ static double over(double amount, double rate) {
     return rate > 0 ? amount / rate : 0;
 }
 
-/* Returns the seconds in which an array of so many elements is read and written once. */
+/* Returns how many seconds it takes to read and write an array of this many elements once. */
 static double pass(const terms *t, double elements) {
     return over(elements * ITEM, t->rates->memory);
 }
@@ -48,7 +50,7 @@ static void by_servers(const terms *t, hpc_cost *cost) {
     cost->memory = (2 * t->n + part * (t->slots + far)) * ITEM;
 }
 
-/* Each rank of a host leads for its part of the layer. */
+/* Each rank of a host is the leader for one part of the layer. */
 static void by_hosts(const terms *t, hpc_cost *cost) {
     const double lead = t->n / t->near, part = t->n / t->workers;
     const double crossing = t->n * (t->hosts - 1) / t->hosts;
@@ -61,8 +63,8 @@ static void by_hosts(const terms *t, hpc_cost *cost) {
     cost->memory = (2 * t->n + part * (t->slots + t->hosts) + lead) * ITEM;
 }
 
-/* On several hosts one rank of each adds the products, and passes the layer to the others; on one host all ranks add
- * them. */
+/* On several hosts one rank of each host adds the products and passes the layer to the other ranks of its host. On one
+ * host all ranks add them. */
 static void by_factors(const terms *t, hpc_cost *cost) {
     const double adding = t->hosts > 1 ? t->hosts : t->workers, others = t->hosts > 1 ? t->near - 1 : 0;
     const double slots = others > 0 ? 1 + t->workers : 2 * t->workers;

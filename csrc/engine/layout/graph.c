@@ -8,7 +8,7 @@
 #include "engine/layout/stages.h"
 #include "engine/worker/waits.h"
 
-/* If senders have one slot (HPC_ONE_SLOT), the discipline itself tells when a push is read. */
+/* If senders have one slot (HPC_ONE_SLOT), the discipline's own has_read says when a push is read. */
 int hpc_graph_open(hpc_scheme *sc, const hpc_graph *graph, const char *op) {
     const size_t size = (size_t)sc->context->group.size, n = (size_t)graph->n_phases * size * size;
     hpc_phases *g = sc->graph = hpc_scheme_take(sc, 1, sizeof *g, op);

@@ -1,6 +1,6 @@
-/* The graph of an exchange (ASAP, sections 3 and 4). Every rank owns a fold, of its updates and its in-neighbours'
- * updates. The phases of the graph take turns, one a step. This file tells all disciplines which ranks send to which,
- * and which ranks have read a push. */
+/* The graph of an exchange (ASAP, sections 3 and 4). Every rank folds its own updates with its in-neighbours' updates.
+ * A graph may have several phases, which take turns: one phase each step. From this file the disciplines learn which
+ * ranks send to which, and which ranks have read a push. */
 #ifndef HPC_ENGINE_GRAPH_H
 #define HPC_ENGINE_GRAPH_H
 
@@ -8,8 +8,9 @@
 
 /* A worker's view of a key on a graph. */
 typedef struct hpc_graph_key {
-    int64_t ahead;              /* the restored checkpoint's step minus the pushes made until then */
-    uint64_t noted;             /* the number of the last push before the restore */
+    int64_t ahead;  /* the restored checkpoint's step minus the number of pushes made until the restore; 0 if none was
+                       restored */
+    uint64_t noted; /* the number of the last push before the restore */
     int phases[HPC_PLAN_DEPTH]; /* by slot: the phases of pushes up to noted */
 } hpc_graph_key;
 
@@ -18,15 +19,16 @@ struct hpc_phases {
     int n;
     double *weights; /* [phase][to][from], as hpc_graph has them */
     hpc_graph_key *keys;
-    int *siblings; /* [share * size + rank]: the number of rank's share of the same key and core; NULL: unknown */
+    int *siblings; /* siblings[share * size + rank] is the number of rank's share with the same key and core number;
+                      NULL: not computed */
 };
 
 int hpc_graph_open(hpc_scheme *sc, const hpc_graph *graph, const char *op);
 
 /* ---- phases ---- */
 
-/* The first function returns the step, from 0 on, of push number n (from 1 on) of a key; the second returns its
- * phase. */
+/* hpc_step_of returns the step of push number n of a key; hpc_phase returns the step's phase. Pushes are numbered from
+ * 1, steps from 0. */
 static inline uint64_t hpc_step_of(const hpc_scheme *sc, int key, uint64_t n) {
     return n - 1 + (uint64_t)sc->graph->keys[key].ahead;
 }
@@ -53,7 +55,8 @@ static inline int hpc_sends(const hpc_scheme *sc, int key, uint64_t n, int to, i
     return !sc->turns || hpc_edge_weight(sc, key, n, to, from) != 0;
 }
 
-/* Return the first step from n on whose graph has the edge; and the last such step up to n, or 0. */
+/* hpc_sends_from returns the first push, from n on, in whose step from sends to rank to. hpc_sends_until returns the
+ * last such push up to n, or 0 if no such push exists. */
 static inline uint64_t hpc_sends_from(const hpc_scheme *sc, int key, uint64_t n, int to, int from) {
     while (!hpc_sends(sc, key, n, to, from)) n++;
     return n;
@@ -70,7 +73,7 @@ static inline uint64_t hpc_sends_until(const hpc_scheme *sc, int key, uint64_t n
 int hpc_graph_goes_to(const hpc_scheme *sc, const hpc_share *share);
 /* hpc_pace.has_read: returns whether the owner of a share has read a push, or has closed, or was not sent it. */
 int hpc_graph_has_read(const hpc_scheme *sc, int s, uint64_t ticket);
-/* Called when a row was set: a graph with several phases continues with the checkpoint's phase. */
+/* Called when a row was loaded from a checkpoint: a graph with several phases continues with the checkpoint's phase. */
 void hpc_graph_restored(hpc_scheme *sc, const hpc_work *w, uint64_t step);
 
 #endif

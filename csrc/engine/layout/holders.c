@@ -2,13 +2,14 @@
  * shared_params it is the worker itself. With shared_params all workers of a host read the part of the host's lowest
  * worker, and one write there serves all.
  *
- * Each element of a shared copy has one writer, which must be a rank of the same host: the row's owner, or a relay. It
- * writes by plain stores before it answers the host's workers; each answer is a release that its worker acquires. A put
- * from another host would reach the holder by one connection and the other workers' answers by others, and nothing
- * orders them. So such a put is allowed only for a host with one worker, whose answer follows by the same lane.
+ * Each element of a shared copy has one writer, which must be a rank of the same host: the row's owner, or a relay. The
+ * writer uses plain stores, before it answers the host's workers; each answer is a release that its worker acquires. A
+ * put from another host would come by one connection, the answers to the host's other workers by other connections, and
+ * nothing would order them. So such a put is allowed only for a host with one worker, whose answer follows by the same
+ * lane.
  *
- * No worker reads the copy while it is written: the writer acts only when all workers of the host have pushed, because
- * each of them gets the row's result and therefore feeds the row (check_outputs in open.c). */
+ * No worker reads the copy while it is written: the writer writes only when all workers of the host have pushed. It
+ * waits for all of them, since a rank that gets a row's result must push to the row (check_outputs in open.c). */
 #include "engine/layout/holders.h"
 
 #include <stdlib.h>
@@ -19,7 +20,8 @@ static int one_host(const hpc_scheme *sc, int a, int b) {
     return hpc_same_host(&sc->context->addresses[a], &sc->context->addresses[b]);
 }
 
-/* A rank that only serves gets its host's holder too, if there is one: its rows may keep their masters there. */
+/* A rank that only serves gets its host's holder too, if the host has one, since its rows may keep their masters in the
+ * holder's part. */
 int hpc_holders_find(hpc_scheme *sc, const char *op) {
     const int size = sc->context->group.size;
     const hpc_place *places = sc->layout.places;

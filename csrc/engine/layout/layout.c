@@ -29,10 +29,11 @@ void hpc_layout_take_own(hpc_scheme *sc, size_t (*part)(const hpc_scheme *sc, in
     }
 }
 
-/* Returns whether a row's master is the same memory as the parameters that its owner reads. These change only between
- * the owner's push and its pull, and the owner has pushed whenever the row is folded, unless owners go on without some
- * workers. The same holds for the one copy of a host when all its workers have pushed. If parameters are sent encoded,
- * the owner's copy is rounded like all others, and the master is separate. */
+/* Returns whether a row's master is the same memory as the parameters that its owner reads. That is possible because
+ * these parameters may change only between the owner's push and its pull, and the owner has pushed whenever the row is
+ * folded. It is not possible with HPC_GOES_ON. The copy that a host shares may be the master too, since all its workers
+ * have pushed. If parameters are sent encoded, the owner's copy is rounded like all others, so the master is
+ * separate. */
 static int is_master_params(const hpc_scheme *sc, int index) {
     const hpc_row *row = &sc->plan->rows[index];
     if (hpc_row_encodes(row)) return 0;
@@ -125,12 +126,13 @@ static void add_share(hpc_scheme *sc, int s) {
         key->awaited[key->n_awaited++] = s;
 }
 
-/* Returns the bytes before the mean. An update that is no array lies there, so that the mean does not overwrite it. */
+/* Returns how many bytes come before the mean. They hold an update that is not an array, so the mean does not overwrite
+ * it. */
 static size_t before_mean(const hpc_scheme *sc, int key) {
     return sc->keys[key].codec->source_bytes == NULL ? 0 : aligned(hpc_pieces_source_bytes(sc, key), LINE);
 }
 
-/* Returns the bytes of a mean in float32 and, before it, of the update from which pieces are made. */
+/* Returns the bytes of a mean in float32, plus the bytes before it (before_mean). */
 static size_t dense_bytes(const hpc_scheme *sc, int key) {
     return before_mean(sc, key) + aligned((size_t)sc->plan->keys[key].count * sizeof(float), LINE);
 }
@@ -152,8 +154,8 @@ static int find_keys(hpc_scheme *sc, const char *op) {
             return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a key", op);
         sc->keys[k].n_shares = 0;
     }
-    /* Pushes to forwards go first, because they have the longest way. Among pushes of one kind a rank begins with the
-     * owner after itself and ends with itself. So over a network the ranks begin with different owners. */
+    /* Pushes to forwards go first, because they pass the most stages. Among pushes of one kind a rank begins with the
+     * owner whose rank follows its own and ends with itself, so the ranks begin with different owners. */
     for (int round = 0; round < 4; round++)
         for (int s = 0; s < sc->layout.n_shares; s++) {
             const hpc_share *share = &sc->layout.shares[s];

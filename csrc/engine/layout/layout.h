@@ -10,19 +10,23 @@
 int hpc_layout_make(hpc_scheme *sc, const char *op);
 int hpc_layout_slots(hpc_scheme *sc); /* places this rank's receive slots and fills in its part of slot_base */
 void hpc_layout_free(hpc_scheme *sc);
-/* Takes nbytes at the end of a part, on separate pages, so that a core's memory can be placed on its NUMA node. */
+/* Allots nbytes at the end of a part, on separate pages, so that a core's memory can be placed on its NUMA node.
+ * Returns their offset. */
 size_t hpc_layout_take(hpc_place *place, size_t nbytes);
-/* Takes the discipline's area (hpc_place.own) in each rank's part; part returns its bytes. */
+/* Allots the discipline's area (hpc_place.own) in each rank's part. The function part returns how many bytes a rank's
+ * area has. */
 void hpc_layout_take_own(hpc_scheme *sc, size_t (*part)(const hpc_scheme *sc, int rank));
 
-/* Returns the offset in rank's part where a mean of key is gathered (hpc_mean_use): the push's slot, if that is
- * float32. */
+/* Returns the offset in rank's part where a mean of key is gathered (hpc_mean_use): in the push's slot if the slot is
+ * float32, otherwise in hpc_place.dense. */
 size_t hpc_gathered_at(const hpc_scheme *sc, int rank, int key);
-/* Returns the offset in rank's part of its parameters of key, after the rank has pushed it so many times. */
+/* Returns the offset in rank's part of its parameters of key. They move if models rotate, so the offset depends on how
+ * often the rank has pushed key. */
 size_t hpc_params_at(const hpc_scheme *sc, int rank, int key, uint64_t pushes);
 
-/* Calls visit for every in-edge whose input comes into receive slots: of the rows of owner, or of the inputs from
- * sender; the other one is -1. offset is the distance of the edge's slot 0 from slot_base of the pair. */
+/* Calls visit for every in-edge whose input comes into receive slots: of all rows of owner (then sender is -1), or of
+ * all inputs from sender (then owner is -1). offset is the distance of the edge's slot 0 from slot_base[owner * size +
+ * sender]. */
 typedef void hpc_visit(void *arg, int row, int edge, size_t offset);
 int hpc_layout_walk(const hpc_scheme *sc, int owner, int sender, hpc_visit *visit, void *arg);
 

@@ -4,7 +4,8 @@
 
 #include "engine/scheme.h"
 
-/* Makes the cores and chooses their CPUs; the window does not exist yet. asked: hpc_progress. */
+/* Makes the cores and chooses their CPUs. Called before the window exists. asked: an hpc_progress, the user's
+ * choice. */
 int hpc_progress_choose(hpc_scheme *sc, int asked, const char *op);
 
 /* Unpins the calling thread, which works for core (an hpc_core), because other threads keep its CPU busy: it may then

@@ -1,4 +1,5 @@
-/* The rows that a rank owns: which cores work for them, and where their inputs, masters, states and outputs lie. */
+/* Finds, for the rows that a rank owns, the cores that work for them and the addresses of their inputs, masters, states
+ * and outputs. */
 #include "engine/layout/rows.h"
 
 #include <math.h>
@@ -18,11 +19,11 @@
 
 /* ---- hops ---- */
 
-/* Among peers each rank's updates go down a tree without being decoded (hpc_edge.row), and each rank applies them once.
- * When an input has come, the core sends it on to this rank's children in the tree of the input's rank (forward.c). The
- * event names the row of that rank (HPC_OP_PASSED), so one parent may send updates of several ranks. */
+/* Among peers each rank's updates may go down a tree without being decoded (hpc_edge.row); each rank of the tree
+ * applies them once. When an update of rank r has come, the core sends it on to this rank's children in r's tree
+ * (forward.c). The event names r's row (HPC_OP_PASSED), so one parent may send updates of several ranks. */
 
-/* Returns owner's row of the same elements, or -1. Such rows are adjacent in the plan. */
+/* Returns owner's row with the same elements as row, or -1. Rows with the same elements are adjacent in the plan. */
 static int row_of(const hpc_plan *plan, int row, int owner) {
     const hpc_row *own = &plan->rows[row];
     for (int way = -1; way <= 1; way += 2)
@@ -217,8 +218,7 @@ static void find_outputs(hpc_scheme *sc, hpc_work *w) {
         w->param = (float *)(void *)((char *)hpc_window_peer_view(sc->window, home) + params_offset(sc, home, row));
     else if (keeps)
         w->param = (float *)(void *)(hpc_own_part(sc) + sc->layout.places[me].masters + master);
-    /* An owner begins with the rank after itself, as pushes and answers do. So over a network the owners begin with
-     * different ranks. */
+    /* The outputs begin with the rank that follows the owner's own, so that the owners begin with different ranks. */
     for (int wraps = 0; wraps < 2; wraps++)
         for (int e = 0; e < row->n_out; e++) {
             const int r = row->out[e].rank, to_row = row->out[e].row >= 0;
@@ -341,9 +341,9 @@ static int open_rows(hpc_scheme *sc, const char *op) {
     return HPC_OK;
 }
 
-/* A put reads its source until the receiver takes it. If other ranks do not wait for that receiver, the master changes
- * meanwhile, so puts to each receiver read a separate copy. Forwards and relays need no copies: they are fed again only
- * after their receivers have the result (stages.c). */
+/* Gives each receiver a separate copy as the source of its puts, if other ranks go on without waiting for that
+ * receiver: a put reads its source until the receiver takes it, and the master may change before. Forwards and relays
+ * need no copies: they get new inputs only after their receivers have the result (stages.c). */
 static int open_copies(hpc_scheme *sc, const char *op) {
     if (!(sc->discipline->traits & HPC_GOES_ON)) return HPC_OK;
     for (int i = 0; i < sc->n_work; i++)
@@ -376,7 +376,8 @@ static int open_shares(hpc_scheme *sc, const char *op) {
     return HPC_OK;
 }
 
-/* Counts work on rows. Over shared memory only this tells a long fold from a deadlock. */
+/* Returns how often this rank's cores have worked on rows. Over shared memory only this count distinguishes a long fold
+ * from a deadlock. */
 static uint64_t count_works(const void *arg) {
     const hpc_scheme *sc = arg;
     uint64_t n = 0;

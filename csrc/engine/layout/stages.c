@@ -1,16 +1,18 @@
-/* Stages: a row may send its output to other rows. So a push may pass several rows before its owner has it, and
- * parameters several relays before a worker has them. This file finds, from the plan alone, which ranks feed each row
- * and which it reaches.
+/* Stages: a row may send its output to other rows. So an update may pass several rows before it reaches the row that
+ * applies it, and parameters may pass several relays before a worker has them. This file finds, from the plan alone,
+ * which ranks' pushes reach each row and which ranks the row's result reaches.
  *
- * A share answers only the ranks on its own edges, and a worker waits for the shares that write its parameters. If the
- * rows that read its update lead to such a share, that share's answer proves that the update was read. If they do not,
- * the share that reads the update answers the worker too, and the worker waits for it.
+ * A share answers only the ranks on the edges of its rows, and a worker waits for the shares that write its parameters.
+ * If the rows that read the worker's update send, over any number of rows, to such a share, that share's answer proves
+ * that the update was read. Otherwise the share that reads the update answers the worker too, and the worker waits for
+ * it.
  *
  * A row that only keeps a master, and sends nothing on, answers all ranks whose updates reach it: they count as its
  * receivers.
  *
- * A slot that a row sends to is written again with the row's next fold. This is safe if some rank that feeds the
- * sending row gets the result made from the slot, because it pushes again only after that. Other plans are refused. */
+ * A row's forward is written into the receiver's slot, and the row's next fold overwrites it. This is safe if some rank
+ * that feeds the row gets the result made from that slot, because the rank pushes again only after it has the result.
+ * Other plans are refused. */
 #include "engine/layout/stages.h"
 
 #include <stdlib.h>
@@ -198,8 +200,8 @@ int hpc_row_gives_mean(const hpc_scheme *sc, int row, int rank) {
     return hpc_row_is_fed_by(sc, row, rank) && hpc_row_has_mean_of(sc, row, rank);
 }
 
-/* Calls holds for the rows of a share until it returns nonzero; skips a row with the same edges as the row before, as
- * in every hub. */
+/* Calls the function holds for the rows of a share until it returns nonzero. Skips rows that have the same edges as the
+ * row before, as most rows of a hub have. */
 typedef int holding(const hpc_scheme *sc, int row, int rank);
 
 static inline int some_row(const hpc_scheme *sc, const hpc_share *share, int rank, holding *holds) {
@@ -258,8 +260,9 @@ int hpc_share_is_awaited_by(const hpc_scheme *sc, const hpc_share *share, int ra
     return sc->layout.stages.many ? some_row(sc, share, rank, is_answered) : hpc_share_involves(sc, share, rank);
 }
 
-/* A forward has left once its owner has the parameters made from it, on each path. About another row the owner knows
- * only that it is done, and only if the row answers it. Even then forwards to relays may have found a full ring. */
+/* A forward has been sent once its owner has the parameters made from it, on each path. For other rows the owner knows
+ * only that the row is done, and only if the row answers the owner. Even then a forward to a relay may have been kept
+ * because a ring was full. */
 int hpc_row_outlasts_pulls(const hpc_scheme *sc, int row) {
     const hpc_row *r = &sc->plan->rows[row];
     const hpc_stages *st = &sc->layout.stages;

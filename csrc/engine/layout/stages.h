@@ -12,14 +12,15 @@ int hpc_row_has_input(const hpc_row *row, int rank);
 int hpc_row_has_output(const hpc_row *row, int rank); /* the row itself sends parameters to rank */
 int hpc_row_sends_to_rows(const hpc_row *row);
 double hpc_edge_mass(const hpc_scheme *sc, const hpc_edge *edge); /* the total weight of all pushes in an input */
-/* The input is a push of weight 0, and brings no bytes. */
+/* Returns whether an input is a push of weight 0, which has no bytes. */
 int hpc_input_is_empty(const hpc_scheme *sc, const hpc_edge *edge);
 int hpc_row_is_fed_by(const hpc_scheme *sc, int row, int rank); /* pushes of rank reach the row, through any stages */
-/* Another row, earlier (step -1) or later (1) in the plan, applies the same elements. */
+/* Returns whether another row applies the same elements, earlier in the plan (step is -1) or later (step is 1). */
 int hpc_row_is_copy(const hpc_scheme *sc, int row, int step);
 int hpc_row_reaches(const hpc_scheme *sc, int row, int rank); /* the row's parameters reach rank, through any stages */
-/* has_mean_of returns whether the row has rank's mean: if several rows apply the same elements, only the row whose
- * parameters rank gets. gives_mean also requires that rank feeds the row: it is then gathered for rank. */
+/* hpc_row_has_mean_of returns whether the row keeps the mean for rank; if several rows apply the same elements, that is
+ * only the row whose parameters rank gets. hpc_row_gives_mean also requires that rank's pushes reach the row, so that
+ * the mean can be gathered for rank. */
 int hpc_row_has_mean_of(const hpc_scheme *sc, int row, int rank);
 int hpc_row_gives_mean(const hpc_scheme *sc, int row, int rank);
 /* Rank's pushes reach some row of the share. */
@@ -32,7 +33,7 @@ int hpc_share_involves(const hpc_scheme *sc, const hpc_share *share, int rank);
 int hpc_row_outlasts_pulls(const hpc_scheme *sc, int row);
 /* Returns whether rank's pushes are done only when the share has answered them. */
 int hpc_share_is_awaited_by(const hpc_scheme *sc, const hpc_share *share, int rank);
-/* Returns whether the share answers rank: if rank waits for it, or if it is a forward and rank its owner
+/* Returns whether the share answers rank: it does if rank waits for it, or if its rows forward and rank is its owner
  * (hpc_share_next_fold). */
 int hpc_share_answers(const hpc_scheme *sc, const hpc_share *share, int rank);
 

@@ -20,8 +20,8 @@ void hpc_row_fail_kernel(hpc_core *core, const hpc_work *w, const char *what, in
     hpc_scheme_fail(core->scheme, HPC_ERR_INVALID, why);
 }
 
-/* The average of the updates in a slot is written into the next slot. No rank reads that slot any more, because the
- * push of this update waited for the answers to the slot's last content. */
+/* The average of the updates in a slot is written into the next slot. No rank reads the next slot any more: this push
+ * began only when the last update in the next slot was answered. */
 void hpc_row_turn(const hpc_scheme *sc, hpc_work *w, uint64_t slot) {
     char *at = hpc_own_part(sc) + hpc_params_at(sc, w->row->owner, w->row->key, slot + 1);
     w->param = (float *)(void *)at + w->row->offset;

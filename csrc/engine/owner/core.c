@@ -1,8 +1,9 @@
-/* A core owns rows for life and shares nothing with other cores. It takes events from its lane, checks that each names
- * one of its rows or shares and brings the bytes that are due, and hands it to the discipline.
+/* A core owns the same rows as long as the exchange lives, and shares no data with other cores. It takes events from
+ * its lanes and checks that each event names one of its rows or shares and carries as many bytes as it must. Then it
+ * hands the event to the discipline.
  *
  * A core never waits. If a ring is full, it keeps the forward for that receiver; if an event must wait, it holds the
- * event for that sender. Both are tried again at the next call. So a rank that hangs delays only itself. */
+ * event for that sender. The core tries both again at its next call. So a rank that hangs delays only its own data. */
 #define _GNU_SOURCE
 #include "engine/owner/core.h"
 
@@ -52,7 +53,7 @@ int hpc_core_brings(const hpc_core *core, const hpc_event *event, const char *wh
     return 0;
 }
 
-/* Handles an event by which another rank's row tells that it has nothing to send to row w. */
+/* Handles an event by which a row of another rank tells row w that it has nothing to send to it. */
 static int empty_row_came(hpc_core *core, hpc_work *w, const hpc_event *event, hpc_nothing_came *came) {
     const int input = w == NULL ? -1 : hpc_row_input_of(w, event->peer, 1);
     if (input < 0) return 0;
@@ -79,13 +80,13 @@ int hpc_core_empty_came(hpc_core *core, const hpc_share *share, const hpc_event 
     return 1;
 }
 
-/* Returns whether one event stands for a whole share of rank's pushes: if they are read in rank's memory, or put before
- * the share's event. If not, each row has an event. */
+/* Returns whether one event announces a push of rank to all rows of a share. That is so if the push is read in rank's
+ * memory, or put before the share's event. If not, each row has an event. */
 static int comes_by_share(const hpc_scheme *sc, int rank) {
     return sc->discipline->traits & HPC_BRINGS_NUMBER || hpc_reads_in_place(sc, sc->context->group.rank, rank);
 }
 
-/* Returns whether rank pushes to some rows of a share without bytes, so that only the event tells of the push. */
+/* Returns whether rank's push to some rows of a share has no bytes, so that only the event announces it. */
 static int tells(const hpc_scheme *sc, const hpc_share *share, int rank) {
     for (int i = 0; i < share->n_rows && share->some_empty; i++) {
         const hpc_edge *push = hpc_row_input(&sc->plan->rows[share->rows[i]], rank);
@@ -96,9 +97,9 @@ static int tells(const hpc_scheme *sc, const hpc_share *share, int rank) {
 
 _Static_assert(HPC_PLAN_DEPTH <= 1 << HPC_IMM_SLOT_BITS, "an event names any slot of a plan");
 
-/* Handles the event of a share: the sender's inputs have come to all its rows or, if other rows have separate events,
- * to the rows where they are empty. Returns 0 if the event names no share of this core, and 1 if it was handled, even
- * if that failed. All functions below return the same. */
+/* Handles the event of a share. The event announces the sender's inputs to all rows of the share; if rows have separate
+ * events, only the inputs without bytes. Returns 0 if the event names no share of this core; 1 if the event was
+ * handled, even if that failed. All functions below return the same. */
 static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *event, int slot) {
     const hpc_scheme *sc = core->scheme;
     const hpc_discipline *d = sc->discipline;
@@ -119,7 +120,7 @@ static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *e
     return known;
 }
 
-/* Handles an input that has come. It is sent on before it is applied. */
+/* Handles an input that has come: sends it on to other ranks if the row has hops, then hands it to the discipline. */
 static int input_came(hpc_core *core, hpc_work *w, int input, const hpc_event *event, int slot) {
     const hpc_scheme *sc = core->scheme;
     const hpc_input *in = &w->inputs[input];
@@ -139,7 +140,7 @@ static int row_came(hpc_core *core, hpc_work *w, const hpc_event *event, int for
     return input_came(core, w, input, event, slot);
 }
 
-/* Handles an update that the sender passes on for another rank; the event names that rank's row. */
+/* Handles an update that the sender passes on for another rank; the event names the row of that other rank. */
 static int passed_came(hpc_core *core, const hpc_event *event, int slot) {
     const hpc_scheme *sc = core->scheme;
     const int row = hpc_imm_index(event->imm);
@@ -212,8 +213,8 @@ static void retry_held(hpc_core *core) {
     }
 }
 
-/* Gets the next event. Pushes come by lane in; lane out brings only forwards, from the cores of the same number at
- * other ranks. The lanes take turns at being polled first: with in always first, a receiver of many pushes would let
+/* Gets the next event. Pushes come by the lane in. By the lane out come only forwards, from the cores of the same
+ * number at other ranks. The two lanes take turns at being polled first; otherwise a core with many pushes would let
  * the rings of its forwards fill up. */
 static int next_event(hpc_core *core, hpc_event *event) {
     int at_out = core->at_out, status;
@@ -271,7 +272,8 @@ static const char *work_inline(void *arg) {
     sc->task.left = 0;
     for (int c = 0; c < sc->n_own_cores; c++) {
         work_core(&sc->cores[c]);
-        if (sc->cores[c].due < INFINITY) sc->task.left |= HPC_AWAITED; /* a time is due, and no bell rings at it */
+        if (sc->cores[c].due < INFINITY)
+            sc->task.left |= HPC_AWAITED; /* the core has work at a certain time, and no bell rings then */
         if (sc->cores[c].due <= 0) sc->task.left |= HPC_LEFT | HPC_MORE;
     }
     return why_failed(sc);
@@ -288,8 +290,8 @@ static int work_unless_paused(hpc_core *core) {
     return n;
 }
 
-/* A core never waits, so after one event it is outside its rows. Inline, the wait of any thread may work for the core:
- * the thread that holds the context's tasks has the rows, and the next holder sees all its writes. */
+/* A core never waits, so after each event it accesses no row. If waits work for the core inline, any waiting thread may
+ * do so: only the thread that holds the context's tasks accesses the rows, and the next holder sees all its writes. */
 void hpc_core_pause(hpc_core *core) {
     if (!core->running && !core->scheme->inline_progress) return;
     atomic_fetch_add(&core->paused, 1);
@@ -306,7 +308,7 @@ void hpc_core_resume(hpc_core *core) {
     hpc_bell_ring(core->scheme->context->group.bell); /* the thread may have slept although events came */
 }
 
-/* Returns the next core that the same thread works for, or NULL. A core joins the thread when its scheme is open. */
+/* Returns the next core that the same thread works for, or NULL. Cores whose scheme is not open yet are skipped. */
 static hpc_core *beside(const hpc_core *core) {
     return atomic_load_explicit(&core->beside, memory_order_acquire);
 }
@@ -337,8 +339,8 @@ static int nobody_else(void *arg, int *ranks) {
     return 1;
 }
 
-/* Each round of work begins a new wait, so a busy core spins and an idle one sleeps. A dead rank ends the thread; the
- * waits of every surviving rank report the death. */
+/* A core's thread. Each round of work begins a new wait, so a busy core spins and an idle one sleeps. A rank's death
+ * ends the thread; the trainer's waits report the death. */
 static void *run_core(void *arg) {
     hpc_core *core = arg;
     hpc_scheme *sc = core->scheme;
@@ -354,15 +356,15 @@ static void *run_core(void *arg) {
     return NULL;
 }
 
-/* Returns the core with this number in another scheme of the exchange that has a thread, or NULL. */
+/* Returns the core with this number in another scheme of the exchange, if a thread works for it; otherwise NULL. */
 static hpc_core *threaded(const hpc_scheme *sc, int index) {
     for (const hpc_scheme *with = sc->next; with != sc; with = with->next)
         if (index < with->n_own_cores && with->cores[index].owns_thread) return &with->cores[index];
     return NULL;
 }
 
-/* Lets the first n cores join the threads that other schemes have for cores of the same numbers, as two threads of one
- * number would be pinned to one CPU. The threads are woken: an event that came earlier has woken none. */
+/* Lets the first n cores join the threads that work for cores of the same numbers in other schemes, since two threads
+ * of one number would be pinned to one CPU. Wakes these threads, since an event that came before did not wake them. */
 static void join_threads(hpc_scheme *sc, int n) {
     for (int c = 0; c < n; c++) {
         hpc_core *last = threaded(sc, c);
@@ -387,7 +389,8 @@ static int start_thread(hpc_core *core) {
     return 1;
 }
 
-/* Stops the threads that cores of this scheme own. Cores of other schemes that joined them have no thread then. */
+/* Stops the threads that cores of this scheme own. Cores of other schemes that joined these threads then have no
+ * thread. */
 static void stop_threads(hpc_scheme *sc) {
     atomic_store_explicit(&sc->stopping, 1, memory_order_release);
     for (int c = 0; sc->cores != NULL && c < sc->n_own_cores; c++) {
@@ -454,8 +457,8 @@ static int nothing_is_kept(void *arg) {
     return 1;
 }
 
-/* Writes the ranks that kept forwards may be for. The lists belong to the cores' threads, so this takes all ranks that
- * rows send to. */
+/* Writes into ranks all ranks that rows send to, since kept forwards may be for any of them: only the cores' threads
+ * may read the lists of kept forwards. */
 static int receivers_of_rows(void *arg, int *ranks) {
     const hpc_scheme *sc = arg;
     int n = 0;
@@ -469,7 +472,7 @@ static int receivers_of_rows(void *arg, int *ranks) {
     return n;
 }
 
-/* A core counts bytes after it has sent them, so between two events everything is counted. */
+/* A core counts bytes after it has sent them. While it is paused between two events, all its bytes are counted. */
 int hpc_cores_send_kept(hpc_scheme *sc, const char *op, double timeout) {
     const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, sc, 0};
     int status = nothing_is_kept(sc) ? HPC_OK : hpc_wait_for(&sc->context->group, &wait, timeout);

@@ -1,6 +1,6 @@
-/* Forwards: a row sends its fold, its parameters, or an input it did not decode, to rows of other ranks. A receiver
+/* Forwards: a row sends its fold, its parameters, or an input it did not decode, to rows of other ranks. Each receiver
  * gets its forwards in order. If a receiver's ring is full, the forward is kept in a list for that receiver and sent
- * later. So a receiver that takes none delays only its own forwards. */
+ * later. So a receiver that takes no events delays only its own forwards. */
 #include "engine/owner/forward.h"
 
 #include <string.h>
@@ -31,9 +31,9 @@ static int try_forward(hpc_core *core, const hpc_work *w, int edge, int slot) {
     return status;
 }
 
-/* Sends an input on, before it is applied, out of the slot into which it came. The slot is written again by the push
- * depth pushes later. Its worker makes that push only when all shares have answered this one, and by then all ranks
- * have it. */
+/* Sends an input on, before it is applied, from the slot into which it came. The slot is written again by the worker's
+ * push that is depth pushes later. The worker makes that push only when all shares have answered this push, and by then
+ * all ranks have received it. */
 static int try_pass(hpc_core *core, const hpc_work *w, const hpc_hop *to, int slot) {
     const hpc_scheme *sc = core->scheme;
     const char *piece = to->in->slots + (size_t)slot * to->in->stride;
@@ -52,7 +52,7 @@ static int try_kept(hpc_core *core, const hpc_kept *k) {
 
 static void keep_forward(hpc_core *core, int to, hpc_kept what) {
     hpc_kept *kept = core->free_kept;
-    if (kept == NULL) { /* there is room for all forwards that can be pending, so a rank sent too much */
+    if (kept == NULL) { /* memory suffices for all forwards that can be pending, so some rank sent too much */
         hpc_scheme_fail(core->scheme, HPC_ERR_TRANSPORT, "a rank sent more of a row than its receivers have taken");
         return;
     }

@@ -18,7 +18,7 @@ typedef struct hpc_receivers {
     const char *takes;
 } hpc_receivers;
 
-/* A row's inputs: their addresses, weights and origins. codec is the format of all, unless some are pieces. */
+/* A row's inputs: their addresses, weights and origins. codec is the format of all inputs, unless some are pieces. */
 typedef struct hpc_inputs {
     const char *const *bases;
     const double *weights;
@@ -27,8 +27,8 @@ typedef struct hpc_inputs {
     const hpc_codec *codec;
     const double *args; /* arguments of the rule */
     hpc_receivers to;   /* which workers get the parameters */
-    int n_updates;      /* how many updates the fold has; the rule is told this number */
-    /* Slot of the inputs and of their forward; where models rotate, the fold is written into the next slot. */
+    int n_updates;      /* how many updates are in the fold; the rule gets this number */
+    /* The slot of the inputs and of their forward. If models rotate, the fold is written into the next slot. */
     uint64_t slot;
 } hpc_inputs;
 

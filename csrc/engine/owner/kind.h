@@ -18,9 +18,10 @@
 
 /* Bytes of a row's own memory. */
 typedef struct hpc_row_room {
-    size_t state;     /* of the rule's state */
-    size_t acc;       /* of a fold that is kept after the row's work */
-    size_t sum;       /* of a fold that is not kept: it reuses the memory of the last row's fold, still in the caches */
+    size_t state; /* of the rule's state */
+    size_t acc;   /* bytes of a fold that is kept after the row's work */
+    size_t sum; /* bytes of a fold that is not kept: it reuses the memory of the last row's fold, which is still in the
+                   caches */
     size_t encoded;   /* of outputs as they are sent */
     size_t residual;  /* of the state of an encoder of pieces */
     int sends_pieces; /* the row has an encoder */
@@ -34,24 +35,26 @@ struct hpc_row_kind {
 
     /* Folds inputs, applies the rule with args, and sends the result. Returns nonzero when the exchange has failed. */
     int (*work)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
-    /* Adds inputs to the row's accumulator; with begins, replaces its content by them. NULL: inputs are never added
-     * before the work. */
+    /* Adds inputs to the row's accumulator; if begins is set, first clears the accumulator. NULL: inputs are never
+     * added before the work. */
     int (*add)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins);
-    int relays; /* the row is a relay: its parameters came from another row */
+    int relays; /* set if the row is a relay: its parameters came from another row */
 
-    /* Fold and apply as two calls (mean.c). fold makes the mean, w->mean, and adds its squares to *squares unless that
-     * is NULL. apply does the work on a mean, as the only input. NULL: the row has no parameters, or is never split. */
+    /* Fold and apply as two calls (mean.c). fold makes the mean w->mean, and adds its sum of squares to *squares unless
+     * squares is NULL. apply does the row's work with the mean as the only input. NULL: the row has no parameters, or
+     * never has fold and apply as two calls. */
     int (*fold)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares);
     int (*apply)(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args);
-    /* Fold and apply as two calls, where a row keeps its inputs (kept.c). scaled does the work on scale times their
-     * fold. read writes the fold to to, and adds its squares to *squares; either may be NULL. */
+    /* Fold and apply as two calls, where a row keeps its inputs (kept.c). scaled does the row's work on scale times the
+     * fold of the inputs. read writes the fold to the array to, and adds its sum of squares to *squares; either may be
+     * NULL. */
     int (*scaled)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale);
     int (*read)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to, double *squares);
 
-    /* Writes the parameters in a slot into those workers' memory that is mapped here. NULL: the row has no
-     * parameters. */
+    /* Writes the parameters in a slot into the memory of all workers in the set to whose memory is mapped on this rank.
+     * NULL: the row has no parameters. */
     void (*write)(hpc_core *core, const hpc_work *w, hpc_receivers to, int slot);
-    /* Returns the bytes that go to other rows, and to workers whose memory is not mapped. */
+    /* Returns the address of the bytes that are put to other rows, and to workers whose memory is not mapped. */
     const void *(*leaving)(const hpc_work *w, int slot);
 };
 

@@ -1,5 +1,5 @@
-/* Rows whose fold goes to another row, as an array. Their stage is a rack of a hierarchy, or a sum that receivers
- * apply. With HPC_SUMS the discipline keeps the sums, and the bytes that are sent, by slot. */
+/* Rows that send their fold to another row, as an array: the row of a rack in a hierarchy, or a row whose sum receivers
+ * apply. With HPC_SUMS the discipline keeps the sums and the bytes that are sent, by slot. */
 #include "engine/owner/kind_forward.h"
 
 #include <string.h>

@@ -10,10 +10,10 @@ static hpc_row_room room(const hpc_scheme *sc, const hpc_row *row) {
 
 /* ---- forwards ---- */
 
-/* Passes another row's forward on without decoding it: a rack's way to its receivers, or a rank inside a tree
- * (Parameter Flow, section 3.4.2). Decoding a piece would filter it twice. Puts read the slot that the forward came in,
- * so it may be written only after them. That holds if folds take all inputs, because the slot's writer waits for the
- * receivers below. */
+/* Rows that pass another row's forward on without decoding it: in a rack, to its receivers; in a tree, at an inner rank
+ * (Parameter Flow, section 3.4.2). If a piece were decoded and encoded again, it would be filtered twice. Puts read the
+ * slot in which the forward came, so the slot must not be written until they are done. That holds if folds take all
+ * inputs, because the slot's writer waits for the receivers. */
 static int suits(const hpc_scheme *sc, const hpc_row *row) {
     if (row->action != HPC_FORWARD || row->n_in != 1 || row->in[0].row < 0 || row->in[0].weight != 1) return 0;
     if (sc->plan->rows[row->in[0].row].codec_out != row->codec_out) return 0;
@@ -39,7 +39,7 @@ const hpc_row_kind hpc_kind_passthrough = {
     .leaving = hpc_input_leaving,
 };
 
-/* ---- relays, which also write into the memory of workers that is mapped ---- */
+/* ---- relays, which also write into mapped memory of workers ---- */
 
 static int relays(const hpc_scheme *sc, const hpc_row *row) {
     (void)sc;

@@ -82,7 +82,7 @@ static int parts_work(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, con
     return parts_scaled(core, w, inputs, args, 1);
 }
 
-/* If only the squares are asked for, the codec may know them without the fold. */
+/* If the caller asks only for the squares, the codec may compute them without the fold. */
 static int parts_read(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to,
                       double *squares) {
     (void)args;
@@ -172,7 +172,7 @@ const hpc_row_kind hpc_kind_pieces = {
 
 /* ---- sgd ---- */
 
-/* These rows change parameters, or Z, where they lie. They send parameters as float32, and no row sends them on. */
+/* These rows change parameters, or Z, in place. They send parameters as float32, and not to relays. */
 static int is_sgd(const hpc_scheme *sc, const hpc_row *row) {
     const hpc_key_rule *rule = &sc->rules[row->key];
     if (!rule->is_sgd || hpc_row_keeps_fold(sc, row)) return 0;
@@ -188,7 +188,7 @@ static int suits_in_place(const hpc_scheme *sc, const hpc_row *row) {
            hpc_edge_codec(sc->plan, row, &row->in[0])->weighs && is_sgd(sc, row);
 }
 
-/* Allocates the sum of a row that rarely needs one, at the first need. */
+/* Allocates the sum of a row that rarely needs one; called when the row needs it, and does nothing the second time. */
 static int take_sum(hpc_core *core, hpc_work *w) {
     const size_t nbytes = hpc_row_floats(w->row, 1);
     if (nbytes > core->acc_bytes && nbytes > core->sum_bytes) {

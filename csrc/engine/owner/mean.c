@@ -69,7 +69,7 @@ int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const
     return 0;
 }
 
-/* Sums block by block, like a fold, which gives the same bits. */
+/* Sums block by block as a fold does, so the result has the same bits. */
 double hpc_row_squares(const hpc_core *core, const hpc_work *w) {
     double sum = 0;
     for (size_t from = 0; from < w->row->count; from += HPC_BLOCK)
@@ -77,7 +77,8 @@ double hpc_row_squares(const hpc_core *core, const hpc_work *w) {
     return sum;
 }
 
-/* A pass, or a fold of the mean alone, multiplies the mean by its factor as it reads it. */
+/* The mean's factor is its weight as an input: a pass, or a fold of the mean alone, multiplies the mean by it while
+ * reading. */
 int hpc_row_apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *given) {
     const char *base = (const char *)w->mean;
     const hpc_inputs mean = {.bases = &base,
@@ -95,7 +96,8 @@ int hpc_row_apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *g
     return w->kind->apply(core, w, &mean, args);
 }
 
-/* The mean of a user's own fold is multiplied where it lies, because it may not be an input of another fold. */
+/* If the fold function is the user's, the mean is multiplied in place, because it must not be an input of that
+ * function. */
 int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args) {
     const hpc_scheme *sc = core->scheme;
     const void *sum = w->acc;
@@ -117,7 +119,7 @@ int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, c
     return 0;
 }
 
-/* Returns the source of the mean's puts: a copy, if other ranks may go on while the puts last. */
+/* Returns the memory that the puts of a mean read: a copy, if other ranks may go on before the puts are done. */
 static const void *leaving_to(const hpc_work *w, int sender, size_t nbytes) {
     for (int o = 0; o < w->n_outputs; o++)
         if (w->outputs[o].lowest == sender && w->outputs[o].copy != NULL)

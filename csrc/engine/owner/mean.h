@@ -5,11 +5,11 @@
 
 #include "engine/owner/row.h"
 
-/* hpc_row_kind.add: adds arrays to the accumulator; with begins, replaces its content by them. */
+/* hpc_row_kind.add for arrays: adds them to the accumulator; if begins is set, first clears it. */
 int hpc_blocks_add(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, int begins);
-/* HPC_SUMS. open allocates a row's sums and outputs, by slot. begin starts the sum of a slot. send sends it as a fold
- * of n_updates updates (0: zeroes), and returns nonzero when the exchange has failed. count counts an update of an
- * input. taken returns how many updates an input has brought. */
+/* Sums with HPC_SUMS. hpc_sum_open allocates a row's sums and outputs, by slot. hpc_sum_begin starts the sum of a slot.
+ * hpc_sum_send sends it as a fold of n_updates updates (0: zeroes), and returns nonzero when the exchange has failed.
+ * hpc_sum_count counts an update of an input. hpc_sum_taken returns how many updates of an input were counted. */
 int hpc_sum_open(hpc_scheme *sc, hpc_work *w, const char *op);
 void hpc_sum_begin(hpc_work *w, uint64_t slot);
 int hpc_sum_send(hpc_core *core, hpc_work *w, uint64_t slot, int n_updates, const double *args);
@@ -21,9 +21,9 @@ static inline uint64_t hpc_sum_taken(const hpc_work *w, int input) {
 /* Applies the sum in the accumulator, block by block, and writes the parameters. */
 int hpc_blocks_apply_sum(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args);
 
-/* fold keeps the mean of inputs (at least one), and adds its sum of squares to *squares unless that is
- * NULL. apply runs the rule on the mean: args[0] is a factor of the mean, and the others are the rule's arguments. to:
- * which workers get the parameters. */
+/* hpc_row_fold keeps the mean of inputs (at least one), and adds its sum of squares to *squares unless squares is NULL.
+ * hpc_row_apply runs the rule on the mean: args[0] is a factor of the mean, and the others are the rule's arguments.
+ * The workers in the set to get the parameters. */
 int hpc_row_fold(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double *squares);
 int hpc_row_apply(hpc_core *core, hpc_work *w, hpc_receivers to, const double *args);
 double hpc_row_squares(const hpc_core *core, const hpc_work *w); /* sum of squares of the mean */

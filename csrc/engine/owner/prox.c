@@ -6,9 +6,13 @@
 #include "engine/owner/signals.h"
 #include "engine/owner/write.h"
 
-enum { LINE = 16 /* elements of 64 bytes: a block that begins at a multiple may be stored past the caches */ };
+enum {
+    LINE = 16 /* elements in 64 bytes: a block that begins at a multiple of this may be written by stores that bypass
+                 the caches */
+};
 
-/* A row that emits takes its fold as the parameters, without the key's rule. */
+/* Returns whether a row has a prox. A row that emits (HPC_EMIT) has none: its fold is the parameters, without the key's
+ * rule. */
 static int has_prox(const hpc_work *w) {
     return hpc_rule_proxes(&w->rule->rule) && w->row->action == HPC_APPLY;
 }
@@ -50,7 +54,7 @@ static int prox_some(hpc_core *core, const hpc_work *w, const double *args, size
     const hpc_rule *rule = &w->rule->rule;
     double its[HPC_RULE_ARGS];
     if (n == 0) return 0;
-    if (rule->dual) /* Z is the only slot, so its blocks lie one after the other */
+    if (rule->dual) /* Z is the only state slot, so its blocks are contiguous */
         memcpy(w->param + from, w->state + from, n * sizeof(float));
     if (rule->prox == NULL) return 0;
     memcpy(its, args, sizeof its);
@@ -59,7 +63,7 @@ static int prox_some(hpc_core *core, const hpc_work *w, const double *args, size
     return returned != 0 ? fail_status(core, w, returned, args, from, n) : check_nan(core, w, args, from, n);
 }
 
-/* Returns how many of the elements before end may go into the prox, once all elements before end are applied. */
+/* Returns how many elements the prox may map when all elements before end are applied. */
 static size_t ready(const hpc_work *w, size_t end) {
     const hpc_rule *rule = &w->rule->rule;
     if (end == w->row->count || rule->prox == NULL) return end;

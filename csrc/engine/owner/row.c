@@ -1,5 +1,5 @@
-/* A row: counts its inputs as they come. When the discipline decides so, the row's kind does the work at once, while
- * other rows' inputs still arrive (PHub's tall aggregation, section 3.2.2). */
+/* A row counts its inputs as they come. As soon as the discipline decides, the row's kind does the work, while other
+ * rows' inputs still arrive (PHub's tall aggregation, section 3.2.2). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,8 +27,8 @@ int hpc_row_has_too_many(hpc_core *core, const hpc_work *w, int slot, int input)
     return 1;
 }
 
-/* Returns the weight of an input in a step: the step's, on a graph of several phases; otherwise the plan's, for all
- * pushes in it. */
+/* Returns the weight of an input in a step: on a graph of several phases, the weight in that step's phase; otherwise
+ * the plan's weight, which counts for all pushes in the input. */
 static double weight_of(const hpc_scheme *sc, const hpc_work *w, const hpc_input *in, uint64_t step) {
     return sc->turns ? hpc_edge_weight(sc, w->row->key, step, w->row->owner, in->rank) : in->mass;
 }

@@ -6,7 +6,7 @@
 
 /* ---- failure ---- */
 
-/* The other ranks are told by the thread that works for the scheme: the core's own, or the one whose wait ran it. */
+/* The thread that works for the core, its own or a waiting thread, later tells the other ranks (hpc_scheme_check). */
 void hpc_scheme_fail(hpc_scheme *sc, int status, const char *why) {
     if (atomic_exchange_explicit(&sc->fault.failing, 1, memory_order_relaxed)) return;
     snprintf(sc->fault.failure, sizeof sc->fault.failure, "%s", why);

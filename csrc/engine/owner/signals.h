@@ -1,5 +1,5 @@
-/* News from a core to other ranks and the user: the failure that ended the exchange, answers, and counts. None of these
- * functions waits. */
+/* Functions by which a core reports to other ranks and to the user: failures that end the exchange, answers, and
+ * counts. None of these functions waits. */
 #ifndef HPC_SIGNALS_H
 #define HPC_SIGNALS_H
 
@@ -8,8 +8,8 @@
 /* Records the failure that ends the exchange; later failures are ignored. hpc_scheme_check tells the other ranks. */
 void hpc_scheme_fail(hpc_scheme *sc, int status, const char *why);
 
-/* Ends the exchange if status is the failure of a put. HPC_ERR_PEER is ignored: a worker that is gone needs no answer,
- * and ranks that wait for it find out themselves. */
+/* Ends the exchange if status, which a put returned, is an error. HPC_ERR_PEER is ignored: a worker that is gone needs
+ * no answer, and the waits of other ranks find that it is gone. */
 void hpc_core_check_put(hpc_core *core, int status);
 
 /* Puts bytes into rank's part by the core's lane out. */
@@ -17,7 +17,7 @@ void hpc_core_put(hpc_core *core, int rank, const void *src, size_t nbytes, size
 
 /* Answers rank: stores value in its signal. */
 void hpc_share_answer(hpc_core *core, int rank, int signal, uint64_t value);
-/* Answers likewise, after nbytes from src are written into rank's part. */
+/* Answers rank as hpc_share_answer does, after it has put nbytes from src into rank's part. */
 void hpc_share_answer_with(hpc_core *core, int rank, const void *src, size_t nbytes, size_t offset, int signal,
                            uint64_t value);
 
@@ -25,12 +25,13 @@ void hpc_share_answer_with(hpc_core *core, int rank, const void *src, size_t nby
 void hpc_share_count_received(const hpc_scheme *sc, const hpc_share *share, int rank);
 /* Counts a fold of a share that took n whole inputs of other ranks. */
 void hpc_share_count_fold(hpc_core *core, int n);
-/* Allocates these counts. less: how many inputs of each row do not count. */
+/* Allocates the counts of hpc_share_count_fold. less: how many inputs of each row are not counted. */
 int hpc_share_open_counts(hpc_scheme *sc, int less, const char *op);
 
-/* ---- signals: one for each rank that closes, one for each core that sees args, then one or two for each share ---- */
+/* ---- the numbers of signals: one signal for each rank (closed), one for each core (arguments seen), then one or two
+ * for each share ---- */
 
-/* Values of a closed signal: HPC_CLOSED, the rank pushes nothing more; HPC_FREED, it answers nothing more either. */
+/* Values of a closed signal. HPC_CLOSED: the rank pushes nothing more. HPC_FREED: it also answers nothing more. */
 enum { HPC_CLOSED = 1, HPC_FREED = 2 };
 
 static inline int hpc_signal_closed(int rank) {
@@ -42,8 +43,8 @@ static inline int hpc_signal_applied(const hpc_scheme *sc, int share) {
 static inline int hpc_signal_second(const hpc_scheme *sc, int share) { /* of a pull, or of HPC_DECIDES */
     return hpc_signal_applied(sc, share) + sc->layout.n_shares;
 }
-/* Returns the closed signal of rank: HPC_CLOSED, HPC_FREED or 0. The acquire orders all earlier puts of rank before
- * later loads. */
+/* Returns the closed signal of rank: HPC_CLOSED, HPC_FREED, or 0 if rank has not closed. The acquire orders rank's puts
+ * before its signal before this rank's later loads. */
 static inline uint64_t hpc_closed_signal(const hpc_scheme *sc, int rank) {
     return atomic_load_explicit(hpc_own_signal(sc->window, hpc_signal_closed(rank)), memory_order_acquire);
 }

@@ -75,8 +75,8 @@ void hpc_row_leave_mapped(hpc_core *core, hpc_work *w, hpc_receivers to, int slo
     count_written(core, w, to);
 }
 
-/* Relays come before puts to workers, as other ranks wait behind them. The bytes for relays are encoded with the
- * blocks. */
+/* Sends to relays before it puts to workers, since further ranks wait for the relays. hpc_blocks_write also encodes the
+ * bytes for relays. */
 void hpc_row_reply(hpc_core *core, hpc_work *w, int group, int slot) {
     const hpc_receivers to = {.whom = HPC_TO_GROUP, .rank = group};
     w->kind->write(core, w, to, slot);

@@ -1,17 +1,17 @@
-/* Fold and apply as two calls where each update is applied by itself (HPC_EACH). This is so under ASYNC and SSP(s),
- * with servers, with hosts, among peers and where receivers apply; and under a quorum of peers, where no owner could
- * keep a mean until a late worker applies or skips it. The mean of a fold is then this rank's own update, which the
- * worker holds: fold leaves it where the next push sends from, squares and gather read it there, and apply scales,
- * encodes and pushes it. They read the update as it was folded, without its weight in the plan: a worker clips its own
- * gradient. No other rank hears of a fold, and ranks need not make the same calls.
+/* Fold and apply as two calls where each update is applied by itself (HPC_EACH): under ASYNC and SSP(s), with servers,
+ * with hosts, among peers and where receivers apply. A quorum of peers has HPC_EACH too, since no owner could keep a
+ * mean until a late worker applies or skips it. The mean of a fold is then this rank's own update, which the worker
+ * holds. The call fold stores the update where the next push reads it, squares and gather read it there, and apply
+ * scales, encodes and pushes it. They read the update without its weight in the plan, so a worker clips its own
+ * gradient. A fold sends nothing to other ranks, and ranks need not make the same calls.
  *
- * A skip is a push without an update (HPC_OP_EMPTY): clocks advance, so no rank waits for this one, and no rule runs.
- * The apply of a worker without a gradient is such a push too. Pieces are encoded when they are pushed. So a skip
- * leaves their residual as it was, and residuals are in the units of applied updates.
+ * A skip is a push without an update (HPC_OP_EMPTY): it advances the clocks, so no rank waits for this rank, and no
+ * rule runs. The apply of a worker without a gradient is such a push too. Pieces are encoded when they are pushed, so a
+ * skip does not change the residual, and residuals are in the units of applied updates.
  *
- * An update is held as its trainer gave it: in the slot, if it has the wire's format; in the form that the codec of
- * pieces reads; or, for float32 that is sent in 16 bits, in the slot and also as float32. The slot is held from fold to
- * apply, so nothing between them waits. */
+ * An update is held as the trainer gave it. If it has the wire's format it is held in the slot; if it becomes pieces,
+ * in the codec's input format; if it is float32 that is sent in 16 bits, in the slot and also as float32. The slot
+ * stays reserved from fold to apply, so no call between them waits. */
 #include "engine/worker/held.h"
 
 #include <math.h>
@@ -61,7 +61,7 @@ static float *take_values(hpc_scheme *sc, int key, float **values, const char *o
     return *values;
 }
 
-/* Stores the source of pieces, which are made when they are pushed. */
+/* Stores the update from which the push will make pieces. */
 static int hold_source(hpc_scheme *sc, int key, const void *src, const char *op) {
     void *own = NULL;
     const int status = hpc_pieces_source(sc, key, op, &own);
@@ -101,7 +101,8 @@ int hpc_held_fold(hpc_scheme *sc, int key, int empty, const void *src, hpc_limit
 typedef struct reading {
     hpc_scheme *sc;
     uint64_t offset, count;
-    const char *array;      /* float32, or the wire's format; NULL: the source is products of vectors, read as piece */
+    const char *array; /* the elements, as float32 or in the wire's format; NULL: the update is products of vectors,
+                          read from the field piece */
     const hpc_codec *codec; /* of array */
     hpc_codec_input piece;  /* the part's products */
     const hpc_key_pieces *its;
@@ -109,7 +110,8 @@ typedef struct reading {
 
 typedef void each_part(const reading *r, void *arg);
 
-/* Writes products of vectors as the pieces of a push, to the places that the push overwrites later. */
+/* Writes an update that is products of vectors as pieces into the slot of the next push, which overwrites them later,
+ * and calls the function each for every piece. */
 static int each_piece(reading *r, int key, const void *source, each_part *each, void *arg) {
     for (int p = 0; p < r->its->n_ranges; p++) {
         const hpc_pushed_range *range = &r->its->ranges[p];
@@ -144,7 +146,7 @@ static int read_update(hpc_scheme *sc, int key, each_part *each, void *arg, cons
     return HPC_OK;
 }
 
-/* Writes n values of the part, from its element from on. */
+/* Writes n values of the part, beginning at element from, to the array to. */
 static void read_values(const reading *r, uint64_t from, size_t n, float *to) {
     if (r->array != NULL) {
         hpc_codec_decode(r->codec, r->sc->kernels, r->array + hpc_codec_span(r->codec, from), to, n, 0);
@@ -222,7 +224,8 @@ static int scale_pieces(hpc_scheme *sc, int key, double scale, const char *op) {
     return HPC_OK;
 }
 
-/* The scaled update may exceed the wire's range although fold has checked it. A scale of NaN is allowed. */
+/* Scales the held update. The result may exceed the wire's range although fold has checked the unscaled update. A scale
+ * of NaN is allowed. */
 static int scale_update(hpc_scheme *sc, int key, double scale, const char *op) {
     const hpc_held *h = &sc->held[key];
     if (scale == 1) return HPC_OK;
@@ -267,7 +270,7 @@ int hpc_held_use(hpc_scheme *sc, int key, hpc_use use, double scale, hpc_limit *
     return status == HPC_OK ? send_push(sc, key, HPC_PUSH_HELD, l, ticket, op) : status;
 }
 
-/* A pull after a fold applies the held update. A push with a pull replaces it. */
+/* A pull after a fold applies the held update. A push, even with a pull, replaces the held update. */
 int hpc_held_start(hpc_scheme *sc, int key, int flags, const void *src, hpc_limit *l, uint64_t *ticket,
                    const char *op) {
     hpc_held *h = &sc->held[key];

@@ -4,8 +4,8 @@
 
 #include "engine/discipline.h"
 
-/* Calls of a scheme whose updates are held (hpc_scheme.held): fold (empty: the worker has no gradient), its use, and
- * hpc_exchange_start. sent_nothing returns whether push number push had no update. */
+/* Calls of a scheme whose updates are held (hpc_scheme.held): a fold (empty is set if the worker has no gradient), the
+ * use of the fold, and hpc_exchange_start. hpc_held_sent_nothing returns whether push number push had no update. */
 int hpc_held_open(hpc_scheme *sc, const char *op);
 int hpc_held_fold(hpc_scheme *sc, int key, int empty, const void *src, hpc_limit *l, uint64_t *ticket, const char *op);
 int hpc_held_use(hpc_scheme *sc, int key, hpc_use use, double scale, hpc_limit *l, uint64_t *ticket, const char *op);

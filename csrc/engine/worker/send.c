@@ -1,5 +1,5 @@
-/* The way of an update from this rank's memory to the owners of its rows: its slot, the wait until that is free, and
- * the messages over the lane. */
+/* Sends an update from this rank's memory to the owners of its rows: finds the push's slot, waits until the slot is
+ * free, and sends the messages by the lane. */
 #include "engine/worker/send.h"
 
 #include "base/overdue.h"
@@ -30,7 +30,7 @@ int hpc_push_wait_done(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return hpc_ticket_is_done(sc, key, last) ? HPC_OK : hpc_ticket_wait(sc, key, last, hpc_limit_left(sc, l), op);
 }
 
-/* If models are trained in place, the average of the last push is the model that is trained next, so that push must be
+/* If models are trained in place, the result of the last push is the model that is trained next, so that push must be
  * done. */
 int hpc_push_wait_slot(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     uint64_t ticket = hpc_slot_ticket(sc, key);
@@ -87,7 +87,7 @@ int hpc_send_ahead(hpc_scheme *sc, int core, int owner, const void *src, size_t 
     return status;
 }
 
-/* Tells the owner of a share that a push brings nothing. A peer is told directly, even if updates pass other ranks. */
+/* Tells the owner of a share that a push has no update. A peer is told directly, even if updates pass other ranks. */
 static int push_empty(hpc_scheme *sc, int s, int slot, hpc_limit *l) {
     const hpc_share *share = &sc->layout.shares[s];
     const uint32_t imm = hpc_imm(HPC_OP_EMPTY, sc->layout.stages.many ? 0 : slot, s);

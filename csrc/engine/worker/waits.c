@@ -1,15 +1,15 @@
 /* Waits of pushes and pulls: when they end, which ranks they wait for, and how long they usually take.
  *
- * A ticket is the number of a push of its key or, where pulls ask for parameters, of a pull. It is done when all shares
- * that count (hpc_pushed.awaited) have answered that number. Every look at a ticket also works for this rank's own
- * rows. */
+ * A ticket is the number of a wait: of a push of a key or, with HPC_PULLS, of a pull. A ticket is done when all shares
+ * in hpc_pushed.awaited have answered it. Every look at a ticket also works for this rank's own rows. */
 #include "engine/worker/waits.h"
 
 #include "engine/owner/signals.h"
 #include "engine/discipline.h"
 #include "engine/params.h"
 
-/* Another scheme's failure has closed the context of all schemes: this one reports the same failure. */
+/* Another scheme's failure has closed the context of all schemes; this function makes the scheme report the same
+ * failure. */
 static int fail_as_others(const hpc_scheme *own, int status, const char *op) {
     for (const hpc_scheme *sc = own->next; sc != own; sc = sc->next) {
         int failed = atomic_load_explicit(&sc->fault.failed, memory_order_acquire);
@@ -70,11 +70,12 @@ typedef struct look {
     hpc_scheme *sc;
     int key;
     uint64_t ticket;
-    int closed; /* a rank that closed and never makes the push, or was freed and never answers; -1: none */
+    int closed; /* a rank that closed and will not make the push, or was freed and will not answer; -1: no such rank */
     int freed;
     int for_slot; /* the wait is for the slot of push number ticket / 2 to be free */
     unsigned looks;
-    double measured; /* when wait time was last charged to the awaited ranks, in seconds; 0: not yet */
+    double measured; /* the time, in seconds, up to which waiting was charged to the awaited ranks; 0: nothing charged
+                        yet */
 } look;
 
 static int signal_of(const hpc_scheme *sc, int share, uint64_t ticket) {
@@ -153,7 +154,8 @@ static int is_own(const hpc_scheme *sc, int s) {
     return sc->layout.shares[s].owner == sc->context->group.rank;
 }
 
-/* Adds the ranks whose inputs share s lacks for its answer; if that cannot be seen, its owner. */
+/* Adds the ranks whose inputs share s still needs before it answers; if this rank cannot see them, adds the share's
+ * owner. */
 static int missing_in(const hpc_scheme *sc, int s, uint64_t ticket, int *ranks, int n) {
     const int seen = sc->gate->missing != NULL && (is_own(sc, s) || sc->group_of != NULL);
     return seen ? sc->gate->missing(sc, s, ticket, ranks, n) : hpc_add_rank(ranks, n, sc->layout.shares[s].owner);
@@ -199,7 +201,7 @@ static int awaited(void *arg, int *ranks) {
     return n > 0 ? n : hpc_add_rank(ranks, n, sc->context->group.rank); /* only its own core is left to work */
 }
 
-/* Charges the time since the last look to the ranks that the wait was for at that look. */
+/* Adds the time since the last look to the waiting times of the ranks that the wait waited for at that look. */
 static void charge(look *l, double now) {
     hpc_scheme *sc = l->sc;
     for (int i = 0; i < sc->peers.n_awaited && l->measured > 0; i++)
@@ -252,8 +254,8 @@ static int looks_done(void *arg) {
     if (l->for_slot) return 0;
     l->closed = hpc_ticket_freed(sc, l->key, l->ticket);
     if (l->closed < 0) return 0;
-    /* The owner's answers were sent before its closed signal, by other lanes: they have come, but may not be polled
-     * yet. */
+    /* The owner sent its answers before its closed signal, but by other lanes, so the answers may have come and not be
+     * polled yet. */
     if (hpc_group_progress(&sc->context->group) & HPC_LEFT) {
         l->closed = -1;
         return 0;

@@ -6,44 +6,45 @@
 
 double hpc_limit_left(const hpc_scheme *sc, hpc_limit *l);
 
-/* Returns the timeout, in seconds, that a negative timeout of a call on a key stands for, if pushes usually take usual
- * seconds (hpc_exchange_config.patience). */
+/* Returns the timeout, in seconds, of a call on a key that was given a negative timeout. usual is how long a push
+ * usually takes, in seconds (hpc_exchange_config.patience). */
 double hpc_learned_timeout(const hpc_scheme *sc, double usual);
 
-/* Returns HPC_OK, or the failure that has ended the exchange. In that case it also aborts the context. */
+/* Returns HPC_OK or, if the exchange has failed, aborts the context and returns the failure. */
 int hpc_scheme_check(hpc_scheme *sc, const char *op);
 /* Returns HPC_OK if the trainer may push or pull key, or the error. */
 int hpc_worker_check_call(hpc_scheme *sc, int key, const char *op);
 
-/* Calls hpc_pace.note of each scheme of the exchange with HPC_ON_LOOK, at every look of a wait, because other ranks may
- * wait for any scheme. A failure ends the exchange and closes the context, which ends the wait. */
+/* Called at every look of a wait: calls hpc_pace.note of each scheme of the exchange with HPC_ON_LOOK, because other
+ * ranks may wait for any scheme. If a note fails, the exchange ends and the context is closed, which ends the wait. */
 void hpc_worker_progress(hpc_scheme *sc);
 /* Sends all events that starts of any scheme of the exchange have kept back, because other ranks wait for them. */
 void hpc_worker_uncork(hpc_scheme *sc);
 
-/* is_done returns whether the parameters of a ticket have come. is_free returns whether the slot of its push may be
- * written again. */
+/* hpc_ticket_is_done returns whether the parameters of a ticket have come. hpc_ticket_is_free returns whether the slot
+ * of the ticket's push may be written again. */
 int hpc_ticket_is_done(const hpc_scheme *sc, int key, uint64_t ticket);
 int hpc_ticket_is_free(const hpc_scheme *sc, int key, uint64_t ticket);
 int hpc_ticket_wait(hpc_scheme *sc, int key, uint64_t ticket, double timeout, const char *op);
 int hpc_ticket_wait_slot(hpc_scheme *sc, int key, uint64_t ticket, double timeout, const char *op);
 /* Looks at a ticket once, and works for this rank's rows. Returns HPC_OK, HPC_IN_PROGRESS or a failure. */
 int hpc_ticket_test(hpc_scheme *sc, int key, uint64_t ticket, const char *op);
-/* Notes that a push has ended, decodes its parameters, and learns from its duration. Returns HPC_ERR_PEER if the push
- * will never be folded. */
+/* Notes that a push has ended, decodes its parameters, and updates the estimate of a push's duration. Returns
+ * HPC_ERR_PEER if the push will never be folded. */
 int hpc_ticket_end(hpc_scheme *sc, int key, uint64_t ticket, const char *op);
-/* ticket_freed returns an owner that was freed before it answered, or -1. fail_freed records that as a failure. */
+/* hpc_ticket_freed returns an owner that was freed before it answered the ticket, or -1. hpc_fail_freed records such an
+ * owner as a failure. */
 int hpc_ticket_freed(const hpc_scheme *sc, int key, uint64_t ticket);
 int hpc_fail_freed(const hpc_scheme *sc, int rank, int key, const char *op);
 
-/* Refuse calls on a fold: because the last call was sent only in part; because there is no fold; because a scale is
+/* Record the error of a refused call on a fold: the last call was sent only in part; no fold is kept; a scale is
  * infinite. */
 int hpc_fail_cut_short(const hpc_scheme *sc, int key, const char *op);
 int hpc_fail_no_fold(const hpc_scheme *sc, int key, const char *op);
 int hpc_fail_scale(const hpc_scheme *sc, int key, double scale, const char *op);
 
-/* Writes into ranks the ranks whose updates of a key (-1: of any key) this rank lacks, and returns how many there are.
- * With ranks NULL it only returns whether there are some. */
+/* Writes into ranks the ranks whose updates of a key (-1: of any key) this rank lacks, and returns how many ranks these
+ * are. If ranks is NULL, only returns whether updates are lacking. */
 typedef int hpc_lacking(const hpc_scheme *sc, int key, int *ranks);
 /* Waits until no update is lacking, and works for this rank's rows meanwhile. */
 int hpc_wait_lacking(hpc_scheme *sc, int key, hpc_lacking *lacking, hpc_limit *l, const char *op);
@@ -59,7 +60,7 @@ int hpc_share_has_answered(const hpc_scheme *sc, int share, uint64_t ticket);
 uint64_t hpc_share_next_fold(const hpc_scheme *sc, int s);
 /* Returns whether rank pushes key, so that other ranks wait for it. */
 int hpc_pushes_key(const hpc_scheme *sc, int rank, int key);
-/* Returns how often rank has pushed key, or UINT64_MAX if its memory is not mapped here. */
+/* Returns how often rank has pushed key; UINT64_MAX if rank's memory is not mapped on this rank. */
 uint64_t hpc_pushes_of(const hpc_scheme *sc, int rank, int key);
 /* Returns how often rank had pushed key when it closed. */
 uint64_t hpc_closing_count(const hpc_scheme *sc, int rank, int key);
@@ -67,7 +68,7 @@ uint64_t hpc_closing_count(const hpc_scheme *sc, int rank, int key);
 static inline int hpc_has_left(const hpc_scheme *sc, int rank) {
     return atomic_load_explicit(&sc->context->group.states[rank], memory_order_acquire) == HPC_PEER_LEFT;
 }
-/* Adds rank to the n ranks unless it is among them; returns how many there are then. */
+/* Adds rank to the n ranks unless it is among them. Returns the new number of ranks. */
 int hpc_add_rank(int *ranks, int n, int rank);
 /* Adds the workers that left without closing and whose pushes other owners may wait for. */
 int hpc_add_left(const hpc_scheme *sc, int key, uint64_t ticket, int *ranks, int n);

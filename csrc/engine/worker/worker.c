@@ -62,7 +62,8 @@ int hpc_worker_ready(hpc_scheme *sc, int key, const char *op) {
     return sc->pace->may_push == NULL ? HPC_OK : sc->pace->may_push(sc, key, NULL);
 }
 
-/* Encodes src into the slot. If src is NULL the gradient is there already, or is the model that is trained in place. */
+/* Encodes src into the slot. If src is NULL the slot already has the gradient, or the model that is trained in
+ * place. */
 static void fill_slot(hpc_scheme *sc, int key, const void *src) {
     if (!sc->layout.places[sc->context->group.rank].gives) return;
     if (src == NULL && sc->asked.in_place) src = hpc_worker_params(sc, key);
@@ -119,7 +120,7 @@ static int fill(hpc_scheme *sc, int key, int what, const void *src, const char *
     return status == HPC_OK ? hpc_note(sc, key, HPC_ON_ENCODE, NULL, op) : status;
 }
 
-/* Counts a push before it is sent. So a rank that an error names as missing has really not pushed. */
+/* Counts a push before it is sent, so that no error names a rank that has pushed as missing. */
 static void publish_count(hpc_scheme *sc, int key) {
     _Atomic uint64_t *counts =
         (_Atomic uint64_t *)(void *)(hpc_own_part(sc) + sc->layout.places[sc->context->group.rank].pushed);
@@ -164,7 +165,7 @@ static int ask_owners(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
 }
 
 /* Asks the owners for parameters, if pulls ask for them; if not, the pull waits for the answer to the push. A pull that
- * ends at once has the number of the last pull that asked. */
+ * ends at once gets the ticket of the last pull that asked. */
 static int send_pull(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     hpc_pushed *k = &sc->keys[key];
     const hpc_discipline *d = sc->discipline;
@@ -177,9 +178,9 @@ static int send_pull(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* Sends the parts of a start that k->sending still has. After a timeout the next start continues here. A dead owner is
- * reported by every later call anyway. Any other failure has left half of an update at the owners, and ends the
- * exchange. */
+/* Sends the parts of a start that k->sending still has. After a timeout the next start continues. HPC_ERR_PEER does not
+ * end the exchange, since every later call reports a dead owner. Any other failure ends it, since the owners may have
+ * half of an update. */
 static int send_left(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     hpc_pushed *k = &sc->keys[key];
     int status = HPC_OK;
@@ -255,7 +256,8 @@ int hpc_worker_check_idle(const hpc_scheme *sc, const char *op) {
                     sc->plan->keys[key].name, sc->context->group.rank);
 }
 
-/* Waits for the newest parameters, and decodes them if they come encoded: they outlive the exchange. */
+/* Waits for the newest parameters and, if they come encoded, decodes them, since a trainer may read them after the
+ * exchange is closed. */
 static int finish_params(hpc_scheme *sc, int key, double deadline, const char *op) {
     uint64_t newest = hpc_params_newest(sc, key);
     int status = hpc_ticket_wait(sc, key, newest, hpc_left(deadline), op);
@@ -286,7 +288,8 @@ static int wait_read(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* Makes each step for all keys: a peer may wait for this rank to finish one key before it reads another. */
+/* Does each step for all keys before the next step: a peer may wait for one key of this rank before it reads
+ * another. */
 int hpc_worker_finish(hpc_scheme *sc, const char *op, double deadline) {
     static int (*const steps[])(hpc_scheme *, int, hpc_limit *, const char *) = {end_push, note_finish, wait_read};
     int status = HPC_OK;

@@ -13,18 +13,18 @@ float *hpc_worker_params(const hpc_scheme *sc, int key);
 /* Implements hpc_exchange_start. what: HPC_PUSH_EMPTY, HPC_PUSH_HELD, or 0. */
 int hpc_worker_start(hpc_scheme *sc, int key, int flags, int what, const void *src, hpc_limit *l, uint64_t *ticket,
                      const char *op);
-/* The first steps of a start. take_slot waits until a push may begin and its slot may be written. fill_slot puts src
- * there, in the wire's format; src NULL means that it is there. checks: returns HPC_ERR_INVALID if it has a NaN or an
- * Inf. */
+/* The first steps of a start. hpc_worker_take_slot waits until a push may begin and its slot may be written.
+ * hpc_worker_fill_slot encodes src into the slot; if src is NULL the slot already has the update. If checks is set, it
+ * returns HPC_ERR_INVALID if the update has a NaN or an Inf. */
 int hpc_worker_take_slot(hpc_scheme *sc, int key, const uint64_t *ticket, hpc_limit *l, const char *op);
 int hpc_worker_fill_slot(hpc_scheme *sc, int key, const void *src, int checks, const char *op);
 int hpc_worker_refuse_infinite(const hpc_scheme *sc, int key, const char *why, const char *op);
-/* under_way returns a key with a pending push or pull of this rank, or -1. check_idle returns HPC_ERR_INVALID if there
- * is one. */
+/* hpc_worker_under_way returns a key with a pending push or pull of this rank, or -1. hpc_worker_check_idle returns
+ * HPC_ERR_INVALID if a push or pull is pending. */
 int hpc_worker_under_way(const hpc_scheme *sc);
 int hpc_worker_check_idle(const hpc_scheme *sc, const char *op);
-/* finish sends the rest of calls that were sent in part, and waits until all are done and read. settle waits until all
- * pushes are applied here (HPC_ON_SETTLE). */
+/* hpc_worker_finish sends the rest of calls that were sent in part, and waits until all pushes are done and read.
+ * hpc_worker_settle waits until this rank has applied the pushes of all ranks (HPC_ON_SETTLE). */
 int hpc_worker_finish(hpc_scheme *sc, const char *op, double deadline);
 int hpc_worker_settle(hpc_scheme *sc, double deadline, const char *op);
 
