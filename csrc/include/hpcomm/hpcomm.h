@@ -391,8 +391,7 @@ HPC_API int hpc_test_signal(hpc_window *window, int signal, uint64_t at_least, u
 HPC_API int hpc_wait_signal(hpc_window *window, int signal, uint64_t at_least, int peer, double timeout,
                             uint64_t *value);
 
-/* Waits until all earlier puts of this lane to peer (-1: to all peers) are written there; their src may be reused then.
- */
+/* Waits until this lane's earlier puts to peer (-1: to all peers) are written there; their src may be reused then. */
 HPC_API int hpc_flush(hpc_lane *lane, hpc_window *window, int peer, double timeout);
 
 enum { HPC_NOTIFY_DEPTH = 256 };
@@ -580,11 +579,11 @@ typedef struct hpc_exchange_config {
     int consistency;            /* hpc_consistency */
     int progress;               /* hpc_progress; may differ by rank */
     int threads;                /* compute threads of this rank while it is a worker; 0: hpc_config.threads */
-    int shared_params; /* 1: all workers of a host read one copy of the parameters, in memory of the host's lowest rank.
-                          Needs BSP, and ranks of a host that map each other's memory (hpc_window_peer_view). Only ranks
-                          of the host may write the copy: with several hosts use a plan of hosts */
-    int check_finite;  /* 1: a push of NaN or Inf is refused */
-    int isa;           /* hpc_isa of the kernels */
+    int shared_params;      /* 1: all workers of a host read one copy of the parameters, in memory of the lowest worker.
+                               Needs BSP, and ranks of a host that map each other's memory (hpc_window_peer_view). Only ranks
+                               of the host may write the copy: with several hosts use a plan of hosts */
+    int check_finite;       /* 1: a push of NaN or Inf is refused */
+    int isa;                /* hpc_isa of the kernels */
     const hpc_graph *graph; /* the graph from which the plan was made; NULL if the plan has servers or peers */
     int staleness;          /* s of HPC_SSP, in steps: 0 to HPC_MOST_STALENESS; on a graph 0 to depth - 2 */
     int quorum; /* inputs that suffice for a fold; 0: all. An input after its fold is left out, and its worker is told.

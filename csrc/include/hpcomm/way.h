@@ -29,7 +29,8 @@ typedef struct hpc_layer {
     int slots;
 } hpc_layer;
 
-/* The workers of a job, how many of them are servers too, and the hosts over which both are spread evenly. */
+/* The workers of a job, the number of those workers that are servers too, and the number of hosts over which both are
+ * spread evenly. */
 typedef struct hpc_cluster {
     int workers, servers, hosts;
 } hpc_cluster;
