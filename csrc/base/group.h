@@ -100,7 +100,7 @@ typedef struct hpc_group {
     void *bed_arg;
     char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* the notes of hpc_context_note; each is written once, before the field
                                               noted counts it */
-    int note_kinds[HPC_NOTES];             /* by note: hpc_note_kind, written likewise */
+    int note_kinds[HPC_NOTES];             /* by note: hpc_note_kind, also written before noted */
     _Atomic int noting, noted;
     hpc_watch watch;
     hpc_timeline *timeline; /* NULL: no timeline was asked for */

@@ -39,7 +39,7 @@ void hpc_bell_wake(hpc_bell *bell) {
     hpc_calls_count(HPC_CALL_FUTEX);
     int alarm = atomic_load_explicit(&bell->alarm, memory_order_acquire); /* the descriptor exists since then */
     if (alarm != 0) hpc_calls_count(HPC_CALL_ALARM);
-    if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it rings anyway */
+    if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it wakes without this */
 }
 
 int hpc_group_check_rank(const hpc_group *group, int rank, const char *what, const char *op) {
@@ -468,7 +468,7 @@ _Static_assert((int)SEEN_RANKS >= (int)HPC_SPAN_RANKS, "a span tells of ranks th
 
 static const double LONG_SECONDS =
     1e-3; /* a wait is shown after this time, and its ranks are listed again each time that this time has passed */
-static const double TRACED_SECONDS = 10e-6; /* with a timeline: shown after it */
+static const double TRACED_SECONDS = 10e-6; /* with a timeline a wait is shown after this time */
 static const double RETRACED_SECONDS = 100e-6;
 
 /* A long wait, with the ranks for which it waited at its last look. */
@@ -549,7 +549,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             for (int i = 0; i < SPINS_PER_CLOCK; i++) {
                 if (wait->ready(wait->arg)) return HPC_OK;
                 if (group->bed != NULL)
-                    held = hpc_group_progress(group); /* brings the data that is waited for */
+                    held = hpc_group_progress(group); /* receives the awaited data */
                 else
                     hpc_cpu_relax();
             }

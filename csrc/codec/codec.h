@@ -15,9 +15,9 @@ enum { HPC_ENCODER_VALUES = 2 };
 /* The facts that an encoder of pieces has beside its state. */
 typedef struct hpc_encoding {
     const hpc_codec_config *config;
-    uint64_t made;                 /* number of encodings, with the present one */
-    double asked;                  /* for a codec that is given a delta: this delta, before it decays */
-    float delta;                   /* for a codec that has a delta: the present encoding's */
+    uint64_t made; /* number of encodings, with the present one */
+    double asked;  /* the configured delta, before it decays; used by codecs whose delta is configured */
+    float delta;   /* delta of the present encoding, if the codec has one */
     float own[HPC_ENCODER_VALUES]; /* values that the codec keeps for its next encoding; 0 at first */
 } hpc_encoding;
 

@@ -116,7 +116,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         return facts;
     }
 
-    // flags: HPC_PUSH, HPC_PULL or both. src nullptr: the gradient is already in place.
+    // Starts a push (HPC_PUSH), a pull (HPC_PULL) or both. src nullptr: the caller has written the gradient to
+    // gradient(key).
     Ticket start(int key, int flags = HPC_PUSH | HPC_PULL, const float *src = nullptr, double timeout = default_timeout,
                  Report report = {}) {
         Ticket ticket{key, 0};

@@ -30,8 +30,8 @@ struct SufficientFactorsConfig {
     std::vector<Matrix> matrices;     // the names must live until the object has been made
     int pairs = 1;                    // K, the most pairs of one commit of a matrix
     int staleness = 0;                // 0: BSP; s: SSP(s): a rank may be s commits ahead of others (equation 4)
-    std::vector<unsigned char> sends; // as in PeerToPeerConfig: partial broadcast; empty: all to all
-    std::vector<int> parents;         // as in PeerToPeerConfig: relays
+    std::vector<unsigned char> sends; // as in PeerToPeerConfig, for a partial broadcast; empty: all to all
+    std::vector<int> parents;         // as in PeerToPeerConfig, for relays; empty: each rank sends its own pairs
     int cores = 1;                    // cores of each rank
     bool sum = true; // W -= lr * the sum of all ranks' products u v^T; false: the sum divided by the number of ranks
 
@@ -86,7 +86,7 @@ class SufficientFactors {
         exchange.staleness = config.staleness;
         exchange.codecs.clear();
         for (const Matrix &matrix : config.matrices) exchange.codecs.push_back(config.codec(matrix));
-        std::string refusal; // of this rank; all ranks then fail with it
+        std::string refusal; // why this rank refuses; all ranks then fail with it
         std::error_code code;
         const Plan plan(context, config, code);
         if (code) refusal = hpc_last_error()->message;

@@ -249,7 +249,7 @@ typedef struct hpc_bandwidth_options {
 /* The bandwidth that is left on the path from this rank to one peer. */
 typedef struct hpc_bandwidth {
     int peer;
-    int answered;   /* 0: no packet of a probe arrived there (a firewall may drop UDP), so no other field is known */
+    int answered;   /* 0: no packet of a probe reached the peer (a firewall may drop UDP), so no other field is known */
     int sufficient; /* if at_least is above 0: 1 the path has that rate left, 0 it has not, -1 unknown; otherwise -1 */
     int by_own; /* 1: the result comes from this rank's own traffic, because it left no pause, or because it reached the
                    peer at the rate at_least */
@@ -260,7 +260,7 @@ typedef struct hpc_bandwidth {
     double own; /* the rate of this rank's own traffic during the streams, sent to other hosts or received by the peer.
                    The fields low and high include it */
     double bucket;   /* bytes of one burst that can pass faster than capacity, as through a token bucket */
-    double seconds;  /* from the call to this result */
+    double seconds;  /* seconds from the call to this result */
     uint64_t nbytes; /* bytes that the probe sent */
     int fleets, streams, discarded; /* discarded: streams that this host held up, or that met the job's own traffic */
 } hpc_bandwidth;
@@ -470,8 +470,8 @@ HPC_API int hpc_queue_acquire(hpc_queue *queue, int i, double timeout);
  * the same src, unchanged: an update that was already sent is waited for, not sent again. */
 HPC_API int hpc_queue_send(hpc_queue *queue, int peer, const void *src, size_t nbytes, double timeout);
 
-/* Waits for the next update of peer and gives its address, read-only and valid until its ack. This rank may hold up to
- * depth updates; ack frees the oldest. */
+/* Waits for the next update of peer; *update gets its address, read-only and valid until its ack. This rank may hold up
+ * to depth updates; ack frees the oldest. */
 HPC_API int hpc_queue_recv(hpc_queue *queue, int peer, const void **update, double timeout);
 HPC_API int hpc_queue_ack(hpc_queue *queue, int peer);
 
@@ -519,7 +519,7 @@ enum { HPC_PLAN_DEPTH = 32 }; /* the largest depth of a row */
 typedef struct hpc_row {
     int key, owner, core;
     int action;              /* hpc_action */
-    uint64_t offset, count;  /* first element, and number of elements, of the key */
+    uint64_t offset, count;  /* first element of the key, and number of elements */
     int depth;               /* inputs that each in-edge may hold at the same time, 1 to HPC_PLAN_DEPTH */
     int quorum;              /* number of inputs that make a fold: all of them, or 1 (each input by itself) */
     int codec_in, codec_out; /* hpc_dtype or hpc_codec_number of the inputs, and of the outputs */
@@ -563,7 +563,7 @@ typedef enum hpc_consistency {
 } hpc_consistency;
 
 typedef enum hpc_progress {
-    HPC_PROGRESS_AUTO = 0,   /* threads if CPUs are left for them beside all compute threads, else inline */
+    HPC_PROGRESS_AUTO = 0,   /* threads if enough CPUs are free for them beside all compute threads, else inline */
     HPC_PROGRESS_INLINE = 1, /* no threads: every wait of the context also works on this rank's rows */
     HPC_PROGRESS_THREAD = 2  /* one pinned thread for each core of the plan */
 } hpc_progress;
@@ -579,28 +579,29 @@ typedef struct hpc_exchange_config {
     int consistency;            /* hpc_consistency */
     int progress;               /* hpc_progress; may differ by rank */
     int threads;                /* compute threads of this rank while it is a worker; 0: hpc_config.threads */
-    int shared_params;      /* 1: all workers of a host read one copy of the parameters, in memory of the lowest worker.
-                               Needs BSP, and ranks of a host that map each other's memory (hpc_window_peer_view). Only ranks
-                               of the host may write the copy: with several hosts use a plan of hosts */
-    int check_finite;       /* 1: a push of NaN or Inf is refused */
-    int isa;                /* hpc_isa of the kernels */
-    const hpc_graph *graph; /* the graph from which the plan was made; NULL if the plan has servers or peers */
-    int staleness;          /* s of HPC_SSP, in steps: 0 to HPC_MOST_STALENESS; on a graph 0 to depth - 2 */
-    int quorum; /* inputs that suffice for a fold; 0: all. An input after its fold is left out, and its worker is told.
-                   On a graph it counts in-neighbours' inputs, and a rank with fewer in-neighbours needs all of theirs.
-                   With servers each worker must push every key once, and pull all, before it pushes one again. If rows
-                   forward to others, it counts inputs of the rows that apply, each from one group of ranks
-                   (hpc_hosts.apart); all keys have the same groups */
+    int shared_params;          /* 1: all workers of a host read one copy of the parameters, in memory of the lowest
+                                   worker. Needs BSP, and ranks of a host that map each other's memory
+                                   (hpc_window_peer_view). Only ranks of the host may write the copy: with several hosts
+                                   use a plan of hosts */
+    int check_finite;           /* 1: a push of NaN or Inf is refused */
+    int isa;                    /* hpc_isa of the kernels */
+    const hpc_graph *graph;     /* the graph from which the plan was made; NULL if the plan has servers or peers */
+    int staleness;              /* s of HPC_SSP, in steps: 0 to HPC_MOST_STALENESS; on a graph 0 to depth - 2 */
+    int quorum;      /* inputs that suffice for a fold; 0: all. An input that comes after its fold is left out, and
+                        its worker is told. On a graph quorum counts in-neighbours' inputs; a rank with fewer needs
+                        all of theirs. With servers each worker must push every key once, and pull all, before it
+                        pushes one again. If rows forward to others, quorum counts inputs of the rows that apply,
+                        each from one group of ranks (hpc_hosts.apart); all keys have the same groups */
     double grace;    /* seconds that a fold with its quorum waits for more inputs; negative: learned */
     double patience; /* 1 or more: a negative timeout of a call on a key means patience times the usual time of a push
                         (hpc_exchange_stats.usual), at least 1 s and at most the context's timeout (ASAP, section 5: a
                         dynamic timeout); may differ by rank. 0: it means the context's timeout */
-    int in_place; /* 1: models are trained in place: a push sends the key's parameters. Needs a graph, the rule average
-                     and no quorum. If all keys are float32 on the wire, one slot of the plan is the model, so depth
-                     must be 2 or more */
+    int in_place; /* 1: models are trained in place: a push sends the key's parameters. in_place needs a graph, the rule
+                     average and no quorum. If all keys are float32 on the wire, one slot of the plan is the model, so
+                     depth must be 2 or more */
     const hpc_rule *const *rules; /* rules[key]: the key's rule, the same on all ranks; NULL: rule is for all keys */
-    const char *refusal; /* a sentence that says why this rank cannot take part; the creation fails with it on all
-                            ranks. NULL: none */
+    const char *refusal; /* a sentence that says why this rank cannot take part; hpc_exchange_create then fails with it
+                            on all ranks. NULL: it takes part */
     int split; /* 1: fold and apply are two calls (hpc_exchange_apply). Allowed with BSP (servers: also a quorum), on a
                   graph (any consistency and quorum), and with ASYNC or SSP over servers or peers, where each worker
                   keeps its own updates. One update of a key can be pending, whatever the plan's depth */
@@ -663,9 +664,9 @@ typedef enum hpc_push_flags {
 } hpc_push_flags;
 
 /* Starts a push, a pull, or both; *ticket is for test and wait. src: float32 values (or other input of the key's codec)
- * that are copied and encoded into the gradient; NULL: the gradient is already in place. The call waits only while the
- * owner has too many unpolled events of this rank. After HPC_ERR_TIMEOUT the same call continues where this one
- * stopped. While pulls of a key are pending, do not touch its parameters until the newest has ended.
+ * that are copied and encoded into the gradient's slot; NULL: the caller has written the gradient there. The call waits
+ * only while the owner has too many unpolled events of this rank. After HPC_ERR_TIMEOUT the same call continues where
+ * this one stopped. While pulls of a key are pending, do not touch its parameters until the newest has ended.
  *   BSP    refuses a push of a key while its last push is not applied
  *   ASYNC  refuses a push of a key while all its slots are used. With several stages ASYNC and SSP act as BSP: a
  *          pull waits for the answer to the last push, and sends no request
@@ -701,7 +702,7 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *
  * Under ASYNC and SSP each update is applied by itself. A fold keeps this worker's own update and sends nothing.
  * squares and gather read that update, without its weight in the plan, and have ended when they return. apply scales
  * and encodes it, and is a push with a pull. skip is such a push without a gradient: this worker's clock goes on, no
- * rule runs, and codecs keep their residuals. No call waits for another worker's, and the calls are not compared. */
+ * rule runs, and codecs keep their residuals. No call waits for another worker, and the calls are not compared. */
 /* Applies the rule to scale * mean, with the args that set_args gave before. All workers must give the same scale; NaN
  * makes all parameters NaN. */
 HPC_API int hpc_exchange_apply(hpc_exchange *exchange, int key, double scale, double timeout, uint64_t *ticket);
@@ -719,24 +720,24 @@ HPC_API const float *hpc_exchange_gathered(const hpc_exchange *exchange, int key
  * it is the same on all workers. */
 HPC_API int hpc_exchange_squares(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 HPC_API int hpc_exchange_get_squares(hpc_exchange *exchange, int key, double *sum);
-/* Makes a fold of a worker without a gradient: it counts as zeros, and sends nothing. If all do so, apply is a skip. */
+/* Makes this worker's fold without a gradient, as an update of zeros that is not sent. If all do so, apply skips. */
 HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 
-/* Waits until the owners have applied all pushes of this rank. Under SSP with servers a pull may end before that;
- * get_row, set_row and publish are refused meanwhile. If receivers apply the rule, it waits until this rank's receiver
- * has applied all pushes of this rank and as many of every other worker (all, if it has made fewer). If all workers
- * have pushed equally often, all then have the same parameters. */
+/* Waits until the owners have applied all pushes of this rank. Under SSP with servers a pull may end earlier; get_row,
+ * set_row and publish are refused until its push is applied. If receivers apply the rule, it waits until this rank's
+ * receiver has applied all pushes of this rank and as many of every other worker (all, if it has made fewer). If all
+ * workers have pushed equally often, all then have the same parameters. */
 HPC_API int hpc_exchange_settle(hpc_exchange *exchange, double timeout);
 /* together 1: from now on starts of this rank may be kept back, in order, and sent with later ones, so that many small
- * keys need few messages. A start that brings the bytes kept for one peer to 64 KiB sends them. together 0 sends all
- * kept bytes, and so does each wait, test or progress. Nothing is kept back over shared memory. */
+ * keys need few messages. When 64 KiB are kept for one peer, start sends them. together 0 sends all kept bytes, and so
+ * does each wait, test or progress. Nothing is kept back over shared memory. */
 HPC_API int hpc_exchange_together(hpc_exchange *exchange, int together);
 /* Works on this rank's rows without waiting (HPC_PROGRESS_INLINE). */
 HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
 /* Works on this rank's rows until every worker has closed. For ranks that are no workers. */
 HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
 
-/* Sets the args of a key's rule, from args[1] on; key -1: of all keys. They travel with this rank's next push of the
+/* Sets the args of a key's rule, from args[1] on; key -1: of all keys. They are sent with this rank's next push of the
  * key (with split: its next apply), and hold from then on; the call does not wait. If each receiver applies the rule to
  * the updates, the plan's depth must be 2 or more. A rank that only serves uses its args until the next push, whose
  * args replace them.

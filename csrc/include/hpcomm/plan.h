@@ -51,11 +51,11 @@ typedef enum hpc_apply_at {
     HPC_AT_BOTH = 2       /* receivers apply, and an owner that is no receiver does too, to keep parameters */
 } hpc_apply_at;
 
-/* A parameter server (PHub, sections 3.2.3 and 3.2.4). Keys are cut into chunks. Beginning with the largest chunk, each
- * is given to the core, of any server, that has the fewest bytes so far; this is within 4/3 of the best partition. With
- * several interfaces a chunk is given to the interface with the fewest bytes, and there to the core with the fewest;
- * each of the two partitions is within 4/3 of its best. Cores c and d belong to one interface if c mod interfaces == d
- * mod interfaces. */
+/* A parameter server (PHub, sections 3.2.3 and 3.2.4). Keys are cut into chunks. Beginning with the largest, each chunk
+ * goes to the core, of any server, that has the fewest bytes so far; so the fullest core has at most 4/3 of the bytes
+ * of the best partition. With several interfaces a chunk is given to the interface with the fewest bytes, and there to
+ * the core with the fewest; each of the two partitions is within 4/3 of its best. Cores c and d belong to one interface
+ * if c mod interfaces == d mod interfaces. */
 typedef struct hpc_hub {
     size_t size; /* sizeof(hpc_hub), set by hpc_plan_args_init */
     const hpc_key *keys;
@@ -135,7 +135,7 @@ typedef struct hpc_peer_to_peer {
 /* How the groups of the outermost level exchange their folds (PHub, section 3.4). */
 typedef enum hpc_top {
     HPC_TOP_SHARDED = 0, /* each group sends its fold to the chunk's owner, which sends an answer to each group */
-    HPC_TOP_RING = 1     /* the fold goes around the groups to the owner's, and the answer goes around likewise */
+    HPC_TOP_RING = 1     /* fold and answer go around a ring of the groups, to and from the owner's group */
 } hpc_top;
 
 /* A hierarchy of hosts (PHub, section 3.4). The workers of a host are a group of level 0; hosts may form groups of
@@ -167,9 +167,9 @@ typedef struct hpc_hosts {
     int apart;    /* 1: an owner gets the updates of each outermost group, also of its own group, as one input. SSP and
                      quorums need this; HPC_TOP_RING refuses it. 0: the owner itself folds its own group's updates */
     int each;     /* 1: each of these inputs is the mean or the sum of its group's workers alone; ASYNC needs this */
-    int apply_at; /* hpc_apply_at; here owners are receivers, so HPC_AT_BOTH means HPC_AT_RECEIVERS, and depth must be 2
-                     or more. Each host has one receiver, for its workers; with apart, which SSP needs, each worker is a
-                     receiver */
+    int apply_at; /* hpc_apply_at. In a hierarchy owners are receivers, so HPC_AT_BOTH means HPC_AT_RECEIVERS. Any but
+                     HPC_AT_OWNERS needs depth 2 or more. Each host has one receiver, for its workers; with apart 1,
+                     which SSP needs, each worker is a receiver */
     uint64_t least; /* as in hpc_hub, for the cores of all leading ranks */
 } hpc_hosts;
 

@@ -69,7 +69,7 @@ struct HubConfig {
     bool each = false;
     hpc_affinity affinity = HPC_KEY_BY_CORE;
     int interfaces = 1;            // NICs of each server
-    hpc_dtype codec_out = HPC_F32; // of parameters sent to workers
+    hpc_dtype codec_out = HPC_F32; // hpc_dtype of parameters sent to workers
     std::vector<int> wires;        // the wire of each key; empty: wire for all keys
     std::vector<int> codecs_out;   // the codec_out of each key; empty: codec_out for all keys
     hpc_apply_at apply_at = HPC_AT_OWNERS;

@@ -22,7 +22,8 @@ typedef struct hpc_exchange_stats {
     double usual;   /* a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0
                        before eight pushes */
     double timeout; /* seconds; a negative timeout of a call on a key means this (hpc_exchange_config.patience) */
-    uint64_t bytes_sent; /* bytes sent to rows of other ranks: pushed (also if read in place), forwarded and relayed */
+    uint64_t bytes_sent; /* bytes sent to rows of other ranks: pushed (also if the owner reads them in this rank's
+                            memory), forwarded and relayed */
     /* On a graph: reduces counts folds of shares (a share is one core's rows of a key); whole, torn, stale and missing
      * count the neighbours' inputs to these folds. With a quorum on servers: reduces counts folds of shares, whole the
      * updates in them, and missing the updates that missed them. */
@@ -48,12 +49,12 @@ HPC_API int hpc_exchange_get_stats(const hpc_exchange *exchange, hpc_exchange_st
  * nbytes, with the 0 at its end. */
 HPC_API int hpc_exchange_get_progress(const hpc_exchange *exchange, char *text, size_t nbytes);
 
-/* With a quorum hpc_exchange_late returns how many shares (one core's rows of a key; where rows relay, the rows that
- * send this rank its parameters) of this rank's last push of key were late and left out. The push must have ended.
- * hpc_exchange_version returns the newest version of the parameters (the number of their folds) that any owner has
- * answered this rank, or on a graph the newest that was folded here; the next push is for the version after it. With
- * key -1 they return the late shares of all keys, and the newest version of any key; with a quorum all keys of a
- * configuration have the same version. Without a quorum late is 0, and version is the number of pushes. */
+/* With a quorum hpc_exchange_late returns how many shares of this rank's last push of key were late and left out. A
+ * share is one core's rows of a key or, where rows relay, the rows that send this rank its parameters. The push must
+ * have ended. hpc_exchange_version returns the newest version of the parameters (the number of their folds) that any
+ * owner has answered this rank, or on a graph the newest that was folded here; the next push is for the version after
+ * it. With key -1 they return the late shares of all keys, and the newest version of any key; with a quorum all keys of
+ * a configuration have the same version. Without a quorum late is 0, and version is the number of pushes. */
 HPC_API int hpc_exchange_late(const hpc_exchange *exchange, int key);
 HPC_API uint64_t hpc_exchange_version(const hpc_exchange *exchange, int key);
 
