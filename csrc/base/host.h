@@ -1,5 +1,5 @@
-/* Facts about this host, from the kernel. root is a prefix of /proc and /sys: "" for the real ones, a folder in
- * tests. */
+/* Facts about this host, from the kernel. The argument root is put before /proc and /sys: "" for the real ones, a
+ * folder in tests. */
 #ifndef HPC_HOST_H
 #define HPC_HOST_H
 

@@ -117,11 +117,11 @@ typedef struct hpc_codec {
     /* Returns the fault that a status stands for, in words: a nonzero status of decode_add and unpack, or a negative
      * one of encode and pack. */
     const char *(*text)(int status);
-    /* Compression: pieces are packed after they are encoded, and unpacked before they are read. scratch returns the
-     * bytes of scratch memory that pack and unpack need for pieces of at most `most` bytes; 0: this configuration does
-     * not pack, and neither pack nor unpack is called. pack packs a piece of at most cap bytes in place, and returns
-     * its new length. unpack writes the piece to raw and returns its bytes, or 0 if the piece was not packed. Both
-     * return a negative status if they fail. */
+    /* Compression: pieces are packed after they are encoded, and unpacked before they are read. scratch() returns the
+     * bytes of scratch memory that pack() and unpack() need for pieces of at most `most` bytes; 0 if this configuration
+     * does not compress: then neither of them is called. pack() packs a piece of at most cap bytes in place, and
+     * returns its new length. unpack() writes the piece to raw and returns its bytes, or 0 if the piece was not packed.
+     * Both return a negative status if they fail. */
     size_t (*scratch)(const hpc_codec_config *config, size_t most);
     int64_t (*pack)(const hpc_codec_config *config, void *piece, size_t cap, void *scratch, size_t room);
     int64_t (*unpack)(const hpc_codec_config *config, const void *piece, int64_t nbytes, void *raw, size_t cap,
@@ -144,7 +144,7 @@ const hpc_codec *hpc_codec_of(int number);
 void hpc_codec_names(unsigned numbers, char *names, size_t cap);
 void hpc_codec_numbers(char *numbers, size_t cap, int pieces);
 
-/* encode and decode_add of the codecs that encode arrays of a dtype (use.c). */
+/* The functions encode and decode_add of the codecs f32, f16 and bf16, whose dtype the last argument gives (use.c). */
 int64_t hpc_codec_encode_array(const float *x, int64_t n, void *out, int64_t cap, int dtype);
 int hpc_codec_add_array(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int dtype);
 

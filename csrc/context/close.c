@@ -32,7 +32,8 @@ int hpc_family_adopt(hpc_context *old, hpc_context *heir, int *first, const char
     return status;
 }
 
-/* Closes the other contexts of the family because this rank has failed. Returns the heirs among them, each held. */
+/* Closes the other contexts of the family because this rank has failed. Returns the heirs among them, with a reference
+ * to each. */
 static hpc_context *close_others(hpc_context *c) {
     hpc_context *root = c->root, *others = NULL, *next;
     for (hpc_context *heir = root->heirs; heir != NULL; heir = next) {

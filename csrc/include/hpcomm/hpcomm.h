@@ -210,7 +210,7 @@ HPC_API int hpc_allgather(hpc_context *context, const void *send, void *recv, si
 HPC_API int hpc_context_close(hpc_context *context);
 HPC_API int hpc_context_abort(hpc_context *context, const char *why);
 /* Makes every rank that left before the others were done count as failed, on all ranks. All waits of this context then
- * end with HPC_ERR_PEER, also waits for ranks that are still there, and exchanges stop as after a rank's death. A rank
+ * end with HPC_ERR_PEER, also waits for ranks that have not left, and exchanges stop as after a rank's death. A rank
  * that learns that others left calls it before a shrink; a second call is no error. While no rank is gone, no wait
  * ends, but exchanges may stop. (It is ULFM's MPI_Comm_revoke.) */
 HPC_API int hpc_context_revoke(hpc_context *context);
@@ -465,9 +465,9 @@ HPC_API void hpc_queue_free(hpc_queue *queue);
 HPC_API void *hpc_queue_buffer(const hpc_queue *queue, int i);
 HPC_API int hpc_queue_acquire(hpc_queue *queue, int i, double timeout);
 
-/* Sends an update of nbytes, which must be the queue's. src may be reused on return, unless it is a registered buffer
- * (see hpc_queue_acquire). With buffers > 0 src must be a registered buffer. After HPC_ERR_TIMEOUT call it again with
- * the same src, unchanged: an update that was already sent is waited for, not sent again. */
+/* Sends an update of nbytes, which must equal the queue's nbytes. src may be reused on return, unless it is a
+ * registered buffer (see hpc_queue_acquire). With buffers > 0 src must be a registered buffer. After HPC_ERR_TIMEOUT
+ * call it again with the same src, unchanged: an update that was already sent is waited for, not sent again. */
 HPC_API int hpc_queue_send(hpc_queue *queue, int peer, const void *src, size_t nbytes, double timeout);
 
 /* Waits for the next update of peer; *update gets its address, read-only and valid until its ack. This rank may hold up
@@ -496,7 +496,7 @@ HPC_API hpc_memory *hpc_queue_memory(const hpc_queue *queue, int rank);
 typedef struct hpc_key {
     const char *name;
     uint64_t count; /* float32 elements, 1 or more */
-    uint64_t unit;  /* elements that a chunk must not cut apart; 0 means 1; more than count: the key is one chunk */
+    uint64_t unit;  /* number of elements that no chunk may cut apart; 0 means 1; above count: one chunk */
 } hpc_key;
 
 typedef struct hpc_edge {
