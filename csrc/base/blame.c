@@ -12,7 +12,8 @@ static void unlock(hpc_blame *b) {
     atomic_store_explicit(&b->busy, 0, memory_order_release);
 }
 
-/* Adds or changes an entry. An entry told by another rank stays, unless the rank is now known to have died. */
+/* Adds or changes the entry of a rank. An entry told by another rank does not change, unless its rank is now known to
+ * have died. */
 static void put(hpc_blame *b, const hpc_culprit *culprit, const char *why, int by_wait) {
     int i = 0;
     while (i < b->n && b->list[i].culprit.rank != culprit->rank) i++;
@@ -145,8 +146,9 @@ static const char *state_text(const hpc_culprit *c, int many, char *text, size_t
     }
 }
 
-/* Writes a text such as "rank 0 is in state_dict(), which every rank must call; ranks 1 and 2 are in step()". If no
- * call must be made by every rank, or all ranks are in the same call: "rank 0 in send, ranks 1 and 2 in recv". */
+/* Writes a text such as "rank 0 is in state_dict(), which every rank must call; ranks 1 and 2 are in step()". If every
+ * rank need not make any of these calls, or if all ranks are in the same call, the text is like "rank 0 in send, ranks
+ * 1 and 2 in recv". */
 static size_t circle_text(const hpc_culprit *culprits, int n, char *text, size_t cap) {
     char done[TOLD] = {0}, who[256];
     size_t used = 0;

@@ -1,7 +1,6 @@
-/* Counts of this process's system calls and wake-ups, made where the calls are.
+/* Counts of this process's system calls and wake-ups; the code that makes a call also counts it.
  *
- * All threads count in the same words, with relaxed adds: the system call beside an add takes a hundred times as
- * long. */
+ * All threads count in the same words, with relaxed adds; a system call takes a hundred times as long as an add. */
 #ifndef HPC_CALLS_H
 #define HPC_CALLS_H
 
@@ -12,7 +11,7 @@
 typedef enum hpc_call {
     HPC_CALL_SEND,    /* send, sendmsg */
     HPC_CALL_RECEIVE, /* recv, readv */
-    HPC_CALL_EMPTY,   /* of both kinds, calls that moved no byte */
+    HPC_CALL_EMPTY,   /* sends and receives that moved no byte */
     HPC_CALL_POLL,    /* epoll_wait, poll */
     HPC_CALL_FUTEX,   /* waits and wakes */
     HPC_CALL_ALARM,   /* reads and writes of eventfds */

@@ -6,8 +6,8 @@
 
 #include "base/blame.h"
 
-/* The search's notes about a rank: its place in chain->ranks, whether and from which rank the search has reached it,
- * and how long others have waited for it. */
+/* The search's notes about a rank: the rank's place in chain->ranks, whether and from which rank the search has reached
+ * the rank, and how long others have waited for it. */
 typedef struct visit {
     int known; /* index in chain->ranks + 1; 0: its state is unknown */
     int seen, from;
@@ -33,7 +33,7 @@ static void find(search *s, int rank, int from, double waited, int stopped) {
     s->queue[s->n++] = rank;
 }
 
-/* Returns whether the chain ends here: the rank does not wait, or it names culprits itself. */
+/* Returns whether the chain ends at this rank: the rank is in no wait, or it names culprits itself. */
 static int is_end(const hpc_shown_rank *r, const visit *v) {
     return r->gone[0] != 0 || r->stopped || v->stopped || !r->answers || r->n_culprits > 0 || r->n_waits == 0;
 }
@@ -89,13 +89,13 @@ static hpc_culprit end_of(const hpc_shown_rank *r, const visit *v) {
     return c;
 }
 
-/* Returns whether c has just done something for others: it is between two waits, so it does not hold them up. */
+/* Returns whether culprit c is only between two waits, so that it does not hold other ranks up. */
 static int is_brief(const hpc_culprit *c, const visit *v) {
     return c->state == HPC_CULPRIT_COMPUTING && c->seconds < v->waited / 2;
 }
 
-/* Returns whether c, which another rank found silent, answers now. Without this check a finding could go from rank to
- * rank forever while waits are tried again. */
+/* Returns whether culprit c, which another rank found silent, answers now. Without this check ranks could pass an
+ * outdated finding on to each other forever while waits are tried again. */
 static int has_answered_since(const search *s, const hpc_culprit *c) {
     if (c->state != HPC_CULPRIT_SILENT || c->rank < 0 || c->rank >= s->chain->size) return 0;
     const int known = s->visits[c->rank].known;

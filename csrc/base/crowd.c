@@ -6,7 +6,9 @@
 #include "base/host.h"
 
 static const double LOOK_SECONDS = 0.1, CROWDED_SECONDS = 2;
-static const double OF_WANTED = 0.1, OF_ALL = 0.02; /* of the time in which it wanted a CPU, and of all time */
+static const double
+    OF_WANTED = 0.1,
+    OF_ALL = 0.02; /* crowded above these fractions of the time in which the thread wanted a CPU, and of all time */
 
 static _Thread_local hpc_crowd own;
 static _Thread_local struct {

@@ -1,4 +1,4 @@
-/* A group: the ranks of a context as seen by its waits, and the parts of a wait. */
+/* A group: the data about a context's ranks that waits use, and the parts of a wait. */
 #ifndef HPC_GROUP_H
 #define HPC_GROUP_H
 
@@ -13,7 +13,7 @@
 #include "base/watch.h"
 
 typedef struct hpc_bell {
-    _Alignas(64) _Atomic uint32_t sleepers; /* threads that are about to look a last time, or sleep */
+    _Alignas(64) _Atomic uint32_t sleepers; /* number of threads that sleep, or look a last time before it */
     _Alignas(64) _Atomic uint32_t rings;    /* the futex word; a ring adds 1 */
     _Atomic int alarm; /* 1 + an eventfd that a ring also writes to, if only the owner maps the bell; else 0 */
 } hpc_bell;
@@ -21,20 +21,21 @@ typedef struct hpc_bell {
 enum { HPC_NOTE_BYTES = 200, HPC_NOTES = 16 };
 
 /* A bed: a set of sockets on which a wait may sleep instead of on the futex, so that a message wakes it directly. Only
- * one thread at a time can use it. A wait calls claim before its last look at the condition, and leave after the sleep,
- * or when it does not sleep. sleep takes its thread out of the bell's sleepers before it handles the message that woke
- * it: handling may ring the bell, which would otherwise wake this thread again. */
+ * one thread at a time can use it. A wait calls claim() before its last look at the condition. It calls leave() after
+ * the sleep, or when it does not sleep. sleep() takes its thread out of the bell's sleepers before it handles the
+ * message that woke the thread: handling may ring the bell, which would otherwise wake the thread again. */
 typedef struct hpc_bed {
     int (*claim)(void *arg);
     int (*sleep)(void *arg, double seconds); /* returns nonzero if it left some of the messages unhandled */
     void (*leave)(void *arg);
 } hpc_bed;
 
-/* Where in a wait the look for progress is. A look just before or after a sleep in the bed skips the transports whose
- * messages end such a sleep (hpc_transport.wakes_beds). */
+/* The kind of a wait's look for progress. A look just before or after a sleep in the bed (HPC_LOOKS_BESIDE_BED) skips
+ * the transports whose messages end such a sleep (hpc_transport.wakes_beds). */
 typedef enum hpc_looker { HPC_LOOKS_ALL = 0, HPC_LOOKS_BESIDE_BED } hpc_looker;
 
-/* The result of progress: whether the wait looks again at once, or after a while. With 0 it may sleep on its bell. */
+/* Bits of the result of progress(), which tell the wait whether to look again at once or after a while. With 0 the wait
+ * may sleep on its bell. */
 typedef enum hpc_left_over {
     HPC_LEFT = 1,    /* more has come, or another thread works on it */
     HPC_AWAITED = 2, /* something will come that rings no bell, perhaps only after a long time */
@@ -44,9 +45,9 @@ typedef enum hpc_left_over {
 /* A question to other ranks: which ranks hold this wait up? */
 typedef enum hpc_asks {
     HPC_ASK_ENDS = 0, /* find the ends of the chains that begin with a wait for waiting_for */
-    HPC_ASK_CAUSES,   /* the ranks in waiting_for have closed an exchange: ask only these, for their culprits */
-    HPC_ASK_WHO_WAITS /* find the first rank of waiting_for that has waited for `waited` seconds itself: ask them in
-                         turn */
+    HPC_ASK_CAUSES,   /* ask only the ranks in waiting_for, which have closed an exchange, for their culprits */
+    HPC_ASK_WHO_WAITS /* ask the ranks of waiting_for in turn, and find the first that has waited for `waited` seconds
+                         itself */
 } hpc_asks;
 
 typedef struct hpc_inquiry {
@@ -54,19 +55,19 @@ typedef struct hpc_inquiry {
     hpc_doing doing; /* the call of the wait, by the name that others see */
     const int *waiting_for;
     int n;
-    double waited, most; /* seconds: how long the wait has lasted; how long the answers may take */
-    uint64_t moved;      /* sum of hpc_watch_moved of all ranks that were asked */
+    double waited, most; /* seconds. waited: how long the wait has lasted; most: how long the answers may take */
+    uint64_t moved;      /* result: sum of hpc_watch_moved of all ranks that were asked */
     int n_culprits;
     hpc_culprit culprits[HPC_BLAMED];
-    char way[256]; /* the chain from a rank of waiting_for to the first culprit; "" if waiting_for has that culprit, or
-                      in a circle */
+    char way[256]; /* result: the chain from a rank of waiting_for to the first culprit; "" if that culprit is in
+                      waiting_for, or in a circle */
 } hpc_inquiry;
 
 /* Asks the question; sets n_culprits 0 if no culprit is found. It may block for inquiry->most seconds. */
 typedef void hpc_follow(void *arg, hpc_inquiry *inquiry);
 
-/* Why a rank departs. The first thread that learns of a departure writes this, then the reason, then the rank's
- * state. */
+/* Whether a rank departs because of other ranks. The first thread that learns of a departure writes this value, then
+ * the reason, then the rank's state. */
 typedef enum hpc_departing { HPC_GOES_BY_ITSELF = 1, HPC_GOES_BECAUSE = 2 /* of other ranks */ } hpc_departing;
 
 /* The facts about a group that its waits use. */
@@ -74,7 +75,7 @@ typedef struct hpc_group {
     int rank, size;
     double timeout, spin, yield;
     int eases;    /* 1: a thread that other threads keep from its CPU neither spins nor yields, but sleeps at once */
-    double slice; /* this and the next four are hpc_config's */
+    double slice; /* slice and the next four fields are copied from hpc_config */
     double look_after; /* seconds; 0: never look */
     double init_timeout;
     void (*warn)(void *arg, const char *sentence);
@@ -83,7 +84,7 @@ typedef struct hpc_group {
     struct hpc_group *next;            /* the group that was entered before this one */
     _Atomic int *states;               /* by rank: hpc_peer_state */
     _Atomic char *departing;           /* by rank: hpc_departing; written before its state */
-    char (*reasons)[HPC_REASON_BYTES]; /* by rank: why it failed; written before its state */
+    char (*reasons)[HPC_REASON_BYTES]; /* by rank: why the rank failed; written before its state */
     hpc_blame blame;
     hpc_follow *follow; /* NULL: no rank can be asked */
     void *follow_arg;
@@ -92,13 +93,14 @@ typedef struct hpc_group {
     _Atomic int closed;
     hpc_bell *bell;
     const char *owner; /* a page whose first byte is 1; the kernel zeroes it in a forked child */
-    /* Works for transports and schemes; returns hpc_left_over. NULL if there is no such work. */
+    /* Works for transports and schemes; returns hpc_left_over bits. NULL: there is no such work. */
     int (*_Atomic progress)(void *arg, hpc_looker looker);
     void *progress_arg;
     const hpc_bed *bed; /* NULL: waits sleep on the futex alone */
     void *bed_arg;
-    char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* of hpc_context_note; each is written once, before noted counts it */
-    int note_kinds[HPC_NOTES];             /* by note: hpc_note_kind, written likewise */
+    char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* the notes of hpc_context_note; each is written once, before the field
+                                              noted counts it */
+    int note_kinds[HPC_NOTES];             /* by note: hpc_note_kind, also written before noted */
     _Atomic int noting, noted;
     hpc_watch watch;
     hpc_timeline *timeline; /* NULL: no timeline was asked for */
@@ -106,8 +108,8 @@ typedef struct hpc_group {
 
 typedef struct hpc_wait {
     const char *op;
-    int (*ready)(void *arg); /* returns nonzero when the wait is over; called often, and also after that */
-    int (*waiting_for)(void *arg, int *ranks); /* lists the ranks waited for, at most size; returns how many */
+    int (*ready)(void *arg); /* returns nonzero when the wait is over; called often, also after that */
+    int (*waiting_for)(void *arg, int *ranks); /* lists the ranks for which it waits; returns how many */
     void *arg;
     int every; /* 1: every rank must make the call op */
 } hpc_wait;

@@ -87,8 +87,8 @@ static int cgroup_path(const char *root, const char *controller, char *path) {
     return found;
 }
 
-/* Finds the folder in which that cgroup can be read. A container may see only a part of the hierarchy, mounted from its
- * own cgroup down. */
+/* Finds the folder in which this process's cgroup can be read. In a container the mounted hierarchy may begin at the
+ * container's cgroup. */
 static int cgroup_find(const char *root, const char *controller, struct cgroup *cgroup) {
     char name[PATH_BYTES], line[LINE_BYTES], path[PATH_BYTES], top[PATH_BYTES], mount[PATH_BYTES], type[32],
         options[1024];
@@ -117,7 +117,7 @@ static int cgroup_find(const char *root, const char *controller, struct cgroup *
     return 1;
 }
 
-/* Moves to the parent cgroup; returns 0 if none can be seen. */
+/* Moves to the parent cgroup; returns 0 if no parent is visible. */
 static int cgroup_up(struct cgroup *cgroup) {
     char *last = strrchr(cgroup->folder, '/');
     if (last == NULL || (size_t)(last - cgroup->folder) < cgroup->mount_length) return 0;

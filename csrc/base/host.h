@@ -1,5 +1,5 @@
-/* Facts about this host, from the kernel. root is a prefix of /proc and /sys: "" for the real ones, a folder in
- * tests. */
+/* Facts about this host, from the kernel. The argument root is put before /proc and /sys: "" for the real ones, a
+ * folder in tests. */
 #ifndef HPC_HOST_H
 #define HPC_HOST_H
 
@@ -8,9 +8,9 @@
 /* Returns the seconds of CLOCK_MONOTONIC, which all processes of a host share: the clock of deadlines and timelines. */
 double hpc_now(void);
 
-/* Returns how many whole cores the CPU quotas of this process's cgroup and its parents allow, at least 1; 0 without a
- * quota. *of gets a number that identifies the cgroup with the smallest quota (of several, the highest), the same in
- * every namespace; 0 if unknown. */
+/* Returns how many whole CPUs the quotas of this process's cgroup and its parents allow, at least 1; 0 without a quota.
+ * *of gets a number that identifies the cgroup with the smallest quota, the same number in every namespace; 0 if
+ * unknown. If several cgroups have that quota, *of is for the one nearest to the root. */
 int hpc_host_quota(const char *root, uint64_t *of);
 
 /* Returns how many bytes can be allocated without swapping or reaching a memory limit of the cgroups. */
@@ -29,18 +29,18 @@ int hpc_host_node(const char *root, int cpu);
 /* Returns whether a process of this PID namespace is stopped, by a signal or a debugger. */
 int hpc_host_is_stopped(const char *root, int64_t pid);
 
-/* Gives the nanoseconds for which the calling thread has run, and has waited for a CPU while it could run. Returns 0 if
- * the kernel does not count them. */
+/* *ran gets the nanoseconds for which the calling thread has run, *waited those for which it has waited for a CPU while
+ * it could run. Returns 0 if the kernel does not count them, else 1. */
 int hpc_host_waited(const char *root, uint64_t *ran, uint64_t *waited);
 
-/* Lets this process open `needed` files at once, as far as its hard limit allows: raises the soft limit, but never
- * lowers it. Returns how many files it may open. needed 0 changes nothing. */
+/* Raises this process's soft limit of open files to `needed`, as far as the hard limit allows; never lowers it. Returns
+ * how many files the process may have open. With needed 0 it changes nothing. */
 uint64_t hpc_host_files(uint64_t needed);
 
 enum { HPC_FILES_HINT = 96 };
 
-/* Returns the end of an error's sentence if the errno is that of too many open files: the limit, and how to raise it.
- * "" for another errno. */
+/* Returns the end of an error's sentence if the errno is about too many open files: it states the limit, and how to
+ * raise it. Returns "" for another errno. */
 const char *hpc_files_hint(int error, char text[HPC_FILES_HINT]);
 
 /* Restricts the calling thread to these CPUs. Returns 0 or -errno; records no error. */

@@ -58,8 +58,8 @@ int hpc_isa_check(int isa, const char *op) {
     return HPC_OK;
 }
 
-/* Chooses at the first fold. Relaxed order suffices: every thread makes the same choice, and the tables are
- * constant. */
+/* Chooses the instruction set at the first fold. Relaxed order suffices: every thread makes the same choice, and the
+ * tables are constant. */
 static int best_isa(void) {
     static _Atomic int chosen;
     int isa = atomic_load_explicit(&chosen, memory_order_relaxed);

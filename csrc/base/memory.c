@@ -225,7 +225,7 @@ void *hpc_private_alloc(size_t nbytes, int node) {
     if (length == 0 || length > hpc_memory_available()) return NULL;
     void *p = map(-1, length);
     if (p == MAP_FAILED) return NULL;
-    if (node >= 0) (void)prefer(p, length, node); /* if refused, it lies on the caller's node */
+    if (node >= 0) (void)prefer(p, length, node); /* if refused, the memory lies on the caller's node */
     if (madvise(p, length, MADV_POPULATE_WRITE) != 0) {
         if (errno != EINVAL) goto err;
         memset(p, 0, length); /* on an older kernel */

@@ -1,5 +1,6 @@
 /* Memory that other processes can map: a memfd whose pages are all allocated at once, mapped until its last reference
- * is released. Also private memory of this process, which a single core uses. Either may be placed on NUMA nodes. */
+ * is released. This file also has private memory of this process, which a single core uses. Both kinds may be placed on
+ * NUMA nodes. */
 #ifndef HPC_MEMORY_H
 #define HPC_MEMORY_H
 
@@ -7,7 +8,7 @@
 
 struct hpc_memory {
     void *data;
-    size_t nbytes; /* of the mapping: whole pages */
+    size_t nbytes; /* bytes of the mapping, whole pages */
     int fd;        /* the owner's memfd; -1 once its descriptor is closed */
     int unplaced;  /* errno of the first placement that the kernel refused; 0 if none was refused */
     _Atomic int references;
@@ -23,12 +24,13 @@ typedef struct hpc_placement {
     int node;
 } hpc_placement;
 
-/* Does the same, and places each page on the node of its range; a page in two ranges goes with the later one. Ranges
- * must be in ascending order, and are cut at the end of the block. If a node is full, other nodes are used. A placement
- * that the kernel refuses (no such node, a container's system call filter) is no error: memory->unplaced says so. */
+/* Does the same, and places each page on the node of its range; a page in two ranges lies on the node of the later
+ * range. Ranges must be in ascending order, and are cut at the end of the block. If a node is full, other nodes are
+ * used. A placement that the kernel refuses (no such node, a container's system call filter) is no error:
+ * memory->unplaced says so. */
 int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, const char *op, hpc_memory **memory);
 
-/* Maps another process's memory. It owns fd from then on, also on failure. */
+/* Maps another process's memory. The call takes over fd, also if it fails. */
 int hpc_memory_attach(int fd, size_t nbytes, const char *op, hpc_memory **memory);
 
 hpc_memory *hpc_memory_retain(hpc_memory *memory);
@@ -37,9 +39,9 @@ hpc_memory *hpc_memory_retain(hpc_memory *memory);
  * descriptor. */
 void hpc_memory_close_descriptor(hpc_memory *memory);
 
-/* Allocates zeroed memory of this process, from a page boundary on, with every page present: on node if that has room
- * (-1: on any), in huge pages if it is large. Returns NULL, without recording an error, if there is too little
- * memory. */
+/* Allocates zeroed memory of this process, from a page boundary on, with every page present. The memory lies on the
+ * given node if that node has room (-1: on any node), and has huge pages if it is large. Returns NULL, without
+ * recording an error, if there is too little memory. */
 void *hpc_private_alloc(size_t nbytes, int node);
 
 /* Frees p, of nbytes as allocated; p may be NULL. */

@@ -50,8 +50,9 @@ static _Thread_local double slices_limit; /* seconds; 0: unknown */
 static _Thread_local struct {
     hpc_group *group; /* may be freed by now: is_entered(group, serial) tells */
     uint64_t serial;
-    hpc_wait wait;          /* only op and every are used */
-    unsigned long failures; /* hpc_failures when it was recorded; after another failure it is not followed */
+    hpc_wait wait; /* only op and every are used */
+    unsigned long
+        failures; /* hpc_failures when this timeout was recorded; after another failure the timeout is not followed */
 } last_timeout;
 
 int hpc_slice_waits(int slices) {
@@ -99,8 +100,8 @@ static int ask(hpc_group *group, hpc_inquiry *q) {
     return 1;
 }
 
-/* Records the culprits. op must be the wait's, whose success removes them again, even if others see the call by another
- * name. */
+/* Records the culprits. op must be the wait's own, even if others see the call by another name, because a later success
+ * of a wait in op removes the culprits. */
 static void blame(hpc_group *group, const char *op, const hpc_inquiry *q) {
     hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), q->culprits,
                    q->n_culprits);
@@ -162,10 +163,10 @@ int hpc_follow_timeout(double waited) {
 static _Thread_local struct {
     double since, due;
     double last;         /* when the last look was; 0: none yet */
-    int stopped, circle; /* whether that look found a stopped rank, or a circle */
+    int stopped, circle; /* whether the last look found a stopped rank, or a circle */
     uint64_t moved;      /* hpc_inquiry.moved of that look */
-    double held, warns;  /* seconds: how long a rank had held up the wait then; length of the wait at which the next
-                            warning is due */
+    double held, warns;  /* seconds. held: how long a rank had held up the wait at that look; warns: length of the wait
+                            at which the next warning is due */
 } looks;
 
 static _Thread_local int gave_up;
@@ -193,7 +194,7 @@ int hpc_slice_is_over(int status) {
     return status == HPC_ERR_TIMEOUT && !gave_up;
 }
 
-/* Keeps only culprits in this state; returns how many. */
+/* Keeps only culprits in this state; returns how many remain. */
 static int keep_those(hpc_inquiry *q, hpc_culprit_state state) {
     int n = 0;
     for (int i = 0; i < q->n_culprits; i++)
@@ -201,7 +202,7 @@ static int keep_those(hpc_inquiry *q, hpc_culprit_state state) {
     return q->n_culprits = n;
 }
 
-/* Returns whether all culprits are in a circle, and their waits have lasted for `seconds`. */
+/* Returns whether all culprits are in a circle, and each of their waits has lasted for `seconds`. */
 static int is_closed(const hpc_inquiry *q, double seconds) {
     int n = 0;
     for (int i = 0; i < q->n_culprits; i++)

@@ -1,4 +1,4 @@
-/* Waits that last long, and waits that have timed out: which ranks hold them up?
+/* Finds the ranks that hold up waits that last long, or that have timed out.
  *
  * A wait that has lasted for a tenth of hpc_config.look_after asks the ranks along its chain of waits (a look). It
  * looks again after a fifth, a third, and every further third of look_after. The slices of a wait count as one wait. A
@@ -27,19 +27,18 @@ static const double HPC_FOLLOW_SECONDS = 0.25; /* the longest time for answers *
 /* Returns when the next look of this thread's wait, which began at since, is due. */
 double hpc_overdue_due(const hpc_group *group, double since);
 
-/* Makes such a look for a wait, or slice, of timeout seconds. Returns HPC_IN_PROGRESS if the wait goes on,
- * HPC_ERR_TIMEOUT with the culprits, or HPC_OK if the condition holds meanwhile. */
+/* Makes a look for a wait, or slice, of `timeout` seconds. Returns HPC_IN_PROGRESS if the wait goes on,
+ * HPC_ERR_TIMEOUT, with the culprits, if the look ends it, or HPC_OK if the wait's condition holds by then. */
 int hpc_overdue_look(hpc_group *group, const hpc_wait *wait, double since, double timeout);
 
-/* Marks the failure that was just recorded as one before the deadline: other ranks have found that nothing can come, so
- * no further slice begins. */
+/* Marks the failure that was just recorded as earlier than the deadline, because other ranks have found that nothing
+ * can come. Then no further slice begins. */
 void hpc_overdue_told(void);
 
 /* Fails a wait at its deadline: returns HPC_ERR_TIMEOUT. The failure names the culprits, unless the wait is a slice. */
 int hpc_overdue_fail(hpc_group *group, const hpc_wait *wait, double timeout);
 
-/* Returns HPC_ERR_TIMEOUT for a wait other than hpc_wait_for that has lasted waited seconds; names culprits
- * likewise. */
+/* Returns HPC_ERR_TIMEOUT, with culprits, for a wait other than hpc_wait_for that has lasted `waited` seconds. */
 int hpc_group_fail_timeout(hpc_group *group, const char *op, const int *ranks, int n, double waited, const char *format,
                            ...) __attribute__((format(printf, 6, 7)));
 
@@ -52,7 +51,8 @@ void hpc_group_leave(hpc_group *group);
 int hpc_slice_waits(int sliced);
 int hpc_waits_in_slices(const hpc_group *group, double timeout);
 
-/* Returns whether status means that a slice of a wait is over and the next may begin; 0 if a look ended the wait. */
+/* Returns 1 if status means that a slice of a wait is over and the next may begin; 0 if not, also if a look ended the
+ * wait. */
 int hpc_slice_is_over(int status);
 void hpc_overdue_begin(void); /* called when a wait or slice begins */
 

@@ -7,7 +7,8 @@
 /* Records a failure for hpc_last_error and returns status. op must be a string literal. */
 int hpc_fail(int status, const char *op, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* Does the same for HPC_ERR_PEER and HPC_ERR_TIMEOUT. ranks and waiting_for are copied; NULL if their count is 0. */
+/* Does the same for HPC_ERR_PEER and HPC_ERR_TIMEOUT. The lists ranks and waiting_for are copied; a list may be NULL if
+ * its count is 0. */
 int hpc_fail_ranks(int status, const char *op, const int *ranks, int n_ranks, const int *waiting_for, int n_waiting,
                    const char *format, ...) __attribute__((format(printf, 7, 8)));
 

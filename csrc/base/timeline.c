@@ -33,7 +33,8 @@ typedef struct event {
 } event;
 
 /* A track: one thread's ring of events. The producer writes put, the holder of "writing" writes written. Each acquires
- * the other's release, so an event is complete when it is read, and its place is free when it is written again. */
+ * the other's release, so an event is complete when it is read, and its place is free when the next event is written
+ * there. */
 typedef struct track {
     struct track *next;
     hpc_timeline *timeline;
@@ -60,7 +61,7 @@ struct hpc_timeline {
 
 /* ---- text ---- */
 
-/* Writes a label as a JSON string without quotes, cut where to is full. */
+/* Writes a label as a JSON string without quotes to to[cap], cut if cap is too small. */
 static size_t escape(const char *from, char *to, size_t cap) {
     size_t n = 0;
     for (; *from != 0 && n + 7 < cap; from++) {
@@ -129,8 +130,8 @@ static void append_metadata(hpc_timeline *t, int thread, const char *name, const
     append(t, line, (size_t)n);
 }
 
-/* Writes the spans of a track into the file. is_last: set by close, which writes last; once the timeline is closed,
- * other calls write nothing. */
+/* Writes the spans of a track into the file. is_last: 1 in the call by close, which writes last. Once the timeline is
+ * closed, other calls write nothing. */
 static void flush(track *k, int is_last) {
     hpc_timeline *t = k->timeline;
     char text[TEXT_BYTES];
@@ -359,8 +360,8 @@ static uint64_t process_id(void) {
     return atomic_load(&id);
 }
 
-/* Writes facts for programs that read several files: the clock of ts and its offset from the wall clock; which process,
- * and so which job, a file is from; and the rank's number in the first context. */
+/* Writes facts for programs that read several files: the clock of ts and that clock's offset from the wall clock; the
+ * process, and so the job, that wrote the file; and the rank's number in the first context. */
 static void append_head(hpc_timeline *t, int first, int size, const char *host) {
     char args[1024], id[64] = "", where[7 * 64];
     struct timespec wall;

@@ -43,8 +43,9 @@ typedef struct hpc_span {
 } hpc_span;
 
 /* Opens a timeline file. In path every %r is replaced by number; without %r, ".rankN" is put before the suffix. A
- * second timeline of this process at the same path gets "-2" after that, and so on. number is the rank in the first
- * context, also after shrinks, so no other process has it. Returns HPC_ERR_CONFIG if the file cannot be made. */
+ * second timeline of this process at the same path gets "-2" after that, and so on. number is this rank's number in the
+ * first context, also after shrinks, so no other process of the job has the same. Returns HPC_ERR_CONFIG if the file
+ * cannot be made. */
 int hpc_timeline_open(const char *path, int number, int rank, int size, const char *host, hpc_timeline **timeline);
 
 /* Writes the job's name, which only the timelines of this context's ranks share, once it is known. */
@@ -60,8 +61,8 @@ void hpc_timeline_record(const hpc_span *span, double end);
 /* Writes the calling thread's records to the file if the last write is long ago; called before the thread sleeps. */
 void hpc_timeline_rest(hpc_timeline *timeline, double now);
 
-/* Returns the time at which a span of the calling thread begins. Rows of a key before it are not joined with later
- * ones. */
+/* Returns the time at which a span of the calling thread begins. Rows before that time are not joined with later rows
+ * of the same key. */
 double hpc_timeline_enter(hpc_timeline *timeline);
 
 static inline hpc_span hpc_span_begin(hpc_timeline *timeline, const char *name, const char *label) {

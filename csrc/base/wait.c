@@ -17,8 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Returns the timeout that counts: the default for a negative one or a NaN, and at most 1e9 s, which time_t can
- * hold. */
+/* Returns the timeout to use, at most 1e9 s, which time_t can hold; the default if timeout is negative or NaN. */
 static double limit_of(const hpc_group *group, double timeout) {
     if (!(timeout >= 0)) timeout = group->timeout;
     return timeout < 1e9 ? timeout : 1e9;
@@ -40,7 +39,7 @@ void hpc_bell_wake(hpc_bell *bell) {
     hpc_calls_count(HPC_CALL_FUTEX);
     int alarm = atomic_load_explicit(&bell->alarm, memory_order_acquire); /* the descriptor exists since then */
     if (alarm != 0) hpc_calls_count(HPC_CALL_ALARM);
-    if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it rings anyway */
+    if (alarm != 0 && write(alarm - 1, &(uint64_t){1}, sizeof(uint64_t)) < 0) return; /* full: it wakes without this */
 }
 
 int hpc_group_check_rank(const hpc_group *group, int rank, const char *what, const char *op) {
@@ -60,7 +59,7 @@ int hpc_group_usable(const hpc_group *group, const char *op) {
 
 int hpc_group_others(const hpc_group *group, int *ranks) {
     int n = 0;
-    for (int r = 0; r < group->size; r++) /* in a context of one rank another thread of this rank may send */
+    for (int r = 0; r < group->size; r++) /* lists this rank too if it is alone: another thread of it may send */
         if ((r != group->rank || group->size == 1) &&
             atomic_load_explicit(&group->states[r], memory_order_acquire) == HPC_PEER_ALIVE)
             ranks[n++] = r;
@@ -246,8 +245,8 @@ static void remember(hpc_group *group, const char *op, const hpc_culprit *culpri
     hpc_blame_wait(&group->blame, op, atomic_load_explicit(&group->watch.step, memory_order_relaxed), culprits, n);
 }
 
-/* Records ranks that left by themselves while this rank still waited for them, as culprits if this rank leaves because
- * of this failure. Failed ranks are known by their state. */
+/* Records ranks that left by themselves while this rank still waited for them; if this rank leaves because of this
+ * failure, it names them as culprits. Failed ranks need no record, since their state is known. */
 static void remember_left(hpc_group *group, const char *op, const int *ranks, int n) {
     hpc_culprit left[HPC_BLAMED];
     int n_left = 0;
@@ -257,7 +256,7 @@ static void remember_left(hpc_group *group, const char *op, const int *ranks, in
     if (n_left > 0) remember(group, op, left, n_left);
 }
 
-/* Fails with a deadlock that other ranks have found, and because of which they left: no rank has failed. */
+/* Fails because other ranks have found a deadlock and left because of it; no rank has failed. */
 static int fail_circle(hpc_group *group, const char *op, const hpc_fault *f, const hpc_culprit *culprits, int n,
                        const char *text) {
     const hpc_fault timeout = {
@@ -268,8 +267,8 @@ static int fail_circle(hpc_group *group, const char *op, const hpc_fault *f, con
 }
 
 /* Finds the ranks that failed by themselves, and the ranks that left because of these. A rank that left by itself
- * counts as failed if it is in asked, or if no other rank is to blame. In a wait (n_waiting is not 0) a deadlock that
- * others have found is HPC_ERR_TIMEOUT. */
+ * counts as failed if it is in the list asked, or if no other rank is to blame. In a wait (n_waiting is not 0) a
+ * deadlock that others have found is HPC_ERR_TIMEOUT. */
 static int fail_peers(hpc_group *group, const char *op, const int *asked, int n_asked, const int *waiting,
                       int n_waiting) {
     enum { NONE, CULPRIT, LEFT };
@@ -366,8 +365,9 @@ int hpc_group_peer_present(hpc_group *group, int rank, const char *op) {
     return hpc_group_has_departed(group, rank) ? fail_peers(group, op, &rank, 1, NULL, 0) : HPC_OK;
 }
 
-/* Takes all that has come, and returns whether the condition holds then. It stops after a second, because others may
- * send without end. A condition that held must not be asked again, because it may have taken an event. */
+/* Takes all data that has come, and returns whether the wait's condition then holds. It stops after a second, because
+ * others may send without end. After the condition has held, it must not be evaluated again, because it may have taken
+ * an event. */
 static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
     double until = hpc_now() + 1;
     if (until > deadline) until = deadline;
@@ -379,10 +379,10 @@ static int holds_now(hpc_group *group, const hpc_wait *wait, double deadline) {
     }
 }
 
-/* Checks whether departures end this wait: a lost rank always does, a rank that left only if it is waited for. Returns
- * HPC_IN_PROGRESS to continue, HPC_OK if the condition holds. The states are loaded first: data that a rank sent before
- * it left has then arrived, perhaps still untaken in a completion queue, and is taken before the wait counts as
- * ended. */
+/* Checks whether departures end this wait: a lost rank ends it; a rank that left ends it only if the wait waits for
+ * that rank. Returns HPC_IN_PROGRESS to continue, HPC_OK if the condition holds. The states are loaded first: then data
+ * that a rank sent before it left has arrived, perhaps still in a completion queue, and is taken before the wait counts
+ * as ended. */
 static int check_departures(hpc_group *group, const hpc_wait *wait, double deadline) {
     size_t size = (size_t)group->size;
     int *waiting = malloc(size * (sizeof *waiting + 1)), n_waiting, ended = 0, status;
@@ -466,14 +466,15 @@ static void doze(void) {
 enum { SEEN_RANKS = HPC_WATCHED_RANKS };
 _Static_assert((int)SEEN_RANKS >= (int)HPC_SPAN_RANKS, "a span tells of ranks that were kept");
 
-static const double LONG_SECONDS = 1e-3; /* a wait is shown when it has lasted so long, and looked at again as often */
-static const double TRACED_SECONDS = 10e-6; /* with a timeline: shown after it */
+static const double LONG_SECONDS =
+    1e-3; /* a wait is shown after this time, and its ranks are listed again each time that this time has passed */
+static const double TRACED_SECONDS = 10e-6; /* with a timeline a wait is shown after this time */
 static const double RETRACED_SECONDS = 100e-6;
 
 /* A long wait, with the ranks for which it waited at its last look. */
 typedef struct seen {
     double start, due;
-    double since, look; /* of the whole wait, of which this may be a slice: its start and next look */
+    double since, look; /* start and next look of the whole wait, if this wait is a slice of it */
     int place, n;       /* place in the group's watch; number of ranks */
     int ranks[SEEN_RANKS];
 } seen;
@@ -499,8 +500,8 @@ static void show(hpc_group *group, const hpc_wait *wait, seen *s, double now) {
     if (group->timeline != NULL) hpc_timeline_rest(group->timeline, now);
 }
 
-/* Returns how long an ended wait may continue as the same wait: after a slice its caller looks for signals, and the
- * next slice spins and yields before it is shown. */
+/* Returns for how many seconds after its end a wait may continue as the same wait: after a slice its caller handles
+ * Unix signals, and the next slice spins and yields before it is shown. */
 static double grace_of(const hpc_group *group, int status, double timeout) {
     static const double CONFIGURED = 1, USUAL = 0.02;
     if (status != HPC_ERR_TIMEOUT) return 0;
@@ -519,10 +520,10 @@ static void end_show(hpc_group *group, const hpc_wait *wait, const seen *s, int 
 /* ---- the wait ---- */
 
 enum { PROMPT = 8 };
-static const double SOON = 200e-6; /* seconds: of a message and its answer, including a sleep and a wake-up */
+static const double SOON = 200e-6; /* seconds that a message and its answer take, including a sleep and a wake-up */
 
-/* How many of this thread's last waits ended soon, at most PROMPT. Over a network each look is a system call, so if
- * waits last longer than they spin, spinning only takes time from other threads. */
+/* The number of this thread's last waits that ended within SOON, at most PROMPT. Over a network each look is a system
+ * call, so if waits last longer than their spinning, it only takes time from other threads. */
 static _Thread_local int prompt_waits = PROMPT;
 
 static void learn_waits(const hpc_group *group, double start) {
@@ -548,7 +549,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             for (int i = 0; i < SPINS_PER_CLOCK; i++) {
                 if (wait->ready(wait->arg)) return HPC_OK;
                 if (group->bed != NULL)
-                    held = hpc_group_progress(group); /* brings the data that is waited for */
+                    held = hpc_group_progress(group); /* receives the awaited data */
                 else
                     hpc_cpu_relax();
             }

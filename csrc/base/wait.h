@@ -1,4 +1,4 @@
-/* How a rank waits, everywhere in the same way: spin briefly, yield, then sleep on its bell.
+/* The one way in which ranks wait: spin briefly, yield, then sleep on the rank's bell.
  *
  * The bell is the only word on which threads sleep. Each context has one, in a page that peers of the host map. A
  * thread that changes something for which the rank may be waiting (a signal, a notification, an ACK) rings the bell
@@ -8,9 +8,10 @@
 
 #include "base/group.h"
 
-/* Waits until ready. Returns HPC_OK then, even if one of the following holds too; HPC_ERR_PEER if any rank is lost, or
- * one of waiting_for has left, or ranks have left and waiting_for lists none any more; HPC_ERR_TIMEOUT at the deadline,
- * or if ranks have left because of a deadlock; HPC_ERR_INVALID if the context is closed meanwhile. */
+/* Waits until wait->ready() returns nonzero. Returns HPC_OK then, even if a failure is known too. Otherwise it returns
+ * HPC_ERR_PEER if any rank is lost, if a rank that waiting_for() lists has left, or if ranks have left and
+ * waiting_for() lists no rank any more; HPC_ERR_TIMEOUT at the deadline, or if ranks have left because of a deadlock;
+ * HPC_ERR_INVALID if the context is closed meanwhile. */
 int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout);
 
 /* Returns HPC_ERR_INVALID unless 0 <= rank < size. */
@@ -42,12 +43,12 @@ void hpc_group_depart_saying(hpc_group *group, int rank, int state, const hpc_la
  * other ranks told and, if by_wait, culprits that a wait here has found. Returns how many. */
 int hpc_group_blamed(hpc_group *group, int by_wait, hpc_blamed *blamed);
 
-/* Fills in the last word that this rank would send if it left now. why: the reason of an abort, else NULL. */
+/* Fills in the last word that this rank would send if it left now. why: the reason of an abort; NULL: no abort. */
 void hpc_group_last_word(hpc_group *group, const char *why, hpc_last_word *word);
 
 /* Returns HPC_ERR_PEER because the ranks in closed have closed an object that this rank still needs, as the sentence
- * says. If others are known to be to blame, or those ranks say so within 250 ms, the failure names them as failed and
- * those ranks as left. For a deadlock it is HPC_ERR_TIMEOUT. */
+ * says. If other ranks are known to be to blame, or the closed ranks name some within 250 ms, the failure names these
+ * as failed and the closed ranks as left. For a deadlock it returns HPC_ERR_TIMEOUT. */
 int hpc_group_fail_closed(hpc_group *group, const char *op, const int *closed, int n, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 

@@ -12,7 +12,8 @@
 
 enum { MOST_CALLS = 1000 };
 
-/* A call is not changed after it was listed, and never freed, because other threads read a wait's name at any time. */
+/* A call. It never changes after it was listed, and is never freed, because other threads read a wait's name at any
+ * time. */
 struct hpc_calling {
     const hpc_calling *next;
     int every, number; /* number of calls listed before it */

@@ -1,9 +1,9 @@
 /* The state that a rank shows to others while it runs (hpcomm status): its step, and the ranks for which its threads
  * wait.
  *
- * A wait writes here only when it sleeps, or has lasted for long; the service thread reads. The step is not ordered
- * with anything. All other members are guarded by busy, a spin lock that is held while a few hundred bytes are
- * copied. */
+ * A wait writes to its watch only when it sleeps, or has lasted for long; the service thread reads. The field step is
+ * not ordered with other data. All fields that are not atomic are guarded by the field busy, a spin lock that is held
+ * while a few hundred bytes are copied. */
 #ifndef HPC_WATCH_H
 #define HPC_WATCH_H
 
@@ -18,7 +18,7 @@ typedef struct hpc_doing {
     int every; /* 1: every rank must make the call */
 } hpc_doing;
 
-/* Returns the call that this thread is in (hpc_calling_enter), or, if it is in none, op and every. */
+/* Returns the call that this thread is in (hpc_calling_enter); if it is in no call, the given op and every. */
 hpc_doing hpc_doing_of(const char *op, int every);
 
 typedef struct hpc_watched {
@@ -26,8 +26,9 @@ typedef struct hpc_watched {
     hpc_doing doing;
     double since;
     double until; /* when the wait ended; 0 while it lasts */
-    double grace; /* seconds after until in which it may continue, if it was a slice of a longer wait */
-    int n_ranks;  /* number of all ranks; the first are in ranks */
+    double grace; /* seconds after the time `until` within which the wait may continue, if it was a slice of a longer
+                     wait */
+    int n_ranks;  /* number of ranks waited for; the first HPC_WATCHED_RANKS are in ranks */
     int ranks[HPC_WATCHED_RANKS];
 } hpc_watched;
 
@@ -51,7 +52,7 @@ typedef struct hpc_mover {
 void hpc_watch_add(hpc_watch *w, hpc_mover *mover);
 void hpc_watch_remove(hpc_watch *w, hpc_mover *mover); /* ignores a mover that was never added */
 
-/* Returns a count of all that this rank has sent, received or worked on; it stands still in a deadlock. */
+/* Returns a count of all that this rank has sent, received or worked on; the count does not change in a deadlock. */
 uint64_t hpc_watch_moved(hpc_watch *w);
 
 static inline void hpc_watch_step(hpc_watch *w, uint64_t step) {

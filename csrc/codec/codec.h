@@ -15,9 +15,9 @@ enum { HPC_ENCODER_VALUES = 2 };
 /* The facts that an encoder of pieces has beside its state. */
 typedef struct hpc_encoding {
     const hpc_codec_config *config;
-    uint64_t made;                 /* number of encodings, with the present one */
-    double asked;                  /* for a codec that is given a delta: this delta, before it decays */
-    float delta;                   /* for a codec that has a delta: the present encoding's */
+    uint64_t made; /* number of encodings, with the present one */
+    double asked;  /* the configured delta, before it decays; used by codecs whose delta is configured */
+    float delta;   /* delta of the present encoding, if the codec has one */
     float own[HPC_ENCODER_VALUES]; /* values that the codec keeps for its next encoding; 0 at first */
 } hpc_encoding;
 
@@ -47,7 +47,7 @@ typedef struct hpc_piece_form {
 
 typedef struct hpc_codec {
     const char *name; /* in plans and errors */
-    int number;       /* hpc_dtype, as in plans */
+    int number;       /* hpc_dtype or hpc_codec_number, as in plans */
     int addressable;
     size_t item; /* addressable: bytes of an element */
     int plain;   /* the encoding is an array of float32: a single input with weight 1 needs no fold */
@@ -57,25 +57,25 @@ typedef struct hpc_codec {
     /* Returns the most bytes that n elements take. Slots have room for no more, so all ranks must compute the same.
      * Here and below config is NULL for arrays. */
     size_t (*max_bytes)(const hpc_codec_config *config, uint64_t n);
-    /* Returns the bytes of the piece in a slot, at most max_bytes; 0 if it is no piece of n elements. */
+    /* Returns the bytes of the piece in a slot, at most max_bytes; 0 if the slot holds no piece of n elements. */
     size_t (*length)(const hpc_codec_config *config, const void *piece, uint64_t n);
     /* Encodes n elements of source into out, of cap bytes; returns the bytes written, or a negative number. state is
      * hpc_codec_state_slots arrays of n values; the first is the residual, if the codec keeps one. *kept gets the
-     * number of elements that were sent. For arrays encoding, state and kept are NULL. */
+     * number of elements that were sent. When a codec encodes arrays, encoding, state and kept are NULL. */
     int64_t (*encode)(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
                       int64_t cap, int64_t *kept);
-    /* Adds weight times a piece of n elements, nbytes long, to acc. Returns nonzero if it is not a piece of n elements;
-     * then nothing is written. */
+    /* Adds weight times a piece of n elements, nbytes long, to acc. Returns 0; nonzero, with nothing written, if in is
+     * not a piece of n elements. */
     int (*decode_add)(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                       double weight);
     /* The form of pieces that only this codec writes; NULL: it writes only forms of all codecs. */
     const hpc_piece_form *form;
     /* Subtracts rate times the weighted sum of pieces that are not packed from param, in one pass over its n elements.
-     * The sum begins with 0. The bits are the same as by decode_add and the rule sgd. Returns nonzero if an input is no
-     * piece; then *wrong gets its number, and nothing is written. NULL: pieces are added one by one. */
+     * The sum begins with 0. The bits are the same as by decode_add and the rule sgd. Returns 0; nonzero if an input is
+     * no piece: then *wrong gets the input's number, and nothing is written. NULL: pieces are added one by one. */
     int (*add_all)(const hpc_codec_config *config, float *param, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                    double rate, int *wrong);
-    /* The same for any rule, a part at a time. NULL: the sum of a row is made as a whole.
+    /* Functions that make the weighted sum for any rule, a part at a time. NULL: the sum of a row is made as a whole.
      * - check_all returns 0 if all inputs are pieces of n elements; otherwise the error of one of them, whose number
      *   *wrong gets.
      * - add_range adds elements from to from + count - 1 of their weighted sum, with the bits of decode_add, to
@@ -99,15 +99,16 @@ typedef struct hpc_codec {
     uint64_t (*unit)(const hpc_codec_config *config, uint64_t n);
     /* Returns whether a residual keeps the values that a piece leaves out. NULL: it does. */
     int (*keeps)(const hpc_codec_config *config);
-    /* Returns the bytes of an update of n elements, as a trainer writes it. NULL: it is an array of n float32. If it is
-     * something else, only trainers can encode, and no row can encode a sum. */
+    /* Returns the bytes of an update of n elements, as a trainer writes it. NULL: the update is an array of n float32.
+     * If it is not an array, only trainers can encode, and no row can encode a sum. */
     size_t (*source_bytes)(const hpc_codec_config *config, uint64_t n);
-    /* Multiplies such an update by a factor. NULL: it is an array. */
+    /* Multiplies such an update by a factor. NULL: the update is an array. */
     void (*scale)(const hpc_codec_config *config, void *source, float factor);
-    /* Returns whether the n values of a source are finite. NULL: it is an array. */
+    /* Returns whether the n values of a source are finite. NULL: the source is an array. */
     int (*is_finite)(const hpc_codec_config *config, const hpc_codec_source *source, uint64_t n);
-    /* Called before and after the pieces of n elements are encoded, which may be apart from each other, for steps that
-     * concern all of them. kept: how many elements all of them have sent. NULL: no such steps. */
+    /* Called before and after all pieces of an update are encoded, for steps that concern the whole update. The pieces,
+     * of n elements in all, may lie apart from each other. kept: how many elements all pieces have sent. NULL: no such
+     * steps. */
     void (*begin)(hpc_encoding *encoding, const hpc_codec_source *source, const float *residual, int64_t n);
     void (*end)(hpc_encoding *encoding, int64_t n, int64_t kept);
 
@@ -116,11 +117,11 @@ typedef struct hpc_codec {
     /* Returns the fault that a status stands for, in words: a nonzero status of decode_add and unpack, or a negative
      * one of encode and pack. */
     const char *(*text)(int status);
-    /* Compression: pieces are packed after they are encoded, and unpacked before they are read. scratch returns the
-     * bytes of scratch memory that pack and unpack need for pieces of at most `most` bytes; 0: this configuration does
-     * not pack, and neither pack nor unpack is called. pack packs a piece of at most cap bytes in place, and returns
-     * its new length. unpack writes the piece to raw and returns its bytes, or 0 if the piece was not packed. Both
-     * return a negative status if they fail. */
+    /* Compression: pieces are packed after they are encoded, and unpacked before they are read. scratch() returns the
+     * bytes of scratch memory that pack() and unpack() need for pieces of at most `most` bytes; 0 if this configuration
+     * does not compress: then neither of them is called. pack() packs a piece of at most cap bytes in place, and
+     * returns its new length. unpack() writes the piece to raw and returns its bytes, or 0 if the piece was not packed.
+     * Both return a negative status if they fail. */
     size_t (*scratch)(const hpc_codec_config *config, size_t most);
     int64_t (*pack)(const hpc_codec_config *config, void *piece, size_t cap, void *scratch, size_t room);
     int64_t (*unpack)(const hpc_codec_config *config, const void *piece, int64_t nbytes, void *raw, size_t cap,
@@ -143,7 +144,7 @@ const hpc_codec *hpc_codec_of(int number);
 void hpc_codec_names(unsigned numbers, char *names, size_t cap);
 void hpc_codec_numbers(char *numbers, size_t cap, int pieces);
 
-/* encode and decode_add of the codecs that encode arrays of a dtype (use.c). */
+/* The functions encode and decode_add of the codecs f32, f16 and bf16, whose dtype the last argument gives (use.c). */
 int64_t hpc_codec_encode_array(const float *x, int64_t n, void *out, int64_t cap, int dtype);
 int hpc_codec_add_array(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, int dtype);
 

@@ -14,7 +14,7 @@ enum { HEAD = sizeof(hpc_piece_head), BODY = HEAD + sizeof(uint32_t), SYMBOLS = 
 
 struct symbol {
     const char *name;
-    void *pointer; /* points to a pointer to a function, which loading sets */
+    void *pointer; /* address of a function pointer, which loading sets */
 };
 
 typedef struct compressor {
@@ -190,7 +190,7 @@ static size_t zlib_compress(const char *from, size_t n, char *to, size_t room) {
 static size_t zlib_decompress(const char *from, size_t n, char *to, size_t room) {
     unsigned long made = room, used = n;
     int status = zlib.decompress((unsigned char *)to, &made, (const unsigned char *)from, &used);
-    return status == ZLIB_OK && used == n ? made : 0; /* the other libraries refuse bytes after the end by themselves */
+    return status == ZLIB_OK && used == n ? made : 0; /* unlike the others, zlib accepts bytes after the end */
 }
 
 static pthread_once_t zlib_once = PTHREAD_ONCE_INIT;
@@ -220,7 +220,7 @@ static const compressor *const compressors[HPC_COMPRESSIONS] = {
     [HPC_COMPRESS_ZLIB] = &zlib_compressor,
 };
 
-/* Loads a library. It is never unloaded, because any thread may be in it. */
+/* Loads a library. The library is never unloaded, because any thread may be running its code. */
 static void load(int number) {
     const compressor *c = compressors[number];
     char *why = loaded[number].why;
@@ -304,7 +304,7 @@ int64_t hpc_piece_pack(int number, void *piece, size_t cap, void *scratch, size_
 
     char *bytes = piece;
     const size_t made = c->compress(bytes + HEAD, body, scratch, room);
-    if (made == 0 || BODY + made >= raw) return raw; /* perhaps the library had no memory; raw is valid too */
+    if (made == 0 || BODY + made >= raw) return raw; /* also if the library had no memory: the raw piece is valid */
     head.nbytes = (uint32_t)(BODY + made);
     head.packed = (uint16_t)number;
     memcpy(bytes, &head, sizeof head);

@@ -1,5 +1,6 @@
-/* A matrix as pairs of vectors, whose products u v^T add up to it (SFB, section 2). A piece of n elements has its rows
- * of each u, and all of each v; or the sum itself, if that takes fewer bytes. There is no residual. */
+/* A matrix as pairs of vectors, whose products u v^T add up to it (SFB, section 2). A piece of n elements, some rows of
+ * the matrix, has these rows of each u and all of each v; or it has the sum itself, if the sum takes fewer bytes. There
+ * is no residual. */
 #include "codec/factors.h"
 
 #include <math.h>
@@ -179,7 +180,7 @@ static void encode_nothing(const hpc_codec_config *config, int64_t n, void *out)
 
 /* ---- add ---- */
 
-/* Returns 0, or the status of the first input that is no piece, whose number *wrong gets. */
+/* Returns 0, or the status of the first input that is no piece; *wrong gets that input's number. */
 static int check_all(const hpc_codec_config *config, int64_t n, const hpc_codec_input *inputs, int n_inputs,
                      int *wrong) {
     for (int i = 0; i < n_inputs; i++) {
@@ -251,7 +252,7 @@ int hpc_factors_add(const hpc_codec_config *config, float *acc, int64_t n, const
     return status;
 }
 
-/* Part by part: makes the sum, then subtracts it from the parameters. */
+/* Makes the sum of a part, and subtracts it from the parameters, part by part. */
 static void take_by_sums(float *param, hpc_factors_walk walk, float rate, const struct hpc_factor_kernels *kernels) {
     enum { TALL = 96, WIDE = 256 };
     float sum[TALL * WIDE];
@@ -372,7 +373,7 @@ static size_t source_bytes(const hpc_codec_config *config, uint64_t n) {
     return hpc_factors_bytes(config);
 }
 
-/* Returns the number of pairs of an update; 0 if its count is wrong, which encode reports. */
+/* Returns the number of pairs of an update; 0 if the update's count is out of range, which encode reports. */
 static uint64_t pairs_of(const hpc_factors *from) {
     return *from->count < 0 || *from->count > from->pairs ? 0 : (uint64_t)*from->count;
 }

@@ -41,8 +41,8 @@ static inline uint64_t hpc_factors_vector(uint64_t length, uint64_t entries, siz
 int hpc_factors_check(const hpc_codec_config *config, int64_t n, const void *in, int64_t nbytes);
 
 /* A walk over the pairs of some checked pieces, in order. hpc_factors_next fills in the next pairs, at most
- * HPC_FACTOR_PAIRS, and returns how many. If it returns 0, *array is the next piece that is a sum; at the end its
- * values are NULL. */
+ * HPC_FACTOR_PAIRS, and returns how many. If it returns 0, *array is the next piece that is a sum; array->values is
+ * NULL at the end of the walk. */
 typedef struct hpc_factors_walk {
     hpc_factor_sizes sizes;
     const hpc_codec_input *inputs;

@@ -7,7 +7,7 @@
 #include "kernel/float4.h"
 #include "kernel/half.h"
 
-enum { SHORTEST = 16 /* elements of the shortest unit: below, scales take too much */ };
+enum { SHORTEST = 16 /* elements of the shortest unit: in shorter ones scales take too many bytes */ };
 
 /* Returns the bytes after the head of a piece. */
 static uint64_t body_bytes(uint64_t n, uint64_t unit) {
@@ -30,7 +30,7 @@ static int keeps(const hpc_codec_config *config) {
     return !config->no_feedback;
 }
 
-/* Encodes a unit with NaN or Inf: only these are sent, and the other elements are left out. */
+/* Encodes a unit with NaN or Inf: sends only NaN and Inf, and leaves the other elements out. */
 static void put_wild(const float *u, size_t n, uint8_t *codes, float *rest) {
     memset(codes, 0, (n + 1) / 2);
     for (size_t i = 0; i < n; i++) {

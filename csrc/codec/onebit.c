@@ -33,9 +33,9 @@ static float mean_of(double sum, size_t count) {
     return count > 0 ? (float)(sum / (double)count) : 0;
 }
 
-/* Encodes one bit for each element (CNTK's 1-bit SGD). A unit is a run of elements; it has the mean of its elements
- * that are 0 or more, and the mean of the others. The residual is the difference to these means. If units are so small
- * that dense float32 takes no more bytes, that is written. A piece begins with a unit. */
+/* Encodes one bit for each element (CNTK's 1-bit SGD). A unit is a run of elements; its two values are the mean of its
+ * elements that are 0 or more, and the mean of the others. The residual is the difference to these means. If units are
+ * so small that dense float32 takes no more bytes, the piece is dense. A piece begins with a whole unit. */
 static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *source, int64_t n, float *state, void *out,
                       int64_t cap, int64_t *kept) {
     const struct hpc_sparse_kernels *kernels = hpc_sparse_kernels_of(HPC_ISA_BEST);

@@ -1,4 +1,5 @@
-/* A user's codec. Its bytes stand after a head. The residual is kept here: the update minus its decoded encoding. */
+/* A user's codec. The user's functions write the bytes after the head of a piece. This file keeps the residual: the
+ * update minus its decoded encoding. */
 #include <math.h>
 #include <string.h>
 
@@ -27,7 +28,7 @@ static int64_t encode(const hpc_encoding *encoding, const hpc_codec_source *sour
     args[0] = 0;
     if (residual != NULL) {
         if (config->decode_add(residual, n, body, nbytes, -1, args) != 0) return HPC_PIECE_FAILED;
-        hpc_codec_drop_wild(residual, n); /* a NaN or Inf is sent as encoded, but does not stay in the residual */
+        hpc_codec_drop_wild(residual, n); /* a NaN or Inf was sent, and must not stay in the residual */
     }
     *kept = n;
     return hpc_piece_finish(out, HPC_PIECE_OWN, HPC_F32, n, 0, (size_t)nbytes);

@@ -103,7 +103,7 @@ typedef struct piece_intake {
     double weight;
 } piece_intake;
 
-/* Returns the next count values, weighted: in block, or in place if they need no change. */
+/* Returns the next count values times the weight: in block, or where they lie in the piece if they need no change. */
 static const float *weighted(const piece_intake *in, size_t first, size_t count, float *block) {
     int values = in->head->values;
     const void *from = in->values + first * hpc_dtype_bytes(values);
@@ -118,7 +118,7 @@ static int add_by_bits(const piece_intake *in, float *acc) {
     if (in->kernels->count(in->rest, n) != entries) return HPC_PIECE_BAD_COUNT;
     for (size_t from = 0; from < n; from += BLOCK) {
         float block[BLOCK];
-        uint8_t bits[BLOCK / 8]; /* a copy: adds the bits that were counted, even if the piece changes meanwhile */
+        uint8_t bits[BLOCK / 8]; /* a copy: the added bits are the counted ones, even if the piece changes meanwhile */
         size_t some = n - from < BLOCK ? n - from : BLOCK;
         memcpy(bits, in->rest + from / 8, (some + 7) / 8);
         size_t count = in->kernels->count(bits, some);
@@ -184,7 +184,7 @@ static void add_eights(float *restrict acc, const uint8_t *restrict codes, size_
     }
 }
 
-/* Copies each block before adding it: so the counted codes are the added ones, even if the piece changes meanwhile. */
+/* Copies each block before adding it: the added codes are the counted ones, even if the piece changes meanwhile. */
 static int add_near_bytes(const piece_intake *in, float *acc) {
     size_t entries = in->head->entries, n = in->head->n, next = 0, used = 0;
     for (size_t from = 0; from < in->nbytes; from += CODES) {
@@ -308,7 +308,7 @@ static const int writers[HPC_PIECE_FORMS] = {
     [HPC_PIECE_SPARSE] = HPC_FACTORS, [HPC_PIECE_FLOAT4] = HPC_FLOAT4,
 };
 
-/* Returns NULL if there is no such form, or the codec that writes it is not in this build. */
+/* Returns the form of a piece; NULL if no such form exists, or if this build lacks the codec that writes it. */
 static const hpc_piece_form *form_of(const hpc_piece_head *head) {
     if (head->form < sizeof common / sizeof *common) return &common[head->form];
     const hpc_codec *codec = head->form < HPC_PIECE_FORMS ? hpc_codec_of(writers[head->form]) : NULL;

@@ -57,13 +57,13 @@ typedef struct hpc_piece_intake {
     int isa; /* hpc_isa */
 } hpc_piece_intake;
 
-/* Errors of an encoder or a decoder that refuses, and has written nothing. */
+/* Errors of an encoder or a decoder that has refused its input and written nothing. */
 enum {
     HPC_PIECE_BAD_ARGS = -1,   /* arguments out of range */
     HPC_PIECE_NO_ROOM = -2,    /* cap is less than max_bytes */
     HPC_PIECE_FAILED = -3,     /* a user's filter or encoder failed */
     HPC_PIECE_BAD_HEAD = -4,   /* wrong form, format of values or number of elements */
-    HPC_PIECE_BAD_LENGTH = -5, /* another length than came, or than the form takes */
+    HPC_PIECE_BAD_LENGTH = -5, /* its length is not the received length, or not that of its form */
     HPC_PIECE_BAD_COUNT = -6,  /* more or fewer kept elements than values */
     HPC_PIECE_BAD_INDEX = -7,  /* an element number of n or more */
     HPC_PIECE_REFUSED = -8,    /* a user's decoder refused it */
@@ -71,7 +71,7 @@ enum {
     HPC_PIECE_NO_LIBRARY = -10 /* the library of its compression cannot be loaded */
 };
 
-/* Returns such a status in words, for errors: "its length is wrong". */
+/* Returns a status (HPC_PIECE_*) in words, for errors: "its length is wrong". */
 const char *hpc_piece_text(int status);
 
 /* Returns the most bytes of a piece: dense values, and the head. values: HPC_F32, HPC_F16 or HPC_BF16. */
@@ -81,8 +81,9 @@ size_t hpc_piece_max_bytes(uint64_t n, int values);
  * Returns 0, or an error. in must be aligned to 4 bytes. */
 int hpc_piece_read(hpc_piece_head *head, const void *in, int64_t nbytes, int64_t n);
 
-/* hpc_codec.decode_add for every form. If the piece is refused, nothing is written. If its memory changes meanwhile,
- * the added values are undefined, but no element outside acc[0..n) changes. config is not read and may be NULL. */
+/* Does hpc_codec.decode_add for every form. If the piece is refused, nothing is written. If its memory changes
+ * meanwhile, the added values are undefined, but no element outside acc[0..n) changes. config is not read and may be
+ * NULL. */
 int hpc_piece_decode_add(const hpc_codec_config *config, float *acc, int64_t n, const void *in, int64_t nbytes,
                          double weight);
 
@@ -133,7 +134,7 @@ const char *hpc_piece_check_filter(const hpc_codec_config *config);
 /* Returns 0 if n, values and cap are in range, otherwise the error. */
 int hpc_piece_check(int64_t n, int values, int64_t cap);
 
-/* Writes the head of a piece whose other nbytes are there; returns the bytes of the whole piece. */
+/* Writes the head of a piece whose other nbytes are already written; returns the bytes of the whole piece. */
 int64_t hpc_piece_finish(void *out, int form, int values, int64_t n, int64_t entries, size_t nbytes);
 
 /* Encodes by the codec float4, with the kernels of an instruction set (hpc_isa). residual may be NULL: no residual. */

@@ -5,8 +5,8 @@
 #include "base/isa.h"
 
 /* While a piece of up to SMALL elements is written, its bits are on the stack. A larger piece has its bits at the end
- * of its room. The values reach them only if nearly all elements are kept, and then the piece becomes dense; it does so
- * STEP elements before, so the filter can go on in steps. */
+ * of its memory. The values would reach the bits only if nearly all elements are kept, and then the piece becomes
+ * dense. It becomes dense STEP elements before that, so the filter can work in steps of STEP elements. */
 enum { SMALL = 1 << 16, STEP = 1024 };
 
 /* A piece that is being written. */
@@ -29,8 +29,8 @@ static hpc_filter_fn *filter_of(const hpc_piece_filter *how, const struct hpc_sp
                                     : kernels->filter_bf16;
 }
 
-/* Filters count elements. Returns how many it kept, or HPC_PIECE_FAILED if a user's filter set another number of bits
- * than it returned. */
+/* Filters `count` elements. Returns how many the filter kept, or HPC_PIECE_FAILED if a user's filter set another number
+ * of bits than it returned. */
 static int64_t filter_some(const piece_outlet *out, const float *x, float *residual, size_t count, void *values,
                            uint8_t *bits) {
     int64_t kept = out->filter(x, residual, (int64_t)count, out->how->delta, values, bits);
@@ -63,8 +63,8 @@ static int64_t filter_all(piece_outlet *out) {
     return (int64_t)at;
 }
 
-/* Writes a dense piece. First undoes the filter on the elements that are done: their residual becomes all of u (update
- * plus residual), and filtering u + 0 keeps the same elements again. Then filters everything by blocks, and spreads the
+/* Writes a dense piece. First undoes the filter on the `done` elements: their residual becomes all of u (update plus
+ * residual), and filtering u + 0 keeps the same elements again. Then filters all elements by blocks, and spreads the
  * values. */
 static int64_t write_dense(piece_outlet *out, size_t done) {
     static const float zeros[STEP];
@@ -90,8 +90,8 @@ static size_t span_of(const piece_outlet *out) {
     return byte == 0 ? 0 : 8 * byte - (size_t)(__builtin_clz(out->bits[byte - 1]) - 24);
 }
 
-/* Writes gaps after the values if they take fewer than *best bytes, and updates *best; returns their form, or form if
- * no gaps do. */
+/* Writes gaps after the values if they take fewer than *best bytes, and updates *best; returns their form, or the
+ * argument form if no gaps take fewer. */
 static int write_gaps(const piece_outlet *out, int form, size_t *best) {
     const struct hpc_sparse_kernels *kernels = out->kernels;
     uint8_t *to = out->values + out->kept * out->item;
@@ -113,7 +113,8 @@ static int write_gaps(const piece_outlet *out, int form, size_t *best) {
     return form;
 }
 
-/* Writes the rest, after the values, in the form with the fewest bytes. Returns the form; *nbytes gets its bytes. */
+/* Writes the rest, after the values, in the form with the fewest bytes. Returns the form; *nbytes gets the bytes of the
+ * rest. */
 static int write_rest(const piece_outlet *out, size_t *nbytes) {
     *nbytes = out->how->paper ? out->n * out->item - out->nbits - out->kept * out->item : out->nbits;
     int form = *nbytes > 0 ? write_gaps(out, HPC_PIECE_BITS, nbytes) : HPC_PIECE_BITS;

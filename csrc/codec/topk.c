@@ -1,6 +1,6 @@
 /* Keeps about the given fraction of the elements, the largest ones, by a delta that follows the density seen so far.
- * own[0] is the next encoding's delta, or 0 if that is to be found from a sample of the magnitudes; own[1] is the
- * delta's trend. */
+ * own[0] is the next encoding's delta, or 0 if the next encoding must find delta from a sample of the magnitudes;
+ * own[1] is the delta's trend. */
 #include <float.h>
 #include <math.h>
 
@@ -10,8 +10,8 @@
 enum { SAMPLE = 2048 };
 static const double GAIN = 0.4, TREND = 0.1, MOST_TREND = 0.25;
 
-/* Reorders some numbers so that place k has the number that it would have if all were sorted, the largest first;
- * returns that number. */
+/* Reorders numbers so that place k holds the number that a sort, the largest first, would put there; returns that
+ * number. */
 static uint32_t select_at(uint32_t *some, int count, int k) {
     int from = 0, to = count - 1;
     while (from < to) {
@@ -35,7 +35,7 @@ static uint32_t select_at(uint32_t *some, int count, int k) {
     return some[k];
 }
 
-/* Returns a delta with which about fraction of the elements are kept, and at least one that is not 0. The sampled
+/* Returns a delta that keeps about `fraction` of the elements, and at least one element that is not 0. The sampled
  * elements are spread over the piece by multiples of the golden ratio, which rarely meet the same row or column. */
 static float sampled_delta(const float *x, const float *residual, int64_t n, double fraction) {
     uint32_t sizes[SAMPLE];

@@ -1,4 +1,4 @@
-/* Steps that codecs share, and steps of their callers. */
+/* Steps that several codecs share, and steps that callers of codecs share. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -41,8 +41,9 @@ int hpc_barrier(hpc_context *c, double timeout) {
     return status;
 }
 
-/* Gives this rank's verdict and gets the others'. A rank that has reached its deadline has no time left to wait for
- * them: if it does not get them, its first failure stays, which names the ranks for which it waited, and why. */
+/* Gives this rank's verdict and gets the others'. A rank that has reached its deadline has no time to wait for the
+ * other verdicts. If it does not get them, it keeps its first failure, which names the ranks for which it waited, and
+ * why. */
 static int exchange_verdicts(hpc_context *c, const char *op, int own, const void *mine, size_t nbytes,
                              hpc_reply *replies, double deadline) {
     if (own != HPC_ERR_TIMEOUT)
@@ -56,7 +57,8 @@ static int exchange_verdicts(hpc_context *c, const char *op, int own, const void
     return status != HPC_OK ? status : own;
 }
 
-/* A rank's result of its step. ranks: of its failure, first the ranks to blame, then the ranks for which it waits. */
+/* A rank's result of its step. The field ranks is about its failure: first the ranks to blame, then the ranks for which
+ * it waits. */
 typedef struct verdict {
     int status, n_ranks, n_waiting, ranks[HPC_BLAMED], n_culprits;
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
@@ -111,14 +113,14 @@ int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, dou
         free(replies);
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
     }
-    /* A rank that has left since the call began takes no blob, and no rank takes a blob exported after that. */
+    /* A rank that has left since the call began takes no blob, and no rank would take a blob exported after that. */
     for (size_t r = 0; r < size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, (int)r, op);
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         blobs[r].fd = -1;
         if (r != me) status = joint->export_to(c->transports[r], joint->object, (int)r, &blobs[r]);
         if (blobs[r].fd >= 0) fd = blobs[r].fd;
     }
-    /* A rank that failed says so in its blob for itself; the others then take none of its blobs. */
+    /* A rank that failed writes its status into its blob for itself; the others then take none of its blobs. */
     memcpy(blobs[me].bytes, &status, sizeof status);
     int exchanged =
         hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, fd, HPC_EQUAL_SIZES, replies, deadline);

@@ -7,9 +7,9 @@
 /* ---- families ----
  *
  * A family is a first context, its root, and its heirs, which shrinks made from it. Every heir holds the root. The
- * root's control channel stays open while there are heirs, because they shrink over it; it says goodbye when the last
- * context of the family is closed. An abort ends the whole family: this rank has failed, and all its peers in any of
- * the contexts are told.
+ * root's control channel stays open while there are heirs, because they shrink over it; the channel tells the peers
+ * that this rank leaves when the last context of the family is closed. An abort ends the whole family: this rank has
+ * failed, and all its peers in any of the contexts are told.
  *
  * Threads: one thread may abort a context (a scheme's thread does) while others shrink, close or free other contexts of
  * the family. The root's mutex guards open and the list of heirs, and nothing waits while it is held. A context in the
@@ -32,7 +32,8 @@ int hpc_family_adopt(hpc_context *old, hpc_context *heir, int *first, const char
     return status;
 }
 
-/* Closes the other contexts of the family because this rank has failed. Returns the heirs among them, each held. */
+/* Closes the other contexts of the family because this rank has failed. Returns the heirs among them, with a reference
+ * to each. */
 static hpc_context *close_others(hpc_context *c) {
     hpc_context *root = c->root, *others = NULL, *next;
     for (hpc_context *heir = root->heirs; heir != NULL; heir = next) {
@@ -55,7 +56,7 @@ static void remove_heir(hpc_context *c) {
         }
 }
 
-/* Stops the control channel of a context that has closed, or that has failed for the reason why, and the channels of
+/* Stops the control channel of a context that has closed (why NULL) or failed (why: the reason), and the channels of
  * the contexts that end with it. Called once. */
 static void leave_family(hpc_context *c, const char *why) {
     hpc_context *root = c->root, *others = NULL, *next;
@@ -87,7 +88,7 @@ int hpc_context_revoke(hpc_context *c) {
     return HPC_OK;
 }
 
-/* Returns whether nothing is left to be sent. After a revoke the other ranks take nothing, so it returns 1. */
+/* Returns 1 if nothing remains to be sent, else 0. After a revoke the other ranks take nothing, so it returns 1. */
 static int is_settled(void *arg) {
     hpc_context *c = arg;
     int left = 0;

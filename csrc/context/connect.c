@@ -95,7 +95,7 @@ static int choose_waiting(hpc_context *c) {
 }
 
 /* Returns the kinds of link (hpc_link_kind bits) that the transport to this rank can use. Two hosts may look like one,
- * such as cloned machines, so their ranks need TCP too. Two processes cannot look like one. */
+ * such as cloned machines, so ranks that seem to share a host need TCP too. Two processes cannot look like one. */
 static unsigned char links_for(const hpc_context *c, size_t rank) {
     const hpc_transport *t = c->transports[rank];
     const hpc_address *self = &c->self, *peer = &c->addresses[rank];
@@ -109,8 +109,8 @@ static unsigned char links_for(const hpc_context *c, size_t rank) {
     return links;
 }
 
-/* Connects the control channel with the links that the chosen transports need. If a pair has shared memory but its link
- * became TCP, it gets a transport that connects hosts instead. */
+/* Connects the control channel with the links that the chosen transports need. If the transport of a pair is shared
+ * memory but the pair's link became TCP, the pair gets a transport that connects hosts instead. */
 static int connect_control(hpc_context *c, double deadline) {
     size_t size = (size_t)c->group.size;
     hpc_control_address *controls = calloc(size, sizeof *controls);
@@ -124,8 +124,8 @@ static int connect_control(hpc_context *c, double deadline) {
         links[r] = links_for(c, r);
     }
     if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
-    /* No rank continues without a rank that failed or left while others connected: those may be in the next step
-     * already, and would keep objects that they exchanged in it. */
+    /* Fail if a rank failed or left while the others connected: other ranks may already be in the next step, and would
+     * keep objects that they exchange there. */
     for (int r = 0; r < c->group.size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, r, "init");
     c->all_remote = size > 1;
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
@@ -201,7 +201,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     c->connecting = 1;
     deadline = hpc_deadline(&c->group, timeout < 0 ? c->group.init_timeout : timeout);
     memcpy(c->addresses, addresses, (size_t)c->group.size * sizeof *c->addresses);
-    for (int r = 0; r < c->group.size; r++) { /* from other processes: the texts may not be terminated */
+    for (int r = 0; r < c->group.size; r++) { /* texts from other processes may lack their 0 */
         c->addresses[r].hostname[HPC_HOST_BYTES - 1] = 0;
         c->addresses[r].transports[HPC_TRANSPORTS_BYTES - 1] = 0;
     }

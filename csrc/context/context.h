@@ -17,7 +17,7 @@
 
 #include "transport/objects.h"
 
-/* Does hpc_context_create, with name in the place of the rank in the name of the timeline's file. */
+/* Does hpc_context_create, with the number `name` in place of the rank in the name of the timeline's file. */
 int hpc_context_create_named(int rank, int size, int name, const hpc_config *config, hpc_context **context);
 hpc_context *hpc_context_retain(hpc_context *context);
 void hpc_context_release(hpc_context *context);
@@ -26,8 +26,9 @@ void hpc_context_release(hpc_context *context);
  * is allowed. */
 void hpc_context_drop_lane(hpc_lane *lane);
 
-/* Adds heir to the family of old, the contexts that shrinks made from one. heir owns first from then on: by rank of
- * heir, the rank in the family's root. Fails if another thread has closed old meanwhile, or has aborted its family. */
+/* Adds heir to the family of old (the contexts that shrinks made from one first context, the root). first[r] is the
+ * rank in the root of rank r of heir; heir owns the array from then on. Fails if another thread has meanwhile closed
+ * old or aborted its family. */
 int hpc_family_adopt(hpc_context *old, hpc_context *heir, int *first, const char *op);
 
 /* Returns HPC_OK if calls may use the context: it is connected, open, and was made by this process. */
@@ -37,26 +38,26 @@ int hpc_context_ready(const hpc_context *context, const char *op);
 void hpc_context_add_task(hpc_context *context, hpc_task *task);
 void hpc_context_remove_task(hpc_context *context, hpc_task *task);
 
-/* Between the two calls no thread runs the tasks, and this thread's waits only look. Must not be called from a task,
- * nor twice. */
+/* Between these two calls no thread runs the tasks, and this thread's waits only look at their conditions. hold must
+ * not be called from a task, nor again before let. */
 void hpc_context_hold_tasks(hpc_context *context);
 void hpc_context_let_tasks(hpc_context *context);
 
-/* Runs the tasks once. Returns hpc_left_over bits for work that the tasks leave; HPC_LEFT if another thread runs them,
- * whose left work has to be looked at before a sleep. */
+/* Runs the tasks once. Returns hpc_left_over bits for work that remains after that; HPC_LEFT if another thread runs the
+ * tasks, since this thread must look again before it sleeps. */
 int hpc_context_work(hpc_context *context);
 
 /* Works for waits of the context, as hpc_group.progress: for its transports and by hpc_context_work. */
 int hpc_context_progress(void *context, hpc_looker looker);
 
-/* Returns the lane, or the context's first lane for NULL. */
+/* Returns lane, or the context's first lane if lane is NULL. */
 hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);
 
-/* Collective: every rank gives its status. Returns HPC_OK if all are, else the failure of the lowest rank with one. */
+/* Collective: every rank gives its status. Returns HPC_OK if all are HPC_OK, else the lowest failed rank's failure. */
 int hpc_context_agree(hpc_context *context, const char *op, int status, double deadline);
 
-/* Collective: lets every rank reach every other rank's object, by the transport of each pair. export_to and attach are
- * called once for each peer. A failure on one rank fails all ranks. */
+/* Collective: lets every rank access every other rank's object, by the transport of each pair. The functions export_to
+ * and attach are called once for each peer. A failure on one rank fails all ranks. */
 typedef struct hpc_joint {
     void *object;
     int (*export_to)(const hpc_transport *transport, void *object, int peer, hpc_blob *blob);
@@ -64,8 +65,8 @@ typedef struct hpc_joint {
 } hpc_joint;
 int hpc_context_join(hpc_context *context, const char *op, const hpc_joint *joint, double deadline);
 
-/* Collective: returns HPC_ERR_MEMORY on every rank unless each host has memory for the totals of its ranks. total:
- * nbytes with all overhead. */
+/* Collective: returns HPC_ERR_MEMORY on every rank unless each host has enough memory for all its ranks together.
+ * total: bytes that this rank needs, which are nbytes and all overhead. */
 int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes, size_t total, double deadline);
 
 /* Returns whether NICs carry data between rank and at least one other rank. */
@@ -87,16 +88,16 @@ int hpc_window_node(const hpc_context *context);
 
 /* ---- lanes ---- */
 
-/* Waits until all puts of the lane are in place at every peer that is still present. */
+/* Waits until all puts of the lane are written at every peer that is still present. */
 int hpc_lane_flush(hpc_lane *lane, double timeout);
 
-/* Takes the next event; returns HPC_IN_PROGRESS if there is no event. It does not make a transport move data that it
- * holds. One thread may poll a lane while another thread puts on it. */
+/* Takes the next event; returns HPC_IN_PROGRESS if there is no event. It does not make a transport deliver data that
+ * the transport still holds. One thread may poll a lane while another thread puts on it. */
 int hpc_lane_poll(hpc_lane *lane, hpc_event *event);
-/* Does the same, but skips ranks r with but[r]. */
+/* Does the same, but takes no events of ranks r with but[r] nonzero. */
 int hpc_lane_poll_but(hpc_lane *lane, const char *but, hpc_event *event);
 
-/* Looks once whether all puts to peer are in place. Returns HPC_OK, HPC_IN_PROGRESS or a failure. */
+/* Checks once whether all puts to peer are written there. Returns HPC_OK if they are, HPC_IN_PROGRESS or a failure. */
 int hpc_lane_try_flush(hpc_lane *lane, int peer);
 
 /* Does hpc_put_notify without its wait: returns HPC_IN_PROGRESS, and does nothing, while the peer's ring is full. */
@@ -113,46 +114,46 @@ static inline void hpc_lane_uncork(hpc_lane *lane) {
     if (lane->corked) hpc_lane_send_kept(lane);
 }
 
-/* Sets the turn of later puts of the lane. A put may reach its peer before earlier puts with a greater turn: a
- * transport reorders them while they wait for room in a socket. Puts of one turn keep their order, and nothing
- * overtakes puts of turn 0. */
+/* Sets the turn of later puts of the lane. A put may reach its peer before earlier puts with a greater turn, because a
+ * transport may reorder puts that wait for room in a socket. Puts of one turn keep their order, and nothing overtakes
+ * puts of turn 0. */
 static inline void hpc_lane_take_turn(hpc_lane *lane, uint32_t turn) {
     lane->turn = turn;
 }
 
-/* Opens a lane. own: 1 for a lane of the context itself; rail: as in hpc_lane. */
+/* Opens a lane. own: 1 for a lane that the context itself uses, else 0; rail: as in hpc_lane. */
 int hpc_lane_open(hpc_context *context, int own, int rail, double deadline, hpc_lane **lane);
 
 /* ---- CPUs ----
- *
- * Which CPUs the ranks of one kernel have, and how they are dealt. Every choice of threads, pins and waiting asks these
- * functions.
+ * These functions tell which CPUs the ranks on one kernel have, and deal the CPUs to threads and cores. Every choice of
+ * thread counts, pinning and waiting uses them.
  *
  * Two ranks share CPUs if they run on one kernel and their affinity masks overlap, or one quota limits both, directly
- * or through other ranks. Namespaces make no difference, because a CPU has the same number in all of them. The facts
- * are in the ranks' addresses, so all ranks get the same answers. */
+ * or through other ranks. Namespaces make no difference, because a CPU has the same number in all of them. Masks and
+ * quotas are in the ranks' addresses, so all ranks compute the same results. */
 
 /* The CPUs that a rank needs: one for each compute thread, and one for each of its cores. */
 typedef struct hpc_cpu_need {
     int threads, cores;
 } hpc_cpu_need;
 
-/* A deal, for the ranks that share CPUs with one rank, including that rank. */
+/* The result of a deal for the ranks that share CPUs with one rank, including that rank. */
 typedef struct hpc_cpu_deal {
-    int ranks, threads, cores; /* number of ranks, and of all their threads and cores */
-    int cpus;                  /* number of their CPUs, cut by quotas */
+    int ranks, threads, cores; /* number of these ranks, of all their threads, and of all their cores */
+    int cpus;                  /* number of CPUs of these ranks, limited by quotas */
     int each;                  /* threads of each rank if all have equally many, else 0 */
     int enough;                /* 1: every thread and every core gets its own CPU */
 } hpc_cpu_deal;
 
-/* Deals the CPUs. needs: by rank. affinity: the plan's hpc_affinity, for the NUMA nodes of NICs. chosen gets the CPU of
- * each core of rank, or -1 if there are too few CPUs; NULL: only count. */
+/* Deals the CPUs. needs[r] is the need of rank r. affinity: the plan's hpc_affinity, which tells the NIC, and so the
+ * NUMA node, of each core. chosen[i] gets the CPU of core i of rank, or -1 if there are too few CPUs; chosen NULL: the
+ * CPUs are only counted. */
 int hpc_cpus_deal(const hpc_context *c, int rank, const hpc_cpu_need *needs, int affinity, hpc_cpu_deal *deal,
                   int *chosen, const char *op);
 
-/* Chooses a CPU for each of n cores. A core gets a CPU of the node that it wants (-1: any) as long as that node has one
- * left, then the next free CPU. No CPU is chosen twice. n_cpus must be at least n; nodes[k] is the node of cpus[k].
- * Equal arguments give equal choices on all ranks. */
+/* Chooses a CPU for each of n cores. Core i gets a CPU of node wanted[i] (-1: any node), or the next free CPU if that
+ * node has no free one. No CPU is chosen twice. n_cpus must be at least n; nodes[k] is the node of cpus[k]. Equal
+ * arguments give equal choices on all ranks. */
 void hpc_deal_cpus(const int *cpus, const int *nodes, int n_cpus, const int *wanted, int n, int *chosen);
 
 #endif

@@ -49,7 +49,7 @@ static int precedes(const hpc_context *c, int a, int b) {
     return order != 0 ? order < 0 : a < b;
 }
 
-/* Finds the ranks that share CPUs with rank. found marks them, by rank. */
+/* Finds the ranks that share CPUs with rank. found[r] becomes 1 for each such rank r. */
 static void find_sharing(sharing *s, int rank, char *found) {
     const hpc_context *c = s->c;
     int before;
@@ -137,8 +137,8 @@ static int node_wanted(const hpc_context *c, int rank, int core, int affinity) {
     return hpc_node_of_core(&c->addresses[rank].devices, affinity == HPC_KEY_BY_CORE ? core : -1);
 }
 
-/* Deals CPUs that are left to the ranks from..to-1 of s, which have one mask. Their threads get the lowest CPUs, among
- * which the kernel moves them. Returns 0 if there are too few CPUs. */
+/* Deals the free CPUs to the ranks at places from to to - 1 of s, which have the same mask. Their threads get the
+ * lowest CPUs, among which the kernel moves them. Returns 0 if there are too few CPUs, else 1. */
 static int deal_group(const sharing *s, int from, int to, const hpc_cpu_need *needs, int affinity, uint64_t *left,
                       int rank, int *chosen) {
     const uint64_t *mask = s->c->addresses[s->ranks[from]].cpus;

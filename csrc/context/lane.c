@@ -54,7 +54,7 @@ int hpc_lane_create(hpc_context *c, double timeout, hpc_lane **lane) {
     int status = hpc_context_ready(c, "lane");
     if (status != HPC_OK) return status;
     double deadline = hpc_deadline(&c->group, timeout);
-    if (lane == NULL) /* tell the other ranks, which would otherwise wait for this one */
+    if (lane == NULL) /* the other ranks would otherwise wait for this one */
         return hpc_context_agree(c, "lane", hpc_fail(HPC_ERR_INVALID, "lane", "lane: lane is NULL"), deadline);
     *lane = NULL;
     return hpc_lane_open(c, 0, c->user_lanes++, deadline, lane);
@@ -75,7 +75,7 @@ void hpc_lane_free(hpc_lane *l) {
 
 /* ---- put ---- */
 
-/* Checks a put; no put may skip this, so nothing is written unless all of it fits. */
+/* Checks a put. Every put must pass this check, so a put that does not fit writes nothing. */
 static inline int check_put(const hpc_lane *lane, const hpc_window *w, int peer, const void *src, size_t nbytes,
                             size_t offset, const char *op) {
     if (w == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);
@@ -126,7 +126,8 @@ struct notifying {
 
 static int try_notify(void *arg) {
     struct notifying *n = arg;
-    if (n->status != HPC_IN_PROGRESS) return 1; /* the put is done once, although waits ask again */
+    if (n->status != HPC_IN_PROGRESS)
+        return 1; /* the put is done only once, although a wait calls this function again */
     n->status = n->window->context->transports[n->peer]->put_notify(n->lane, n->window, n->peer, n->src, n->nbytes,
                                                                     n->offset, n->imm);
     return n->status != HPC_IN_PROGRESS;

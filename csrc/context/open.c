@@ -152,7 +152,7 @@ static int check_config(int rank, int size, const hpc_config *config) {
     return status;
 }
 
-/* Makes a context from its settings, with nothing open. NULL without memory. */
+/* Makes a context from its settings, without a channel or lanes. Returns NULL without memory. */
 static hpc_context *make(int rank, int size, const hpc_config *config) {
     hpc_context *c = calloc(1, sizeof *c);
     if (c == NULL) return NULL;

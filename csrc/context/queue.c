@@ -42,10 +42,10 @@ typedef struct out_edge {
     int rank, in_place, notify_signal;
     _Atomic uint64_t *ack;
     uint64_t sent;
-    const void *flushing;             /* source of the last update while it may still be read, else NULL */
+    const void *flushing;             /* source of the last update while the transport may still read it, else NULL */
     size_t slots_offset, slot_stride; /* in the peer's part */
     hpc_stamp *stamps;                /* header and footer of each slot, as sent */
-    uint64_t *sent_from;              /* by buffer: the version with which it was last sent */
+    uint64_t *sent_from;              /* by buffer: the version with which the buffer was last sent */
 } out_edge;
 
 struct hpc_queue {
@@ -56,7 +56,7 @@ struct hpc_queue {
     in_edge *in;
     out_edge *out;
     uint64_t stamp; /* the newest version of any buffer */
-    char *sent;     /* by buffer: 1 if sent since it was acquired */
+    char *sent;     /* by buffer: 1 if the buffer was sent since it was acquired */
     const void **inputs;
     double *weights;
     hpc_queue_stats stats;
@@ -114,7 +114,7 @@ static uint64_t version_of(const hpc_stamp *stamp) {
     return atomic_load_explicit((_Atomic uint64_t *)(uintptr_t)&stamp->version, memory_order_acquire);
 }
 
-/* Waits, unless the condition already holds, and adds the time to *waited. */
+/* Waits unless the condition already holds, and adds the seconds of the wait to *waited. */
 static int wait_timed(hpc_queue *q, const hpc_wait *wait, double timeout, double *waited) {
     if (wait->ready(wait->arg)) return HPC_OK;
     double start = hpc_now();
@@ -265,7 +265,7 @@ static int check_room(const hpc_queue *q, const in_edge *e, const char *op) {
                     e->rank);
 }
 
-/* Opens the slot that notify announced: finds the update and checks that it is whole. */
+/* Opens the slot that the notify word announced: finds the update and checks that it is whole. */
 static int open_slot(hpc_queue *q, in_edge *e, const char *op) {
     uint64_t version = e->received + 1;
     char *slot = own_part(q) + e->slots_offset + (e->received % (uint64_t)q->depth) * e->slot_stride;
@@ -386,7 +386,7 @@ int hpc_queue_reduce(hpc_queue *q, void *out, const void *own, double weight_own
     q->inputs[0] = own;
     q->weights[0] = weight_own;
     status = hpc_fold(out, q->inputs, q->weights, q->n_in + 1, q->nbytes / item, dtype, HPC_ISA_BEST);
-    for (int i = 0; i < q->n_in; i++) { /* also if the fold was refused, which is not the senders' fault */
+    for (int i = 0; i < q->n_in; i++) { /* acknowledge also if the fold was refused, which is not the senders' fault */
         int acked = send_ack(q, &q->in[i]);
         if (status == HPC_OK) status = acked;
     }
@@ -561,7 +561,8 @@ out:
 
 /* ---- create: the layout ---- */
 
-/* Where another rank r finds things in this rank's part: the edge from r, the edge to r, and the buffers. */
+/* The places in this rank's part of the window that another rank r uses: the edge from r, the edge to r, and the
+ * buffers. */
 struct places {
     uint64_t slots_offset, slot_stride, buffers_offset;
     int32_t notify_signal, ack_signal;
@@ -663,7 +664,7 @@ int hpc_queue_create(hpc_context *c, const hpc_queue_config *config, double time
     int status = hpc_context_ready(c, op_create);
     if (status != HPC_OK) return status;
     deadline = hpc_deadline(&c->group, timeout);
-    /* A rank with wrong arguments tells the others, which would otherwise wait for it. */
+    /* A rank with wrong arguments tells the other ranks, since they would otherwise wait for it. */
     status = config == NULL || queue == NULL ? hpc_fail(HPC_ERR_INVALID, op_create, "queue: config or queue is NULL")
                                              : check_config(c, config);
     status = hpc_context_agree(c, op_create, status, deadline);

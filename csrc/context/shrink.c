@@ -68,7 +68,7 @@ static int exchange_addresses(shrinking *s, int status, const hpc_context *c, hp
 }
 
 static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresses) {
-    /* Connecting may take half of the time that is left, and at most half of init_timeout: a host may die silently, and
+    /* Connecting may take half of the remaining time, and at most half of init_timeout: a host may die silently, and
      * the next vote needs time too. */
     const double left = hpc_left(s->survivors.deadline), most = c->group.init_timeout;
     double deadline = hpc_now() + (left < most ? left : most) / 2;
@@ -80,8 +80,8 @@ static int connect_all(shrinking *s, hpc_context *c, const hpc_address *addresse
 }
 
 /* Handles a failed try. Returns HPC_IN_PROGRESS to vote again, if time is left and a member is gone, did not come in
- * time, or its place was taken by another process; the vote finds out which. Otherwise it makes an error: the message
- * of connect has ranks of the new context, so this one says so and lists their ranks in old. */
+ * time, or its place was taken by another process; the vote finds out which. Otherwise records and returns an error.
+ * The message of connect has rank numbers of the new context, so this error says so and lists their ranks in old. */
 static int after_failure(const shrinking *s, int status) {
     const hpc_error *e = hpc_last_error();
     int absent = status == HPC_ERR_PEER || status == HPC_ERR_TIMEOUT || status == HPC_ERR_TRANSPORT;
@@ -133,8 +133,8 @@ static int try_once(shrinking *s, hpc_context **fresh) {
 }
 
 /* Marks as gone the ranks outside old, and the ranks that have left old but not yet the family; the root itself finds
- * the ranks that died. If this rank repeats a shrink that failed only here, other ranks may have completed it,
- * continued in the new context and closed old. Those ranks gave their letters then, and are not marked. */
+ * the ranks that died. If this rank repeats a shrink that failed only on this rank, other ranks may have completed it,
+ * continued in the new context and closed old. These ranks gave their letters in that shrink, and are not marked. */
 static void list_gone(shrinking *s) {
     for (int r = 0; r < s->root->group.size; r++) {
         s->names[r] = -1;

@@ -209,7 +209,7 @@ struct awaited {
     int peer;
 };
 
-/* acquire: data put before the signal is visible once the signal is. */
+/* acquire: once the signal is visible, so is the data that was put before it. */
 static int has_come(void *arg) {
     const struct awaited *a = arg;
     return atomic_load_explicit(a->word, memory_order_acquire) >= a->at_least;

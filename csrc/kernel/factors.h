@@ -5,17 +5,19 @@
  * pair, by fused multiply-add. Elements that a sparse vector lacks are skipped or count as 0: a sum that begins with 0
  * never becomes -0, so adding a product of 0 leaves its bits as they are.
  *
- * A kernel needs at most 192 KiB of stack, besides 128 KiB of the codec that calls it, and no other memory. Indices
- * that are out of range, or that change meanwhile, give wrong sums, but nothing outside the part is written. */
+ * A kernel needs at most 192 KiB of stack, besides the 128 KiB of the codec that calls it, and allocates nothing.
+ * Indices that are out of range, or that change meanwhile, give wrong sums, but nothing outside the part is written. */
 #ifndef HPC_KERNEL_FACTORS_H
 #define HPC_KERNEL_FACTORS_H
 
 #include "hpcomm/hpcomm.h"
 
-/* How many pairs a kernel takes at once; and how many dense pairs it can subtract from parameters in one pass. */
+/* The most pairs that a kernel takes at once, and the most dense pairs that it can subtract from parameters in one
+ * pass. */
 enum { HPC_FACTOR_PAIRS = 512, HPC_FACTOR_DENSE_PAIRS = 256 };
 
-/* A vector of n values. Their indices rise and are below length; if indices is NULL they are 0, 1, ... */
+/* A vector with n stored values. The indices of the values rise and are below the field length; indices NULL: they are
+ * 0, 1, ... */
 typedef struct hpc_factor {
     const void *values, *indices;
     uint32_t n, length;
@@ -38,9 +40,9 @@ typedef struct hpc_factor_part {
 struct hpc_factor_kernels {
     /* Adds the weighted sum of n pairs, at most HPC_FACTOR_PAIRS, to a part's elements, pair after pair. */
     void (*add)(const hpc_factor_part *part, const hpc_factor_pair *pairs, size_t n);
-    /* take subtracts rate times the weighted sum of n pairs from a part. The sum begins with 0; elements without
-     * products may stay as they are. can_take returns whether take can do this in one pass: the pairs must be of one
-     * kind, and at most HPC_FACTOR_DENSE_PAIRS if dense. */
+    /* The function take subtracts rate times the weighted sum of n pairs from a part. The sum begins with 0; elements
+     * without products may stay unchanged. The function can_take returns whether take can do this in one pass. For that
+     * the pairs must be of one kind (the same vectors sparse), and at most HPC_FACTOR_DENSE_PAIRS if dense. */
     void (*take)(const hpc_factor_part *part, const hpc_factor_pair *pairs, size_t n, float rate);
     int (*can_take)(const hpc_factor_pair *pairs, size_t n);
     /* Computes param -= rate * sum, row by row. */

@@ -20,8 +20,9 @@ typedef float stored __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(fl
 
 enum { LANES = VECTOR_BYTES / sizeof(float), ROWS = TILE_ROWS, VECTORS = TILE_VECTORS, WIDE = VECTORS * LANES };
 enum { LINE = 64, LINE_VALUES = LINE / sizeof(float) };
-/* A vector counts as sparse if fewer than one in SPARSE elements has a value; both vectors of a pair, if fewer than one
- * in SPARSER. Other vectors are faster with their zeroes. */
+/* A vector counts as sparse if fewer than one in SPARSE of its elements has a value. Both vectors of a pair count as
+ * sparse only if fewer than one in SPARSER has a value. Other vectors are multiplied faster as dense ones, zeroes
+ * included. */
 enum { SPARSE = 4, SPARSER = 12 };
 
 /* How the weighted sum is used: added to the values at its place, subtracted from them, or written over them. */
@@ -38,7 +39,7 @@ static inline float value_at(const void *values, size_t i, int dtype) {
     return dtype == HPC_F16 ? hpc_from_f16(half) : hpc_from_bf16(half);
 }
 
-/* Converts n values, from number from on, to float32. */
+/* Converts n values to float32, beginning with value number `from`. */
 FACTORS_INLINE void widen(float *to, const void *values, size_t from, size_t n, int dtype) {
     const uint16_t *halves = (const uint16_t *)values + from;
     size_t i = 0;
@@ -71,7 +72,7 @@ static inline uint32_t index_at(const hpc_factor *f, size_t i, int wide) {
     return wide ? ((const volatile uint32_t *)f->indices)[i] : ((const volatile uint16_t *)f->indices)[i];
 }
 
-/* Returns the number of the first entry whose index is from or more. */
+/* Returns the number of the first entry whose index is `from` or more. */
 static inline size_t first_from(const hpc_factor *f, uint32_t from, int wide) {
     size_t low = 0, high = f->n;
     while (low < high) {
@@ -84,7 +85,7 @@ static inline size_t first_from(const hpc_factor *f, uint32_t from, int wide) {
     return low;
 }
 
-/* Writes elements from to from + n as float32; a sparse vector has zeroes between its values. */
+/* Writes n elements, from element `from` on, as float32, with zeroes between the values of a sparse vector. */
 FACTORS_INLINE void values_of(float *to, const hpc_factor *f, size_t from, size_t n, int dtype, int wide) {
     if (f->indices == NULL) {
         widen(to, f->values, from, n, dtype);
@@ -113,11 +114,11 @@ FACTORS_INLINE void take_values(float *to, const float *sums, size_t n, float ra
 /* ---- dense u and v ------------------------------------------------------------------------------------------------
  */
 
-/* PANEL, BLOCK: how many packed values of v a panel has, and of u a block of rows; both stay in the L2 cache. */
+/* PANEL: packed values of v in a panel; BLOCK: packed values of u in a block of rows. Both stay in the L2 cache. */
 enum { SOON = 6, PANEL = 1 << 14, BLOCK = 24 << 10, DEEP = HPC_FACTOR_DENSE_PAIRS };
 
-/* The tiles of a panel are a vector further apart than they are long: at a distance of a power of two all would fall
- * into the same cache sets. */
+/* Returns the distance between two tiles of a panel: one vector more than a tile has, because at a distance of a power
+ * of two all tiles would fall into the same cache sets. */
 static inline size_t tile_values(size_t depth) {
     return (depth + 1) * WIDE;
 }
@@ -143,8 +144,9 @@ FACTORS_INLINE uint32_t scatter_v(float *to, const hpc_factor *v, uint32_t i, si
     return i;
 }
 
-/* Packs columns from to from + n of each v: tile after tile, and in a tile pair after pair, with zeroes after the last
- * column. entries: for each sparse v, the number of its first entry here, replaced by that of the first entry after. */
+/* Packs n columns of each v, from column `from` on: tile after tile, and in a tile pair after pair, with zeroes after
+ * the last column. entries[i] is the number of the first entry of a sparse v in these columns; it becomes the number of
+ * the first entry after them. */
 FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype,
                            int wide, uint32_t *entries) {
     const size_t whole = n / WIDE, left = n % WIDE;
@@ -163,7 +165,7 @@ FACTORS_INLINE void pack_v(float *to, const hpc_factor_pair *pairs, size_t depth
     }
 }
 
-/* Packs rows from to from + n of each weighted u, likewise. */
+/* Packs n rows of each weighted u, from row `from` on, in the same order. */
 FACTORS_INLINE void pack_u(float *to, const hpc_factor_pair *pairs, size_t depth, size_t from, size_t n, int dtype,
                            int wide) {
     enum { SOME = 64 * ROWS };
@@ -180,7 +182,7 @@ FACTORS_INLINE void pack_u(float *to, const hpc_factor_pair *pairs, size_t depth
     }
 }
 
-/* Adds a tile's sums to the values at to, or subtracts them. ahead: memory of a later tile, which is prefetched. */
+/* Adds a tile's sums to the values at to[], or subtracts them. ahead: memory of a later tile, which is prefetched. */
 FACTORS_INLINE void tile_of(purpose purpose, const float *u, const float *v, size_t depth, float *to, size_t stride,
                             float rate, const float *ahead) {
     reals s[ROWS][VECTORS];
@@ -209,7 +211,7 @@ FACTORS_INLINE void tile_of(purpose purpose, const float *u, const float *v, siz
         }
 }
 
-/* Computes a tile that reaches past the end of the part: in a copy that holds a whole tile. */
+/* Computes a tile that reaches past the end of the part, in a copy that has room for a whole tile. */
 static __attribute__((noinline)) void tile_at_end(purpose purpose, const float *u, const float *v, size_t depth,
                                                   float *to, size_t stride, float rate, size_t rows, size_t columns) {
     float whole[ROWS * WIDE] = {0};
@@ -275,7 +277,7 @@ static void take_dense(const hpc_factor_part *p, const hpc_factor_pair *pairs, s
 /* ---- runs of one kind ----------------------------------------------------------------------------------------------
  */
 
-/* How many values some vectors have, and of how many elements. */
+/* The number of values that some vectors have, and the number of their elements. */
 typedef struct filling {
     uint64_t values, elements;
 } filling;
@@ -285,8 +287,8 @@ static inline void fill(filling *of, const hpc_factor *f) {
     of->elements += f->indices != NULL ? f->length : f->n;
 }
 
-/* Returns which vectors of some pairs count as sparse, if they have indices: bit 1 for u, bit 2 for v. One choice holds
- * for all pairs, so that vectors near the threshold do not make short runs. */
+/* Returns which vectors of the pairs count as sparse if they have indices: bit 1 for all u, bit 2 for all v. The choice
+ * is the same for all pairs; a choice for each pair would make short runs of pairs near the threshold. */
 static int sparse_of(const hpc_factor_pair *pairs, size_t n) {
     filling u = {0, 0}, v = {0, 0};
     for (size_t k = 0; k < n; k++) fill(&u, &pairs[k].u), fill(&v, &pairs[k].v);

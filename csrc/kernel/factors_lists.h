@@ -14,8 +14,8 @@ typedef struct entry_lists {
     entry entries[ENTRIES];
 } entry_lists;
 
-/* Makes the lists from row or column number from on: at most n, and only as many as fit. A piece may differ when it is
- * read again, so each list takes no more entries than were counted. */
+/* Makes the lists of at most n rows or columns, from number `from` on, and only as many lists as fit. A piece may
+ * differ when it is read again, so each list takes no more entries than were counted. */
 static void make_lists(entry_lists *l, const hpc_factor_pair *pairs, size_t n_pairs, int of_rows, uint32_t from,
                        uint32_t n, int dtype, int wide) {
     l->from = from;
@@ -54,7 +54,7 @@ static void make_lists(entry_lists *l, const hpc_factor_pair *pairs, size_t n_pa
 /* ---- sparse u ------------------------------------------------------------------------------------------------------
  */
 
-/* NEAR: how many values of v the L2 cache can hold; PACKED: the same if v is packed; SPAN: the most columns at once */
+/* NEAR: values of v that the L2 cache can hold; PACKED: the same for a packed v; SPAN: the most columns at once */
 enum { NEAR = 1 << 16, PACKED = 1 << 14, SPAN = 1 << 11, FEW = SUM_PAIRS };
 
 /* Sums n vectors, weighted, for each of count elements. n is a constant, so the loop over elements has no inner
@@ -107,7 +107,8 @@ FACTORS_INLINE void sum_some(purpose purpose, int n, float *to, size_t count, co
 #undef SUM_OF
 }
 
-/* Does the same for any number of entries: a sum of more than FEW is continued, and used when it is complete. */
+/* Does the same for any number of entries. A sum of more than FEW entries is made in several steps, and used after the
+ * last. */
 FACTORS_INLINE void sum_list(purpose purpose, float *to, size_t count, const entry *e, const entry *end,
                              const float *const *v, float rate, const float *ahead) {
     float sums[SPAN];
@@ -126,7 +127,7 @@ FACTORS_INLINE void sum_list(purpose purpose, float *to, size_t count, const ent
     if (purpose == TAKE) take_values(to, sums, count, rate);
 }
 
-/* Returns the next row that has entries, from number i on. */
+/* Returns the next row that has entries, at number i or after it. */
 static inline uint32_t next_of(const entry_lists *l, uint32_t i) {
     while (i < l->n && l->starts[i] == l->ends[i]) i++;
     return i;
@@ -170,13 +171,13 @@ static void add_by_rows(purpose purpose, const hpc_factor_part *p, const hpc_fac
  */
 
 /* These sums are made column by column, as vectors of rows, and then transposed. TALLEST: the most rows at once;
- * WEIGHED: how many values of all u these rows have, which must fit into the L1 cache; SUMS: how many sums these rows
- * have */
+ * WEIGHED: the most values that all u have in these rows, which must fit into the L1 cache; SUMS: the most sums of
+ * these rows */
 enum { GROUP = 16, TALLEST = 64, WEIGHED = 1 << 13, SUMS = 1 << 11 };
 
 /* Reorders the entries of `together` lists at a time: the first entry of each list, then the second of each, and so on.
- * So a sum is back in memory before its next product comes. Numbers of pairs and of lists become offsets, in steps of
- * tall values. */
+ * So a sum is stored before its next product is added. Numbers of pairs and of lists become offsets, multiples of the
+ * argument tall. */
 FACTORS_INLINE void interleave(entry *to, const entry_lists *l, uint32_t together, size_t tall) {
     for (uint32_t from = 0; from < l->n; from += together) {
         const uint32_t end = l->n - from < together ? l->n : from + together;
@@ -229,7 +230,7 @@ static inline void turn8(const float *from, size_t stride, float *to, size_t to_
 
 #endif
 
-/* Writes the rows of each u times its weight: tall values for each pair, with zeroes after the last row. */
+/* Writes the rows of each u times its weight, `tall` values for each pair, with zeroes after the last row. */
 FACTORS_INLINE void weigh_rows(float *to, const hpc_factor_pair *pairs, size_t n, size_t from, size_t rows, size_t tall,
                                int dtype, int wide) {
     for (size_t k = 0; k < n; k++, to += tall) {
@@ -247,8 +248,8 @@ FACTORS_INLINE void weigh_rows(float *to, const hpc_factor_pair *pairs, size_t n
     }
 }
 
-/* Adds the products of all entries to sums, tall for each column. The sums are kept in memory, not in registers,
- * because a column has few entries. */
+/* Adds the products of all entries to sums, `tall` of them for each column. The sums are kept in memory, not in
+ * registers, because a column has few entries. */
 FACTORS_INLINE void sum_columns(float *sums, const entry *e, const entry *end, const float *u, size_t tall) {
     for (; e < end; e++) {
         float *to = sums + e->list;
@@ -358,8 +359,8 @@ static void add_by_columns(purpose purpose, const hpc_factor_part *p, const hpc_
 /* ---- both sparse ---------------------------------------------------------------------------------------------------
  */
 
-/* each_point adds wu times the entries of v in columns from to from + n to sums. take_points subtracts rate times these
- * sums from to, and sets them to 0. */
+/* each_point adds wu times the entries of v in n columns, from column `from` on, to sums. take_points subtracts rate
+ * times these sums from the values at to[], and sets the sums to 0. */
 FACTORS_INLINE void each_point(const hpc_factor *v, uint32_t from, uint32_t n, float wu, float *sums, int dtype,
                                int wide) {
     for (size_t i = from > 0 ? first_from(v, from, wide) : 0; i < v->n; i++) {
@@ -379,7 +380,7 @@ FACTORS_INLINE void take_points(const hpc_factor *v, uint32_t from, uint32_t n, 
     }
 }
 
-/* If several v have a column, its sum is 0 after the first has taken it. */
+/* If several v have an entry in a column, the first subtracts the column's sum and sets it to 0 for the others. */
 static void add_points(purpose purpose, const hpc_factor_part *p, const hpc_factor_pair *pairs, size_t n, float rate) {
     entry_lists l;
     float sums[SPAN] = {0};

@@ -22,7 +22,8 @@ static const uint32_t SIGN = 0x80000000u;
 
 /* Bounds, as bits of magnitudes. */
 typedef struct steps {
-    /* The smallest one that is not sent as 0: 2^-7 of the scale. least + (e << 23) is the value of exponent e. */
+    /* The bits of 2^-7 of the scale; smaller magnitudes are sent as 0. least + (e << 23) are the bits of the value of
+     * exponent e. */
     uint32_t least;
     uint32_t first; /* exponent e begins at first + (e << 23); smaller magnitudes get 1 */
 } steps;

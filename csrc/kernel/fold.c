@@ -27,9 +27,9 @@ hpc_fold_fn *hpc_fold_of(const struct hpc_fold_kernels *kernels, int dtype) {
 }
 
 /* Returns the size from which an output is streamed past the caches. Streaming saves reading cache lines that will be
- * overwritten, but the output's next reader then finds it only in memory. A fold of two inputs has three arrays, which
- * fit into the last-level cache up to a third of its size. A very large cache also serves other cores than ours, so the
- * size has a maximum. */
+ * overwritten, but the output's next reader then finds it only in memory. A fold of two inputs has three arrays, so all
+ * three fit into the last-level cache if each has at most a third of its size. A very large cache also serves cores
+ * of other processes, so the result has a maximum. */
 size_t hpc_fold_stream_from(void) {
     static _Atomic size_t chosen;
     size_t nbytes = atomic_load_explicit(&chosen, memory_order_relaxed);

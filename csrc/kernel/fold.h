@@ -5,8 +5,8 @@
 
 #include "hpcomm/hpcomm.h"
 
-/* hpc_fold without its checks. With stream it stores past the caches; out must then not be an input. These stores are
- * ordered before every later store of this thread. */
+/* Does hpc_fold without its checks. With stream 1 it stores past the caches, and out must not be an input. These stores
+ * are ordered before every later store of this thread. */
 typedef void hpc_fold_fn(void *out, const void *const *in, const double *weights, int n_in, size_t count, int stream);
 
 struct hpc_fold_kernels {

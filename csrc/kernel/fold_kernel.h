@@ -5,8 +5,8 @@
  * All inputs are read side by side and each element of out is written once, so one pass over memory suffices for any
  * n_in. Every element sees the same operations in the same order, whether in a block, in a single vector or as a
  * scalar. Without contraction (-ffp-contract=off) all vector widths therefore give the same bits. If two NaNs are
- * added, the compiler's choice decides which one the sum takes. Encoders of the narrow types keep NaN's bits, so for
- * these types every NaN becomes the same one. */
+ * added, the compiler decides which one becomes the sum. Encoders of the narrow types send a NaN's bits, so folds of
+ * these types replace every NaN by one fixed NaN. */
 
 #ifdef ITEM
 #define SETTLE(sum) one_nan(sum)
@@ -73,7 +73,7 @@ static void FOLD(void *to, const void *const *in, const double *weights, int n_i
     if (j > count) j = count;
     FOLD_SCALARS(out, in, weights, n_in, 0, j);
 
-    /* A constant n_in gives each input its own load instructions. Prefetchers that follow the strides of single
+    /* A constant n_in gives each input separate load instructions. Prefetchers that follow the strides of single
      * instructions then see n_in simple streams; a loop over four or eight inputs was up to twice as slow. */
     switch (n_in) {
     case 1:

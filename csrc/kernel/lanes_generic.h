@@ -34,7 +34,7 @@ static inline void fold_end(int stream) {
     (void)stream;
 }
 
-/* Becomes one instruction each, because rule_generic.c is compiled with -fno-math-errno. */
+/* Each call becomes one instruction, because rule_generic.c is compiled with -fno-math-errno. */
 static inline reals root(reals x) {
     for (unsigned lane = 0; lane < VECTOR_BYTES / sizeof(float); lane++) x[lane] = __builtin_sqrtf(x[lane]);
     return x;

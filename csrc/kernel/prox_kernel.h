@@ -122,7 +122,7 @@ INLINE float largest(const float *x, int64_t n) {
     return found[0];
 }
 
-/* Returns the sum of the values x - top that are above theta, and sets *number to how many there are. */
+/* Returns the sum of the values x[i] - top that are above theta; *number gets the number of these values. */
 INLINE double sum_above(const float *x, int64_t n, double top, double theta, double *number) {
     doubles parts[PARTS] = {0};
     integers counts[PARTS] = {0};

@@ -5,8 +5,9 @@
 #include "hpcomm/hpcomm.h"
 
 /* One pass folds a block of float32 inputs, applies the rule, and writes the new parameters to param and to n_out other
- * places. Separate steps give the same bits. No two arrays may overlap. With stream the other places must be aligned
- * to 64 bytes and are stored past the caches; the caller then has to fence before it tells others of these writes. */
+ * places. Separate steps give the same bits. No two arrays may overlap. With stream 1 the other places are stored past
+ * the caches, and must be aligned to 64 bytes. The caller must then execute a store fence before it tells other threads
+ * or ranks of these writes. */
 enum { HPC_PASS_INPUTS = 16 };
 
 typedef struct hpc_pass {
@@ -29,7 +30,7 @@ typedef int hpc_pass_fn(const hpc_pass *pass);
 typedef struct hpc_builtin_rule {
     hpc_rule rule;     /* the rule that hpc_rule_find returns */
     hpc_pass_fn *pass; /* fold, rule and write in one pass; NULL: the engine takes these steps one by one */
-    int averages;      /* the fold itself becomes the parameters, so workers push models */
+    int averages;      /* 1: the fold itself becomes the parameters, so workers push models */
 } hpc_builtin_rule;
 
 /* All built-in rules (rules.h), with NULL after the last. */
@@ -45,15 +46,15 @@ const hpc_builtin_rule *const *hpc_rules_of(int isa);
 /* Returns whether rule is the built-in average, without a user's fold. */
 int hpc_rule_averages(const hpc_rule *rule);
 
-/* Returns the pass of the built-in rule that apply belongs to. Returns NULL if that has no pass, if apply or fold is a
- * user's, or if hpc_rule_proxes returns 1. */
+/* Returns the pass of the built-in rule that apply belongs to. Returns NULL if the built-in rule has no pass, if
+ * rule->apply or rule->fold is a user's function, or if hpc_rule_proxes returns 1. */
 hpc_pass_fn *hpc_rule_pass(const hpc_rule *rule);
 
-/* Returns whether apply is that of sgd: without decay it changes only elements whose fold is not 0. With dual these are
- * elements of Z. */
+/* Returns whether rule->apply is the function of sgd, which without decay changes only elements whose fold is not 0.
+ * With dual these are elements of Z. */
 int hpc_rule_is_sgd(const hpc_rule *rule);
 
-/* Returns whether more than apply makes the parameters: they go through a prox, or are made of Z. */
+/* Returns whether rule->apply alone does not give the parameters, because they go through a prox or are made of Z. */
 static inline int hpc_rule_proxes(const hpc_rule *rule) {
     return rule->prox != NULL || rule->dual;
 }
@@ -62,7 +63,7 @@ static inline int hpc_rule_proxes(const hpc_rule *rule) {
  * and every arg is finite. op names the caller. */
 int hpc_rule_check(const hpc_rule *rule, const char *op);
 
-/* Checks only args, from args[1] on; name is the rule's. */
+/* Checks only the arguments, from args[1] on. name: the rule's name, for errors. */
 int hpc_rule_check_args(const char *name, const double *args, const char *op);
 
 enum { HPC_ARG_NAME_BYTES = 64 }; /* enough for the name that hpc_rule_arg_name writes */

@@ -37,7 +37,7 @@ int hpc_rule_find(const char *name, int isa, hpc_rule *rule) {
     return fail_unknown("rule", name, hpc_rule_name, op);
 }
 
-/* Returns the built-in rule that apply belongs to; NULL if apply or fold is a user's. */
+/* Returns the built-in rule to which rule->apply belongs; NULL if rule->apply or rule->fold is a user's function. */
 static const hpc_builtin_rule *built_in(const hpc_rule *rule) {
     if (rule->fold != NULL) return NULL;
     for (int isa = HPC_ISA_GENERIC; isa <= HPC_ISA_AVX512; isa++) {

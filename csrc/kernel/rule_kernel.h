@@ -85,8 +85,8 @@ INLINE reals fold_inputs(const hpc_pass *p, const float *weights, int n_in, int6
     return g;
 }
 
-/* How many elements are streamed to one place before the next place has its turn. A CPU has few buffers that combine
- * streamed stores: if each of eight places got one vector in turn, lines would be written in parts. */
+/* The number of elements that are streamed to one place before the next place gets its elements. A CPU has few buffers
+ * that combine streamed stores: if each of eight places got one vector in turn, lines would be written in parts. */
 enum { HPC_PASS_TILE = 512 };
 
 /* Writes the parameters of [from, to), which are now in the L1 cache, to all places. */
@@ -146,7 +146,7 @@ INLINE void pass_from(step_fn *step, int slots, int decayed, int n_in, const str
     fold_end(0);
 }
 
-/* A constant number of inputs gives each its own load instruction, which prefetchers follow (fold_kernel.h). */
+/* A constant number of inputs gives each input its own load instruction, which prefetchers follow (fold_kernel.h). */
 INLINE void pass_of(step_fn *step, int slots, int decayed, const struct constants *c, const hpc_pass *p) {
     switch (p->n_in) {
     case 1:

@@ -19,8 +19,8 @@ enum { HPC_GAP_SKIP8 = 0xff, HPC_GAP_SKIP16 = 0xffff };
 typedef size_t hpc_gaps_fn(const uint8_t *bits, size_t n, void *out, size_t cap);
 
 /* Writes the positions of the elements that n codes keep; positions needs room for n + HPC_POSITIONS_SLACK. *next is
- * the element after the last one kept or skipped: at first by earlier codes, in the end by these. Returns how many
- * positions. */
+ * the element after the last one that codes have kept or skipped; the call moves *next past the elements of these
+ * codes. Returns how many positions it wrote. */
 enum { HPC_POSITIONS_SLACK = 16 };
 typedef size_t hpc_positions_fn(const void *codes, size_t n, uint32_t *positions, uint32_t *next);
 
@@ -29,8 +29,8 @@ typedef size_t hpc_codes_fn(const void *codes, size_t n, uint64_t *span);
 
 struct hpc_sparse_kernels {
     hpc_filter_fn *filter_f32;
-    /* Values are rounded to the nearest. Beyond the format's largest number, that number is sent and the rest stays in
-     * the residual. A value that would be rounded to 0 is not kept, however small delta is. */
+    /* Values are rounded to the nearest. Of a value beyond the format's largest number, that number is sent and the
+     * rest stays in the residual. A value that would be rounded to 0 is not kept, however small delta is. */
     hpc_filter_fn *filter_f16, *filter_bf16;
     hpc_gaps_fn *gaps8, *gaps16;
     hpc_positions_fn *positions8, *positions16;
@@ -40,9 +40,9 @@ struct hpc_sparse_kernels {
     /* Adds the next value to each of n elements whose bit is set. It reads as many values as bits are set. */
     void (*add_bits)(float *acc, size_t n, const uint8_t *bits, const float *values);
 
-    /* One bit for each element: u = x + residual replaces the residual, and the bit says u >= 0. sums are the sums of
-     * the u with the bit and of the others, in float64: element i goes into sum i % 16, and these are added pairwise.
-     * Returns how many bits are set. */
+    /* Makes one bit for each element: u = x + residual replaces the residual, and the bit is 1 if u >= 0. sums[0] is
+     * the sum of the u with bit 1, sums[1] the sum of the others, in float64: element i goes into sum i % 16, and these
+     * are added pairwise. Returns how many bits are set. */
     size_t (*signs)(const float *x, float *residual, size_t n, uint8_t *bits, double sums[2]);
     /* Subtracts plus from the elements with the bit and minus from the others; a result that is NaN or infinite becomes
      * 0. */
@@ -57,8 +57,9 @@ extern const struct hpc_sparse_kernels hpc_sparse_avx512; /* and AVX-512F */
 /* Returns the table of an instruction set that hpc_isa_check accepts. Never NULL. */
 const struct hpc_sparse_kernels *hpc_sparse_kernels_of(int isa);
 
-/* Both move values, one for each set bit, to their places among n elements. spread writes them in the same dtype
- * (HPC_F32, HPC_F16, HPC_BF16), with 0 elsewhere. return adds them to the residual as float32. */
+/* Both functions move values, one for each set bit, to their places among n elements. hpc_sparse_spread writes them in
+ * the same dtype (HPC_F32, HPC_F16, HPC_BF16), with 0 in other places. hpc_sparse_return adds them to the residual as
+ * float32. */
 void hpc_sparse_spread(void *out, size_t n, const uint8_t *bits, const void *values, int dtype);
 void hpc_sparse_return(float *residual, size_t n, const uint8_t *bits, const void *values, int dtype);
 

@@ -72,8 +72,8 @@ const struct hpc_sparse_kernels hpc_sparse_avx2 = {
     codes8,     codes16,    count_bits,  add_bits, signs,  take_signs, add_signs,
 };
 
-/* For each mask of 8 lanes, the permutation that packs the lanes that are set: byte i is the number of the i-th such
- * lane; the bytes after the last are 0. */
+/* A permutation for each mask of 8 lanes, which packs the lanes whose bit is set: byte i of it is the number of the
+ * i-th such lane; later bytes are 0. */
 // clang-format off
 static const uint64_t pack_table[256] = {
     0x0000000000000000, 0x0000000000000000, 0x0000000000000001, 0x0000000000000100,

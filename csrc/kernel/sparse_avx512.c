@@ -67,7 +67,7 @@ static inline __m512i sums_to(__m512i x) {
     return _mm512_add_epi32(x, _mm512_alignr_epi32(x, none, 8));
 }
 
-/* Decodes sixteen codes at once. Each code moves the position on by its value, and by one more unless it only skips. */
+/* Decodes sixteen codes at once. Each code adds its value to the position, and one more unless the code only skips. */
 SPARSE_INLINE size_t positions_of(const void *codes, size_t n, uint32_t *positions, uint32_t *next, int wide) {
     const __m512i one = _mm512_set1_epi32(1), last = _mm512_set1_epi32(15);
     const __m512i skip = _mm512_set1_epi32(wide ? HPC_GAP_SKIP16 : HPC_GAP_SKIP8);

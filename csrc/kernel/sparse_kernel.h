@@ -23,7 +23,7 @@ enum { GROUP = 64, WIDE = 8 * GROUP, SUMS = 16 };
 
 static const float MOST_F16 = 65504, MOST_BF16 = 0x1.fep127f;
 
-/* Returns delta, but at least the magnitude up to which numbers are rounded to 0. */
+/* Returns delta, or, if that is larger, the magnitude up to which numbers are rounded to 0. */
 static inline float least_delta(float delta, int values) {
     float least = values == HPC_F16 ? 0x1p-25f : values == HPC_BF16 ? 0x1p-134f : 0;
     return delta < least ? least : delta;
@@ -50,8 +50,8 @@ SPARSE_INLINE void put_value(void *out, size_t k, float sent, int values) {
         ((float *)out)[k] = sent;
 }
 
-/* Filters from element j on, which must be a multiple of 8; k elements are kept already. The value of an element that
- * is not kept is written too, and overwritten by the next one. */
+/* Filters from element j on; j must be a multiple of 8, and k is the number of elements kept before. The value of an
+ * element that is not kept is written too, and the next value overwrites it. */
 SPARSE_INLINE size_t filter_scalars(const float *x, float *residual, size_t j, size_t n, float delta, void *out,
                                     size_t k, uint8_t *bits, int values) {
     for (; j < n; j += 8) {
@@ -100,8 +100,8 @@ SPARSE_INLINE void put_vector(void *out, size_t k, reals sent, int values) {
 
 #endif
 
-/* A vector's packed values are stored with all its lanes. At most as many values are kept as elements come before it,
- * so the store ends within the room for n. */
+/* The store of a vector's packed values writes all lanes of the vector. At most as many values are kept as there are
+ * elements before the vector, so the store ends within the room for n values. */
 SPARSE_INLINE int64_t filter_values(const float *x, float *residual, int64_t count, float delta, void *out,
                                     uint8_t *bits, int values) {
     size_t n = count > 0 ? (size_t)count : 0, j = 0, k = 0;
@@ -222,8 +222,8 @@ static inline int is_empty(const uint8_t *bits) {
     return any == 0;
 }
 
-/* Takes a word's bits in steps of SOME and MORE, even if it has fewer: a branch for each bit would be mispredicted once
- * a word. */
+/* Takes the set bits of a word in steps of SOME and MORE, even if the word has fewer: a branch for each bit would be
+ * mispredicted once a word. */
 SPARSE_INLINE size_t gaps_of(const uint8_t *bits, size_t n, void *out, size_t cap, int wide) {
     enum { SOME = 2, MORE = 8, WAITING = 512 };
     uint32_t positions[1 + WAITING + GROUP + MORE];

@@ -3,7 +3,7 @@
 #include "kernel/half.h"
 #include "base/isa.h"
 
-/* Returns x, with one and the same NaN for every NaN. */
+/* Returns x, with every NaN replaced by one fixed NaN. */
 static inline reals one_nan(reals x) {
     words number = (words)(x == x);
     return (reals)(((words)x & number) | (~number & 0x7fc00000));

@@ -1,23 +1,23 @@
 /* hpc_probes_bandwidth: measures the bandwidth that is left on the paths to peers.
  *
  * Each path first gets a train: packets sent as fast as possible. The rate R0 at which its end arrives bounds the
- * search. Bytes that arrived faster passed a token bucket, which shaped links have. A bucket of b bytes would hide a
- * stream at rate R shorter than b R / (R - A) bytes, with A left. So each stream begins with packets that empty the
- * bucket, sent at once. The rest, which is judged, then meets a queue that grows if R is above A and shrinks if R is
- * below.
+ * search. Bytes that arrived faster passed a token bucket, which shaped links have. If the path has the rate A left, a
+ * bucket of b bytes would hide a stream at rate R that is shorter than b R / (R - A) bytes. So each stream begins with
+ * packets that empty the bucket, sent at once. The rest, which is judged, then meets a queue that grows if R is above A
+ * and shrinks if R is below.
  *
  * Then come fleets of streams, each fleet at one rate (trend.h). The paths of a call take turns, one stream at a time.
  * A path's next stream is due when the last one, averaged over the time since its start, is down to the rate's allowed
  * fraction (options.share). Streams of other paths fill the pauses.
  *
- * The job's own traffic is not to be measured as foreign traffic. A stream waits for a pause in this rank's traffic. It
- * is discarded if it still met much of the job's traffic, here or at the peer; a little counts as if the stream had
- * brought it. If no pause comes, the throughput of this rank's traffic is the result, because TCP with a backlog fills
- * a path.
+ * The job's own traffic must not be measured as foreign traffic. A stream waits for a pause in this rank's traffic. A
+ * stream is discarded if it still met much of the job's traffic, on this rank or at the peer; a little of that traffic
+ * is counted as part of the stream. If no pause comes, the throughput of this rank's traffic is the result, because TCP
+ * with a backlog fills a path.
  *
- * With at_least, streams are sent amid that traffic if no pause comes soon. A stream without a trend has found room
- * beside the traffic. A rising stream shows that too little is left if stream and traffic together arrived at less than
- * at_least; otherwise it is discarded. */
+ * If options.at_least is above 0, streams are sent amid that traffic if no pause comes soon. A stream without a trend
+ * has found room beside the traffic. A rising stream shows that too little is left if stream and traffic together
+ * arrived at less than at_least; otherwise it is discarded. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <stdlib.h>
@@ -41,21 +41,21 @@ enum { LEAST_PACKETS = 25, MOST_PACKETS = 400, MOST_STREAMS = 100, LEAST_PACKET 
 
 static const char op[] = "bandwidth";
 static const double PERIOD = 2e-3;    /* seconds between packets at slow rates; their packets are smaller */
-static const double MOST_LOSS = 0.1;  /* of a stream's packets; with a higher loss its fleet is above */
-static const double LOSS_AMID = 0.03; /* of its packets; a stream amid the job's traffic that lost more found no room */
-static const double WHOLE = 0.9;      /* fraction of a stream's rate above which it arrived as it was sent */
+static const double MOST_LOSS = 0.1;  /* fraction of packets; a stream that loses more was above the free bandwidth */
+static const double LOSS_AMID = 0.03; /* the same for a stream amid the job's traffic */
+static const double WHOLE = 0.9;      /* fraction of its rate above which a stream arrived as it was sent */
 static const double CONFIRMED = 0.5;  /* fraction of a guessed bucket that a train must find to confirm it */
 static const double MOST_OWN = 0.1;   /* fraction of a stream's bytes that the job's own traffic may have */
 static const double DISCARDS = 8;     /* streams that may be discarded, per stream of a fleet */
 static const double LOOK = 1e-3;      /* seconds between two looks at this rank's own traffic */
 static const double AMID = 0.1;       /* seconds to wait for a pause before a stream that may go without one */
 static const double LEAST_BUSY = 0.3; /* seconds of own traffic after which its throughput is known */
-static const double BACKLOG = 0.9;    /* fraction of looks at which traffic waited, above which it fills the path */
+static const double BACKLOG = 0.9;    /* traffic that waited at more than this fraction of looks fills the path */
 static const double MOST_CALL = 5;    /* seconds for the TCP call of a probe */
-static const double CREDIT = 1.5;     /* seconds by which a path may be late for want of a pause, and still catch up */
-static const double BEYOND = 1.25;    /* times the rate of trains: more cannot be left on a path */
-static const double REFILL = 0.06;    /* seconds after a train in which a bucket fills again */
-static const double SPARE = 1.15;     /* times the bucket's estimate: bytes sent to empty it */
+static const double CREDIT = 1.5;  /* most seconds of waiting for a pause that a path makes up for by later streams */
+static const double BEYOND = 1.25; /* times the rate of trains: the most that can be left on a path */
+static const double REFILL = 0.06; /* seconds that a bucket takes to fill again after a train */
+static const double SPARE = 1.15;  /* times the estimated bucket: bytes that are sent to empty it */
 
 typedef struct job {
     hpc_probe_path path;
@@ -63,14 +63,14 @@ typedef struct job {
     hpc_fleet fleet;
     hpc_bandwidth *result;
     int is_done, is_trained, is_limited;
-    int train, trains; /* packets of the next train; number of trains with a result */
+    int train, trains; /* train: packets of the next train; trains: number of trains with a result */
     int is_guessed;    /* 1: the bucket is a guess, which the first train checks */
     int deaf, busy;
-    int crowded, thin; /* number of trains that met the job's own traffic, and of trains that hardly arrived */
+    int crowded, thin; /* crowded: trains that met the job's own traffic; thin: trains of which few packets arrived */
     int discarded;     /* streams of this fleet that were discarded */
     double slopes;     /* sum over this fleet's rising streams */
     double bucket, due;
-    double own, judged;              /* the job's own bytes, and seconds, of streams that counted */
+    double own, judged; /* own: bytes of the job during streams that counted; judged: seconds of these streams */
     double busy_bytes, busy_seconds; /* this rank's own traffic to the peer while streams waited for a pause */
 } job;
 
@@ -95,9 +95,9 @@ void hpc_bandwidth_options_init(hpc_bandwidth_options *options) {
 
 /* ---- this rank's own traffic ---- */
 
-/* Waits for a pause in this rank's own traffic. Returns HPC_OK in a pause, or if streams go without one. Returns
- * HPC_IN_PROGRESS if no pause came, or if the traffic to the path's peer was at_least fast by itself; rate is then its
- * throughput, and backlog the fraction of looks at which some of it waited. */
+/* Waits for a pause in this rank's own traffic. Returns HPC_OK in a pause, or if streams may be sent without one.
+ * Returns HPC_IN_PROGRESS if no pause came, or if the traffic to the path's peer alone reached options.at_least. *rate
+ * is then that traffic's throughput, and *backlog the fraction of looks at which some of it waited. */
 static int await_pause(const probe_round *c, job *j, double *rate, double *backlog) {
     const int to = j->path.rank;
     hpc_carried before = hpc_probes_carried(c->context, to), first = before, now;
@@ -151,7 +151,7 @@ static void finish(const probe_round *c, job *j) {
     if (s->at_least > 0 && s->greys > 0 && s->low == 0 && s->high == 0) r->low = r->high = s->at_least + own;
 }
 
-/* Ends a path whose result is this rank's own traffic. */
+/* Ends a path, with the rate of this rank's own traffic as the result. */
 static void finish_busy(const probe_round *c, job *j, double rate, double backlog) {
     hpc_bandwidth *r = j->result;
     r->by_own = 1;
@@ -181,7 +181,7 @@ static void begin_search(const probe_round *c, job *j, int is_limited) {
     j->bucket = j->result->bucket;
     j->busy = 0;
     j->path.goes_amid = c->options->at_least > 0;
-    const int is_crowded = j->crowded > MOST_CROWDED; /* the path may then let more pass than arrived */
+    const int is_crowded = j->crowded > MOST_CROWDED; /* then the path may have room for more than arrived */
     const double most = is_limited || is_crowded ? 0 : capacity;
     hpc_search_begin(&j->search, c->options->at_least, c->options->resolution, capacity, most);
     if (!is_crowded && c->options->at_least > BEYOND * capacity) { /* a train arrives no faster than the path allows */
@@ -222,7 +222,7 @@ static void take_train(const probe_round *c, job *j) {
         else
             j->bucket = 0;
     }
-    /* Other ranks' traffic may have emptied a bucket just before a train, so the largest of several buckets counts. */
+    /* Other traffic may have emptied the bucket just before a train, so the largest of several results counts. */
     j->is_limited |= train.is_limited;
     if (train.is_limited && train.bucket >= LEAST_BUCKET * each) j->bucket = fmax(j->bucket, train.bucket);
     j->result->capacity = fmax(j->result->capacity, train.rate);
@@ -263,8 +263,8 @@ static void discard(const probe_round *c, job *j) {
     if (++j->discarded > DISCARDS * c->options->streams) finish(c, j);
 }
 
-/* Returns the trend of the packets from `first` on, HPC_TREND_UNCLEAR if they were too few. *came gets the packets that
- * arrived per second. */
+/* Returns the trend of the packets from `first` on; HPC_TREND_UNCLEAR if too few arrived. *came gets the number of
+ * packets that arrived per second. */
 static hpc_trend trend_of(job *j, const hpc_probe_stream *s, int first, double *came) {
     double sent[HPC_PROBE_MOST_PACKETS], delays[HPC_PROBE_MOST_PACKETS];
     int n = 0, begin = -1, end = -1;
@@ -283,9 +283,10 @@ static hpc_trend trend_of(job *j, const hpc_probe_stream *s, int first, double *
     return trend;
 }
 
-/* Returns whether a stream amid the job's own traffic has a result. It found room if its delays do not grow, it arrived
- * as fast as it was sent, and it lost almost nothing; a queue that is always full would drop packets. It shows that too
- * little is left on the path only if stream and traffic together arrived at less than at_least. */
+/* Returns whether a stream amid the job's own traffic has a result. The stream found room if its delays do not grow, it
+ * arrived as fast as it was sent, and it lost almost nothing; a queue that is always full would drop packets. The
+ * stream shows that too little is left on the path only if stream and traffic together arrived at less than
+ * options.at_least. */
 static int tells_amid(const probe_round *c, const hpc_probe_stream *s, hpc_trend trend, double came) {
     if (trend == HPC_TREND_NONE) return s->lost <= LOSS_AMID * s->n && came >= WHOLE * c->options->at_least;
     return trend == HPC_TREND_RISING && came + s->own_rate < c->options->at_least;
@@ -300,7 +301,7 @@ static void take_stream(const probe_round *c, job *j, int first, int nbytes) {
     }
     j->deaf = 0;
     j->result->answered |= s->n > 0;
-    /* The packets before a late one are judged without the rest (pathload, MIN_STREAM_LEN). */
+    /* If a packet was sent late, only the packets before it are judged (pathload, MIN_STREAM_LEN). */
     int is_short = s->n - first < (s->is_late ? LEAST_PART : 1) || s->overflowed;
     int is_amid = s->own > MOST_OWN * s->n * nbytes;
     if (is_short || (is_amid && c->options->at_least == 0)) {

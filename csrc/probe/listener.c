@@ -22,7 +22,7 @@ enum { MOST_CALLS = 256, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 100
 
 static const double STRAGGLERS = 0.06; /* seconds after END for late packets; a link may hold them for 50 ms */
 static const double PATIENCE = 0.25;   /* seconds for which a grant waits for a pause in the job's incoming traffic */
-static const double AMID = 0.03;       /* seconds, for a stream that may be sent without a pause */
+static const double AMID = 0.03;       /* the same for a stream that may be sent without a pause */
 static const double LOOK = 1e-3;       /* seconds between two looks for a pause */
 static const double TURN = 0.1;        /* seconds between two looks at the stop flag of a waiting caller */
 static const double GRANT_SLACK = 0.5; /* seconds that a caller may need beyond the time for which it asked */
@@ -36,14 +36,14 @@ typedef struct probe_call {
     hpc_probe_message in;
     size_t got;
     uint32_t stream;
-    int count, arrived;       /* count: packets asked for, and after END packets sent; arrived: packets that arrived */
-    uint64_t turn;            /* turn of its ASK among all callers */
-    double asked, granted;    /* times */
-    double until;             /* when its grant or its wait for stragglers ends */
-    double length, patience;  /* seconds for which it asked, and for which it waits for a pause */
-    uint64_t received, drops; /* counts at its grant */
-    uint64_t own;             /* bytes of the job's own traffic that arrived from its grant to its END */
-    uint32_t micros;          /* time from its grant to its END */
+    int count, arrived; /* count: packets that ASK announced, after END packets sent; arrived: packets that arrived */
+    uint64_t turn;      /* turn of its ASK among all callers */
+    double asked, granted;                   /* times */
+    double until;                            /* time at which its grant, or its wait for late packets, ends */
+    double length, patience;                 /* seconds that its stream takes, and seconds that it waits for a pause */
+    uint64_t received, drops;                /* counts at its grant */
+    uint64_t own;                            /* bytes of the job's own traffic that arrived from its grant to its END */
+    uint32_t micros;                         /* time from its grant to its END */
     uint64_t stamps[HPC_PROBE_MOST_PACKETS]; /* nanoseconds; 0: did not arrive */
 } probe_call;
 
@@ -60,7 +60,7 @@ struct hpc_probes {
     int n_calls;
     uint64_t turns;
     probe_call *holder; /* the caller that has the grant */
-    uint64_t received;  /* bytes at the last look, and when it was */
+    uint64_t received;  /* received: bytes at the last look; looked: time of that look */
     double looked;
     /* The following members belong to callers of hpc_context_bandwidth. */
     pthread_mutex_t calling;
@@ -99,7 +99,7 @@ static void take_packet(probe_call *c, const void *data, size_t nbytes, uint64_t
 }
 
 static void read_packets(probe_call *c) {
-    char room[BATCH][sizeof(hpc_probe_packet)]; /* only heads: the rest is zeros, whose number is enough */
+    char room[BATCH][sizeof(hpc_probe_packet)]; /* only heads, since the rest of a packet is zeros */
     union {
         char bytes[CMSG_SPACE(sizeof(struct timespec))];
         struct cmsghdr align;
@@ -305,7 +305,7 @@ static void *listen_on(void *arg) {
             polls[2 + 2 * i] = (struct pollfd){.fd = p->calls[i]->udp, .events = POLLIN};
         }
         if (poll(polls, (nfds_t)(1 + 2 * n), left > 0 ? (int)(left * 1e3) + 1 : 0) < 0 && errno != EINTR) break;
-        for (int i = n - 1; i >= 0; i--) { /* from the end: a call that ends gives its place to the last one */
+        for (int i = n - 1; i >= 0; i--) { /* downwards: the last call moves to the place of one that ends */
             probe_call *c = p->calls[i];
             if (polls[2 + 2 * i].revents != 0) read_packets(c);
             if (polls[1 + 2 * i].revents != 0 && !read_messages(context, c)) hang_up(p, c);

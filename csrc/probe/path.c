@@ -20,13 +20,13 @@ enum { UDP_BYTES = 8, IPV4_BYTES = 20, IPV6_BYTES = 40, LEAST_MTU = 576, MOST_MT
 enum { NS = 1000000000, SLICE = 100000 /* ns; the shortest slice that the kernel has */ };
 
 static const char op[] = "bandwidth";
-static const double LONG = 0.05;  /* seconds between two packets above which a caller's stop is checked in between */
-static const double PIECE = 0.05; /* seconds of a wait between two checks of the peer and of the caller's stop */
+static const double LONG = 0.05;  /* seconds between packets above which the stop flag is checked in between */
+static const double PIECE = 0.05; /* seconds of a wait between two checks of the peer and of the stop flag */
 /* Seconds between two sends; if a rate needs more packets, several are sent at once. A thread that sleeps most of the
  * time keeps its claim to a CPU; a thread that spins through a stream loses it if ranks share CPUs. */
 static const double LEAST_PERIOD = 150e-6;
-static const double SPIN = 10e-6;    /* seconds at the end of a sleep that are spun */
-static const double MOST_LATE = 0.2; /* fraction of a stream's length by which a packet may be late */
+static const double SPIN = 10e-6;    /* the last seconds of a sleep, which are spun */
+static const double MOST_LATE = 0.2; /* the most by which a packet may be late, as a fraction of its stream's length */
 static const double LEAST_LATE = 0.8e-3;
 
 /* ---- waiting ---- */
@@ -205,8 +205,8 @@ typedef struct hasty {
     sched_of sched;
 } hasty;
 
-/* Makes this thread's sleeps end in time. For the case that threads share its CPU, it asks for short slices, which
- * begin sooner (EEVDF, since Linux 6.12; older kernels ignore it). */
+/* Makes this thread's sleeps end in time. In case other threads share its CPU, it asks the scheduler for short slices,
+ * which begin sooner (EEVDF, since Linux 6.12; older kernels ignore this). */
 static void make_haste(hasty *before) {
     before->slack = prctl(PR_GET_TIMERSLACK);
     prctl(PR_SET_TIMERSLACK, 1UL);
@@ -222,7 +222,7 @@ static void calm_down(const hasty *before) {
     if (before->is_known) syscall(SYS_sched_setattr, 0, &before->sched, 0);
 }
 
-/* Sends a packet without waiting; returns whether the socket took it. A refusal by ICMP is about an earlier packet, so
+/* Sends a packet without waiting; returns whether the socket took it. An error from ICMP is about an earlier packet, so
  * it is ignored. */
 static int send_one(const hpc_probe_path *p, const hpc_probe_packet *packet, int payload) {
     static const char zeros[HPC_PROBE_MOST_BYTES];
@@ -310,7 +310,7 @@ int hpc_probe_send(hpc_probe_path *p, int first, int rest, int nbytes, double ra
     if (status != HPC_OK) return status;
     hpc_carried before = hpc_probes_carried(p->context, -1);
     double begin = hpc_now();
-    if (before.sent == earlier.sent || p->goes_amid) { /* otherwise the pause is over, and nothing is sent */
+    if (before.sent == earlier.sent || p->goes_amid) { /* if not, the pause is over, and nothing is sent */
         hasty before_that;
         make_haste(&before_that);
         send_packets(p, first, n, payload, period, deadline, s);

@@ -39,21 +39,21 @@
 typedef struct hpc_probes hpc_probes;
 
 int hpc_probes_open(hpc_context *context);
-/* Accepts a call, on the control channel's service thread. It owns fd if it returns HPC_OK. */
+/* Accepts a call, on the control channel's service thread. The listener owns fd if this returns HPC_OK. */
 int hpc_probes_accept(hpc_context *context, int rank, int fd);
 /* Ends the listener's thread; no call is accepted any more. A second call does nothing. */
 void hpc_probes_stop(hpc_context *context);
 void hpc_probes_free(hpc_context *context); /* after stop; does nothing if there are no probes */
 
-/* Returns the bytes that all transports of this rank have sent to other hosts and received from them by TCP, the bytes
- * that wait to be sent, and the parts of these for rank `to` (-1: none). */
+/* Returns the bytes that this rank has sent to other hosts, over all transports, and received from them by TCP, and the
+ * bytes that wait to be sent. The result also has the parts sent to rank `to` (-1: no rank). */
 hpc_carried hpc_probes_carried(hpc_context *context, int to);
 
 /* Makes the key of a probe's packets. from: the rank that sends them. */
 void hpc_probes_key(hpc_context *context, int from, int to, const hpc_probe_message *hello,
                     const hpc_probe_message *welcome, unsigned char key[HPC_DIGEST_BYTES]);
 
-/* Begins and ends a call; calls of a context take turns. deadline: a time of hpc_now. */
+/* Begin and end a call. begin waits until no other call of this context runs. deadline: a time of hpc_now. */
 int hpc_probes_begin(hpc_context *context, const int *stop, double deadline, const char *op);
 void hpc_probes_end(hpc_context *context);
 int hpc_probes_first_note(hpc_context *context, int rank); /* returns 1 at the first call for this peer, else 0 */
@@ -66,10 +66,11 @@ typedef struct hpc_probe_stream {
     double sent[HPC_PROBE_MOST_PACKETS]; /* seconds since the first packet was sent */
     double came[HPC_PROBE_MOST_PACKETS]; /* seconds since the first arrival; < 0: lost */
     int lost, overflowed;
-    int is_late;     /* 1: this thread was kept from its CPU, so the stream has no result */
-    int is_blocked;  /* 1: the socket took no more, because a queue on this host is full */
-    double own;      /* bytes of the job's own traffic that left here, or arrived there until END */
-    double own_rate; /* the same, per second */
+    int is_late;    /* 1: other threads kept this thread from its CPU, so the stream has no result */
+    int is_blocked; /* 1: the socket took no more, because a queue on this host is full */
+    double own; /* bytes of the job's own traffic that left this rank, or arrived at the peer until END; the larger of
+                   both */
+    double own_rate; /* own per second */
     double seconds;  /* from the first packet to the last one */
 } hpc_probe_stream;
 
@@ -77,7 +78,7 @@ typedef struct hpc_probe_path {
     hpc_context *context;
     int rank, tcp, udp;
     int goes_amid;     /* 1: send a stream amid the job's own traffic if no pause comes soon */
-    int payload, each; /* most bytes of a packet: its UDP payload, and with headers of IP and UDP */
+    int payload, each; /* most bytes of a packet: UDP payload alone, and with the headers of IP and UDP */
     uint32_t streams;
     uint64_t nbytes; /* bytes sent, with headers */
     unsigned char key[HPC_DIGEST_BYTES];
@@ -91,8 +92,8 @@ int hpc_probe_connect(hpc_context *context, int rank, const int *stop, double de
 void hpc_probe_close(hpc_probe_path *path);
 
 /* Sends `first` packets as fast as possible, then `rest` packets at rate (bytes a second, with headers; 0: as fast as
- * possible), and gets the report. nbytes: of a packet, with headers. It sends nothing if this rank sent other data
- * while it waited for the grant, unless path->goes_amid. */
+ * possible), and gets the report. nbytes: bytes of a packet, with headers. If this rank sent other data while it waited
+ * for the grant, the call sends no packet, unless path->goes_amid is 1. */
 int hpc_probe_send(hpc_probe_path *path, int first, int rest, int nbytes, double rate, double deadline,
                    hpc_probe_stream *stream);
 
@@ -105,7 +106,7 @@ int hpc_probe_sleep(const hpc_probe_path *path, double seconds, double deadline)
 
 /* ---- bandwidth.c ---- */
 
-/* Does hpc_context_bandwidth, for a connected context that the caller holds meanwhile. */
+/* Does hpc_context_bandwidth for a connected context, to which the caller holds a reference meanwhile. */
 int hpc_probes_bandwidth(hpc_context *context, const int *peers, int n, const hpc_bandwidth_options *options,
                          hpc_bandwidth *results);
 

@@ -8,7 +8,7 @@ enum { LEAST_DELAYS = 25, MOST_GROUP = 64, MOST_FLEETS = 20, MOST_GREYS = 2, LEA
 /* The limits of the journal version, section IV: a test says "rising" above the first and "no trend" below the
  * second. */
 static const double PCT_RISING = 0.66, PCT_NONE = 0.54, PDT_RISING = 0.55, PDT_NONE = 0.45;
-static const double STEADY = 0.5;   /* a quarter of a train is as fast as another if it has this fraction of its rate */
+static const double STEADY = 0.5; /* a quarter of a train is as fast as another at this fraction of the other's rate */
 static const double FRACTION = 0.7; /* f: fraction of a fleet's streams that must agree */
 
 /* ---- one stream ---- */
@@ -156,7 +156,7 @@ static double next_rate(const hpc_search *s) {
         double up = 1.2 * (grey > 0 ? grey : s->rate);
         return s->most > 0 && up > s->most ? s->most : up;
     }
-    /* One rate on each side of a guess makes a range that is narrow enough. */
+    /* A fleet just below the guess and one just above it make a range that is narrow enough. */
     double aside = 0.45 * s->resolution;
     double under = (1 - aside) * s->guess, over = (1 + aside) * s->guess;
     if (s->guess > 0 && s->grey_high == 0) {

@@ -36,20 +36,20 @@ double hpc_trend_slope(const double *sent, const double *delays, int n);
 /* ---- one train: packets sent as fast as possible ---- */
 
 typedef struct hpc_train {
-    double rate;    /* the rate at which its last half arrived */
-    double bucket;  /* bytes that arrived faster than that before (a token bucket) */
-    int is_limited; /* 1: the path was slower than the sender, and the bucket ended in the train's first part */
+    double rate;    /* the rate at which the train's last half arrived */
+    double bucket;  /* bytes before it that arrived faster than at that rate (a token bucket) */
+    int is_limited; /* 1: the path was slower than the sender, and the bucket was empty after the train's first part */
 } hpc_train;
 
 /* Evaluates a train. sent and came: seconds, on the sender's and on the receiver's clock; came[i] < 0: lost. each:
- * bytes of a packet. Returns 0 if too few packets arrived. */
+ * bytes of a packet. Returns 1, or 0 if too few packets arrived. */
 int hpc_train_of(const double *sent, const double *came, int n, double each, hpc_train *train);
 
 /* ---- one fleet ---- */
 
 typedef enum hpc_fleet_says {
     HPC_FLEET_OPEN = 0, /* more streams are needed */
-    HPC_FLEET_BELOW,    /* its rate is below the available bandwidth */
+    HPC_FLEET_BELOW,    /* the fleet's rate is below the available bandwidth */
     HPC_FLEET_ABOVE,
     HPC_FLEET_GREY /* the available bandwidth crossed the rate during the fleet */
 } hpc_fleet_says;
@@ -59,13 +59,13 @@ typedef struct hpc_fleet {
     int rising, level, unclear;
 } hpc_fleet;
 
-/* Returns the verdict once the remaining streams cannot change it, until then HPC_FLEET_OPEN. */
+/* Returns the verdict once no further stream can change it; before that HPC_FLEET_OPEN. */
 hpc_fleet_says hpc_fleet_judge(const hpc_fleet *fleet);
 
 /* ---- the search over all fleets ---- */
 
 typedef struct hpc_search {
-    double at_least;   /* 0: find a range */
+    double at_least;   /* as in hpc_bandwidth_options; 0: find a range */
     double resolution; /* width at which the range is narrow enough, as a fraction of its middle */
     double most;       /* the highest rate that can be sent; 0: unknown */
     double low, high;  /* bounds of the range; high 0: no rate was too fast yet */
@@ -78,7 +78,7 @@ typedef struct hpc_search {
 /* Begins a search. hint: the rate of a train. */
 void hpc_search_begin(hpc_search *search, double at_least, double resolution, double hint, double most);
 /* Takes the verdict on a fleet, and chooses the next rate. guess: an estimate of the available bandwidth, from the
- * slopes of a fleet that was above it, or 0; it is only used to choose the rate. */
+ * slopes of a fleet above it; 0: no estimate. The guess is used only to choose the rate. */
 void hpc_search_take(hpc_search *search, hpc_fleet_says says, double guess);
 
 #endif

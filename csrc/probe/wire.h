@@ -14,9 +14,9 @@ enum { HPC_PROBE_MOST_PACKETS = 1024, HPC_PROBE_LEAST_BYTES = 64, HPC_PROBE_MOST
 /* The head of a packet; the rest of the packet is zeros. */
 typedef struct hpc_probe_packet {
     uint32_t magic, stream; /* number of the stream in its connection, from 1 */
-    uint16_t index, nbytes; /* number of this packet in its stream; its UDP payload */
+    uint16_t index, nbytes; /* index: number of this packet in its stream; nbytes: of its UDP payload */
     uint32_t unused;
-    unsigned char mac[HPC_PROBE_MAC]; /* of the members above, with the connection's key */
+    unsigned char mac[HPC_PROBE_MAC]; /* MAC of the members above, with the connection's key */
 } hpc_probe_packet;
 _Static_assert(sizeof(hpc_probe_packet) == 32, "a packet has no holes");
 
@@ -31,8 +31,8 @@ int hpc_probe_open(const void *data, size_t nbytes, const unsigned char key[HPC_
 typedef enum hpc_probe_kind {
     HPC_PROBE_HELLO = 1, /* a, b: a nonce */
     HPC_PROBE_WELCOME,   /* a, b: a nonce; count: the UDP port */
-    HPC_PROBE_ASK, /* asks to send a stream of count packets; a: nanoseconds that it will take; b: 1: it may go amid the
-                      job's own traffic, if no pause comes soon */
+    HPC_PROBE_ASK, /* asks to send a stream of count packets; a: nanoseconds that the stream will take; b: 1: it may be
+                      sent amid the job's own traffic if no pause comes soon */
     HPC_PROBE_GRANT, /* the stream may be sent; no other caller sends one to this listener now */
     HPC_PROBE_END,   /* count packets of the stream were sent */
     HPC_PROBE_REPORT /* a: the kernel's stamp of the first packet; b: bytes of the job's own traffic that arrived in
@@ -54,7 +54,7 @@ hpc_probe_message hpc_probe_say(hpc_probe_kind kind, uint32_t stream, int count,
 /* Returns whether a message is of this kind, with a valid count. */
 int hpc_probe_is(const hpc_probe_message *message, hpc_probe_kind kind);
 
-/* Returns whether it is a valid message from a caller. */
+/* Returns whether a message is a valid one from a caller. */
 int hpc_probe_is_sound(const hpc_probe_message *message);
 
 #endif

@@ -60,11 +60,12 @@ typedef int64_t hpc_filter_fn(const float *x, float *residual, int64_t n, float 
 typedef int64_t hpc_encode_fn(const float *x, int64_t n, float *state, const double *args, void *out, int64_t cap);
 typedef int hpc_decode_add_fn(float *acc, int64_t n, const void *in, int64_t nbytes, double weight, const double *args);
 
-/* How the delta of HPC_THRESHOLD follows the network (Parameter Flow, 3.3.3). It is between two members of
- * hpc_codec_config: delta (the paper's low value) and up. BY_PROBES: a worker's pushes use the value up while a path on
- * which it sends has less than at_least left, and the folds that an owner forwards use it while a path of the owner's
- * tree has less; probes of hpc_context_bandwidth measure this. SMOOTHLY, without probes: delta falls from up, when this
- * rank's connections reach the rate at_least, to delta, when they reach twice that. */
+/* How the threshold of HPC_THRESHOLD follows the network (Parameter Flow, 3.3.3). It lies between
+ * hpc_codec_config.delta (the paper's low value) and hpc_codec_config.up. BY_PROBES: a worker's pushes use config.up
+ * while a path on which the worker sends has less than config.at_least left; the folds that an owner forwards use
+ * config.up while a path of the owner's tree has less. Probes of hpc_context_bandwidth measure this. SMOOTHLY, without
+ * probes: the threshold falls from config.up, when this rank's connections reach the rate config.at_least, to
+ * config.delta, when they reach twice that rate. */
 typedef enum hpc_follow_how {
     HPC_FOLLOW_NOTHING = 0,
     HPC_FOLLOW_BY_PROBES = 1,
@@ -77,27 +78,28 @@ typedef struct hpc_codec_config {
     double delta;    /* HPC_THRESHOLD: 0 or more */
     int decays;      /* HPC_THRESHOLD: 1: encoding number t uses delta / sqrt(t) */
     double fraction; /* HPC_TOPK: fraction of the elements to send, above 0 and at most 1 */
-    uint64_t unit; /* elements that no row may cut apart. They share two values (HPC_ONEBIT) or a scale (HPC_FLOAT4, at
-                      least 16 elements). For HPC_FACTORS a multiple of columns */
+    uint64_t unit; /* number of consecutive elements that no row may cut apart. The elements of a unit share two values
+                      (HPC_ONEBIT) or a scale (HPC_FLOAT4, 16 elements or more). With HPC_FACTORS unit must be a
+                      multiple of columns */
     uint64_t rows, columns; /* HPC_FACTORS: shape of the key's matrix */
     int pairs;              /* HPC_FACTORS: the most pairs of vectors in one update */
-    int values; /* HPC_THRESHOLD, HPC_TOPK, HPC_FACTORS: hpc_dtype in which values are sent: HPC_F32, HPC_F16 or
-                   HPC_BF16 */
-    int paper; /* of the same codecs. 0: each piece has the form with the fewest bytes; 1: indices if more than 80 % are
-                  zeros, else dense (Parameter Flow, 3.3.1) */
-    int compress;    /* hpc_compression */
-    int no_feedback; /* 1: values that a piece leaves out are lost, for comparisons. With HPC_FLOAT4 it is as in the
-                        paper, and the encoder has no residual */
+    int values;   /* HPC_THRESHOLD, HPC_TOPK, HPC_FACTORS: hpc_dtype in which values are sent: HPC_F32, HPC_F16 or
+                     HPC_BF16 */
+    int paper;    /* for these three codecs. 0: each piece has the form with the fewest bytes; 1: a piece has indices if
+                     more than 80 % are zeros, else it is dense (Parameter Flow, 3.3.1) */
+    int compress; /* hpc_compression */
+    int no_feedback; /* 1: values that a piece leaves out are lost, which is meant for comparisons. HPC_FLOAT4 is then
+                        as in the paper, and its encoder has no residual */
     hpc_filter_fn *filter; /* HPC_THRESHOLD and HPC_TOPK with values HPC_F32: a user's filter; NULL: the library's */
-    const char *name;      /* HPC_OWN_CODEC uses this and the next four members; name is for errors */
+    const char *name;      /* HPC_OWN_CODEC uses name (in errors) and the next four members */
     hpc_encode_fn *encode;
     hpc_decode_add_fn *decode_add;
     int state_slots;             /* arrays of float32 beside the residual; at most HPC_OWN_CODEC_SLOTS */
     double args[HPC_CODEC_ARGS]; /* arguments of the functions, from args[1] on */
     int follow; /* HPC_THRESHOLD: hpc_follow_how; all keys of an exchange that follow must have the same follow and
                    at_least */
-    double up, at_least; /* with follow: up is the larger delta, at least delta; at_least is a rate in bytes a second,
-                            above 0 */
+    double up, at_least; /* used unless follow is 0. up: the larger threshold, delta or more; at_least: a rate in bytes
+                            a second, above 0 */
 } hpc_codec_config;
 
 HPC_API void hpc_codec_config_init(hpc_codec_config *config);
@@ -120,20 +122,20 @@ HPC_API int hpc_exchange_factors(hpc_exchange *exchange, int key, double timeout
 HPC_API int hpc_exchange_start_factors(hpc_exchange *exchange, int key, int flags, int count, const float *u,
                                        const float *v, double timeout, uint64_t *ticket);
 
-/* The state of an encoder between two encodings, for checkpoints. made: how many encodings it has made. values: the
- * residual (count values), the codec's state, array by array, and two values of HPC_TOPK. A worker has an encoder for
- * each key that it pushes, an owner has one for each of its rows that forwards pieces; row -1 means the worker's
- * encoder of key. encoder_values returns the number of values, or 0 if nothing is encoded. An encoder without a
- * residual (no_feedback with HPC_FLOAT4 or a user's codec) gives zeros for it, or, if it has no state either, only the
- * last two values. get and set are refused when hpc_exchange_get_row and set_row are. */
+/* Functions for checkpoints: they read and set the state of an encoder between two encodings. made is the number of
+ * encodings that it has made. values has the residual (count values), the codec's state, array by array, and two values
+ * of HPC_TOPK. A worker has an encoder for each key that it pushes, an owner has one for each of its rows that forwards
+ * pieces; row -1 means the worker's encoder of key. encoder_values returns the number of values, or 0 if nothing is
+ * encoded. An encoder without a residual (no_feedback with HPC_FLOAT4 or a user's codec) gives zeros for it, or, if it
+ * has no state either, only the last two values. get and set are refused when hpc_exchange_get_row and set_row are. */
 HPC_API int64_t hpc_exchange_encoder_values(const hpc_exchange *exchange, int key, int row);
 HPC_API int hpc_exchange_get_encoder(hpc_exchange *exchange, int key, int row, uint64_t *made, float *values);
 HPC_API int hpc_exchange_set_encoder(hpc_exchange *exchange, int key, int row, uint64_t made, const float *values);
 
-/* HPC_THRESHOLD: sets delta, before it decays, for this rank's later encodings of key (-1: of all such keys): of its
- * pushes, of the folds that it forwards, or of both (of: the sum of HPC_DELTA_OF_*). Ranks may have different deltas,
- * because decoders do not use delta. Any thread may call it at any time. Refused for keys whose delta follows the
- * network (hpc_codec_config.follow). */
+/* Sets the delta of HPC_THRESHOLD, before it decays, for this rank's later encodings of key (-1: of all keys with
+ * HPC_THRESHOLD). `of`, a sum of HPC_DELTA_OF_*, selects them: the rank's pushes, the folds that it
+ * forwards, or both. Ranks may have different deltas, because decoders do not use delta. Any thread may call it at any
+ * time. Refused for keys whose delta follows the network (hpc_codec_config.follow). */
 enum { HPC_DELTA_OF_PUSHES = 1, HPC_DELTA_OF_FOLDS = 2 };
 HPC_API int hpc_exchange_set_delta(hpc_exchange *exchange, int key, int of, double delta);
 

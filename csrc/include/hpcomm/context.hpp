@@ -42,8 +42,8 @@ class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {
         report(hpc_rendezvous_allgather(get(), send, recv, nbytes, timeout));
     }
 
-    // Makes a connected context, within config's timeout for hpc_init. Its secret is config's, or this rendezvous's if
-    // config has none.
+    // Makes a connected context, within config's timeout for hpc_init. The context uses config's secret, or this
+    // rendezvous's secret if config has none.
     int bring_up(Config config, hpc_context **context) {
         using seconds = std::chrono::duration<double>;
         const bool by_default = config.timeout == Config().timeout;
@@ -113,7 +113,7 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     }
 
     // Measures the bandwidth, in bytes a second, that is left on the paths to peers on other hosts. Probes of one peer
-    // are sent in the pauses of the others'.
+    // are sent while probes of the others pause.
     std::vector<Bandwidth> bandwidth(const std::vector<int> &peers, const BandwidthOptions &options = {},
                                      Report report = {}) {
         std::vector<Bandwidth> found(peers.size());
@@ -151,7 +151,7 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     Context shrink(const Config &config = {}, double timeout = default_timeout, Report report = {}) {
         return Context(report, [&](hpc_context **out) { return hpc_context_shrink(get(), &config, timeout, out); });
     }
-    // Returns which rank `rank` was in the first context.
+    // Returns the number that `rank` had in the job's first context.
     int first_rank(int rank, Report report = {}) const {
         return peer(rank, report).first_rank;
     }
@@ -167,7 +167,8 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     template <class Create> Context(const Report &report, Create create) : Handle(report, create) {}
 };
 
-// A span of this thread in the timeline, from this line to the end of the block; without a timeline it does nothing:
+// A span of this thread in the timeline, from its declaration to the end of the block; without a timeline it does
+// nothing:
 //     hpcomm::Span forward(context, "forward");
 class Span {
   public:

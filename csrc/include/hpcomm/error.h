@@ -28,7 +28,7 @@ typedef enum hpc_status {
     HPC_ERR_MEMORY = -8       /* too little memory; only calls that create something return it */
 } hpc_status;
 
-/* A culprit is a rank that an error blames. Its state now, or when it ended: */
+/* The state of a culprit, a rank that an error blames: its state now, or when it ended. */
 typedef enum hpc_culprit_state {
     HPC_CULPRIT_DIED = 1,  /* its process or its host died, or it gave up by itself */
     HPC_CULPRIT_LEFT,      /* it closed while others still waited for it */
@@ -65,13 +65,16 @@ typedef struct hpc_error {
     const char *op;        /* the operation, e.g. "recv" */
     const char *transport; /* for HPC_ERR_TRANSPORT, else "" */
     int peer;              /* for HPC_ERR_TRANSPORT, else -1 */
-    int n_ranks;           /* for HPC_ERR_PEER: the ranks that failed by themselves, in ascending order */
+    int n_ranks; /* length of ranks[]: with HPC_ERR_PEER, those that failed by themselves, in ascending order */
     const int *ranks;
-    int n_waiting; /* for HPC_ERR_PEER and HPC_ERR_TIMEOUT: the ranks that the call still waited for */
+    int n_waiting; /* length of waiting_for[]: with HPC_ERR_PEER and HPC_ERR_TIMEOUT, the ranks that the call still
+                      waited for */
     const int *waiting_for;
-    int n_left; /* for HPC_ERR_PEER: the ranks that ended or left because ranks[] failed, in ascending order */
+    int n_left; /* length of left[]: with HPC_ERR_PEER, the ranks that ended or left because ranks[] failed, in
+                   ascending order */
     const int *left;
-    int n_culprits; /* for HPC_ERR_TIMEOUT: the ranks at the ends of the chains of waits, in ascending order */
+    int n_culprits; /* length of culprits[]: with HPC_ERR_TIMEOUT, the ranks at the ends of the chains of waits, in
+                       ascending order */
     const hpc_culprit *culprits;
     int detail; /* hpc_error_detail */
 } hpc_error;
@@ -95,8 +98,8 @@ HPC_API double hpc_slices_limit(double seconds);
  * waits are shown under this name: in errors, in warnings, and by hpc_jobs. */
 typedef struct hpc_calling hpc_calling;
 
-/* Returns a call with this name, of which 35 bytes are kept; the same name and every give the same call, which lives as
- * long as the process. every: 1 if every rank of the job must make the call; errors about ranks that wait for each
+/* Returns a call with this name, cut to 35 bytes. The same two arguments give the same call, which lives as long as the
+ * process. The argument every is 1 if every rank of the job must make the call; errors about ranks that wait for each
  * other then say so. Returns NULL without memory, or after 1000 names. Any thread may call it. */
 HPC_API const hpc_calling *hpc_calling_named(const char *name, int every);
 

@@ -141,7 +141,7 @@ struct OutOfMemory : Error {
 
 #endif
 
-// Where a failure goes: made from the last argument of a call.
+// The receiver of a call's failure, made from the call's last argument: an exception or a std::error_code.
 class Report {
   public:
     Report() noexcept = default;

@@ -12,8 +12,8 @@
 
 namespace hpcomm {
 
-// A built-in rule by its name, or a user's rule by its functions. hyper gives args[1] and on; args that it omits have
-// the built-in rule's defaults, or 0.
+// A built-in rule, given by its name, or a user's rule, given by its functions. The argument hyper gives args[1] and
+// on; args that hyper omits have the built-in rule's defaults, or 0 in a user's rule.
 struct Rule : hpc_rule {
     explicit Rule(const char *name, Report report = {}) : hpc_rule() {
         report(hpc_rule_find(name, HPC_ISA_BEST, this));
@@ -40,8 +40,8 @@ struct Rule : hpc_rule {
 
 // The settings of an exchange. plan, rule and values are arguments of Exchange, unless it has several configurations.
 struct ExchangeConfig : hpc_exchange_config {
-    // Codecs of pieces, if the plan has some: either one for each key, with CodecConfig() for keys without codec, or a
-    // single one for all keys that have it by the plan. Needed until the exchange has been made.
+    // Codecs of pieces, if the plan has such codecs: either one for each key, with CodecConfig() for keys without a
+    // codec, or a single one for all keys that have it in the plan. They must live until the exchange has been made.
     std::vector<CodecConfig> codecs;
 
     ExchangeConfig() : hpc_exchange_config() {
@@ -116,7 +116,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         return facts;
     }
 
-    // flags: HPC_PUSH, HPC_PULL or both. src nullptr: the gradient is already in place.
+    // Starts a push (HPC_PUSH), a pull (HPC_PULL) or both. src nullptr: the caller has written the gradient to
+    // gradient(key).
     Ticket start(int key, int flags = HPC_PUSH | HPC_PULL, const float *src = nullptr, double timeout = default_timeout,
                  Report report = {}) {
         Ticket ticket{key, 0};
@@ -147,8 +148,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_push_pull(get(), key, src, timeout));
     }
 
-    // With config.split = 1: push is the fold; then all workers call apply or skip, and before that squares and gather
-    // if they want.
+    // Calls for config.split = 1: a push is then only the fold. After it all workers may call squares and gather, and
+    // must call apply or skip.
     Ticket fold_nothing(int key, double timeout = default_timeout, Report report = {}) {
         Ticket ticket{key, 0};
         report(hpc_exchange_fold_nothing(get(), key, timeout, &ticket.number));
@@ -191,7 +192,7 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
     void settle(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_settle(get(), timeout));
     }
-    // true: starts may be kept back, to be sent together; false, or a wait, sends them.
+    // With true later starts may be kept back and sent together; false, or a wait, sends all that are kept.
     void together(bool on, Report report = {}) {
         report(hpc_exchange_together(get(), on));
     }
@@ -315,7 +316,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(n < 0 ? n : HPC_OK);
         return sent;
     }
-    // A reference that keeps the memory at `at` mapped, an address that params, gradient or gathered has given for key.
+    // Returns a reference that keeps the memory at `at` mapped, an address that params, gradient or gathered returned
+    // for key.
     Memory memory(int key, const void *at) const {
         return Memory(hpc_exchange_memory(get(), key, at));
     }

@@ -23,17 +23,17 @@ namespace hpcomm {
 struct Matrix {
     const char *name;
     std::uint64_t rows, columns;
-    const float *first = nullptr; // [J][D]: the initial values; those at rank 0 are used; nullptr: zeros
+    const float *first = nullptr; // the initial values, [J][D]; rank 0's are used; nullptr: zeros
 };
 
 struct SufficientFactorsConfig {
     std::vector<Matrix> matrices;     // the names must live until the object has been made
-    int pairs = 1;                    // K: the most pairs of one commit of a matrix
+    int pairs = 1;                    // K, the most pairs of one commit of a matrix
     int staleness = 0;                // 0: BSP; s: SSP(s): a rank may be s commits ahead of others (equation 4)
-    std::vector<unsigned char> sends; // as in PeerToPeerConfig: partial broadcast; empty: all to all
-    std::vector<int> parents;         // as in PeerToPeerConfig: relays
-    int cores = 1;                    // of each rank
-    bool sum = true; // true: W -= lr * the sum of all ranks' products u v^T; false: that sum by the number of ranks
+    std::vector<unsigned char> sends; // as in PeerToPeerConfig, for a partial broadcast; empty: all to all
+    std::vector<int> parents;         // as in PeerToPeerConfig, for relays; empty: each rank sends its own pairs
+    int cores = 1;                    // cores of each rank
+    bool sum = true; // W -= lr * the sum of all ranks' products u v^T; false: the sum divided by the number of ranks
 
     CodecConfig codec(const Matrix &matrix) const noexcept {
         return CodecConfig::factors(matrix.rows, matrix.columns, pairs);
@@ -77,16 +77,16 @@ class SufficientFactors {
   public:
     SufficientFactors() noexcept = default;
 
-    // Collective. rule: Rule("sgd", {lr}), Rule("proxsgd", {lr, 0, strength}).with_prox("l1", D), or another one;
-    // exchange.rules may have one for each matrix. The constructor sets the plan, rule, values, codecs, consistency and
-    // staleness of exchange.
+    // Collective over all ranks. The rule is Rule("sgd", {lr}), Rule("proxsgd", {lr, 0, strength}).with_prox("l1", D),
+    // or another one; exchange.rules may have one for each matrix. The constructor sets the plan, rule, values, codecs,
+    // consistency and staleness of exchange.
     SufficientFactors(Context &context, const SufficientFactorsConfig &config, const hpc_rule &rule,
                       ExchangeConfig exchange = {}, double timeout = default_timeout, Report report = {}) {
         exchange.consistency = config.staleness == 0 ? HPC_BSP : HPC_SSP;
         exchange.staleness = config.staleness;
         exchange.codecs.clear();
         for (const Matrix &matrix : config.matrices) exchange.codecs.push_back(config.codec(matrix));
-        std::string refusal; // of this rank; all ranks then fail with it
+        std::string refusal; // why this rank refuses; all ranks then fail with it
         std::error_code code;
         const Plan plan(context, config, code);
         if (code) refusal = hpc_last_error()->message;
@@ -145,9 +145,10 @@ class SufficientFactors {
         return write(V, i, key, report, in_place);
     }
 
-    // Sends the pairs of every matrix that were written since the last commit; without any it sends an empty update. It
-    // waits for the commit before, not for this one. It is refused, and sends nothing, if a pair has no u or no v, or a
-    // value is NaN or infinite. After a Timeout nothing is lost: the next call continues where this one stopped.
+    // Sends the pairs of every matrix that were written since the last commit; if no pair was written, an empty update.
+    // The call waits for the previous commit, not for this one. It is refused, and sends nothing, if a pair has no u or
+    // no v, or if a value is NaN or infinite. After a Timeout nothing is lost: the next call continues where this one
+    // stopped.
     void commit(double timeout = default_timeout, Report report = {}) {
         if (keys_.empty()) {
             wrong("commit", "commit: there is no matrix to send: make this object with a context", report);

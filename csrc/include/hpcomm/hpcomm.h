@@ -64,8 +64,8 @@ typedef enum hpc_names {
     HPC_SOCKET_TRANSPORTS = 5   /* the transports that reach other hosts without an RDMA device */
 } hpc_names;
 HPC_API const char *hpc_name(int names, int i); /* returns name i (from 0) of an hpc_names list; NULL past its end */
-HPC_API int hpc_core_count(void);               /* CPUs of the affinity mask, cut by the cgroup's quota, at least 1 */
-HPC_API uint64_t hpc_memory_available(void);    /* bytes that a new window may take: free ones of the host and cgroup */
+HPC_API int hpc_core_count(void); /* CPUs that this process may use (affinity mask, cgroup quota); 1 or more */
+HPC_API uint64_t hpc_memory_available(void); /* bytes of the host and cgroup that are free for windows */
 
 /* One port of an RDMA device of this host. */
 typedef struct hpc_device {
@@ -117,8 +117,8 @@ typedef struct hpc_config {
     const char *devices;  /* for verbs, in NCCL_IB_HCA's grammar: "mlx5_0,mlx5_1:1", "^mlx5_2", "=mlx5_1"; NULL: all */
     const char *timeline; /* path of this rank's timeline file, in Chrome's trace event format; the rank's number
                              replaces %r, or goes before the suffix ("trace.rank0.json"); NULL: no timeline */
-    double slice; /* seconds; for a caller that waits in slices to handle Unix signals in between: a call whose timeout
-                     is at most this does not look for culprits (see hpc_follow_timeout); 0 */
+    double slice; /* seconds; a call whose timeout is at most slice does not look for culprits (see hpc_follow_timeout).
+                     For callers that wait in slices, to handle Unix signals in between; 0 */
     const char *tcp_congestion; /* TCP's congestion control, by its name in the kernel ("dctcp"); NULL: the system's,
                                    but cubic or reno if that is bbr */
     int threads; /* compute threads of this rank, which need CPUs too, up to HPC_MOST_THREADS; 0 means 1 */
@@ -157,7 +157,7 @@ HPC_API int hpc_context_connect(hpc_context *context, const void *addresses, dou
  * loopback address (else HPC_ERR_AUTH). create returns when all ranks have come; its HPC_ERR_TIMEOUT names, on every
  * rank, the ranks that did not come. allgather takes the same number of bytes from every rank, at most 16 MiB in all; a
  * failed allgather ends the rendezvous on every rank. A negative timeout means 30 s; to learn which ranks are missing a
- * rank may wait one second more. Rank 0 serves the others only during its calls. It is for one thread at a time. */
+ * rank may wait one second more. Rank 0 serves the others only during its calls. One thread at a time may use it. */
 typedef struct hpc_rendezvous hpc_rendezvous;
 HPC_API int hpc_rendezvous_create(int rank, int size, const char *host, int port, const void *secret,
                                   size_t secret_bytes, double timeout, hpc_rendezvous **rendezvous);
@@ -204,13 +204,13 @@ HPC_API const char *hpc_context_note(const hpc_context *context, int i, int *kin
 HPC_API int hpc_barrier(hpc_context *context, double timeout);
 HPC_API int hpc_allgather(hpc_context *context, const void *send, void *recv, size_t nbytes, double timeout);
 
-/* Leaves the group; the peers that still wait for this rank are told. Not collective; a second call does nothing. Waits
- * in other threads of this rank end with HPC_ERR_INVALID. hpc_context_abort does the same, and also tells the peers why
- * this rank failed. */
+/* Leaves the job; peers that still wait for this rank get HPC_ERR_PEER. Not collective; a second call does nothing.
+ * Waits in other threads of this rank end with HPC_ERR_INVALID. hpc_context_abort does the same, and also tells the
+ * peers why this rank failed. */
 HPC_API int hpc_context_close(hpc_context *context);
 HPC_API int hpc_context_abort(hpc_context *context, const char *why);
 /* Makes every rank that left before the others were done count as failed, on all ranks. All waits of this context then
- * end with HPC_ERR_PEER, also waits for ranks that are still there, and exchanges stop as after a rank's death. A rank
+ * end with HPC_ERR_PEER, also waits for ranks that have not left, and exchanges stop as after a rank's death. A rank
  * that learns that others left calls it before a shrink; a second call is no error. While no rank is gone, no wait
  * ends, but exchanges may stop. (It is ULFM's MPI_Comm_revoke.) */
 HPC_API int hpc_context_revoke(hpc_context *context);
@@ -237,32 +237,32 @@ typedef struct hpc_bandwidth_options {
                         returned as it is */
     double resolution; /* width of the range at which the search ends, as a fraction of its middle; 0.2 */
     double share;      /* fraction of a fleet's rate that its streams may take on average, pauses included; 0.1 */
-    double patience;   /* seconds to wait for a pause in this rank's own traffic, before a train or a stream; 1. With
-                          at_least a stream waits for 0.1 s and then goes without a pause */
+    double patience;   /* seconds to wait for a pause in this rank's own traffic, before a train or a stream; 1. If
+                          at_least is above 0, a stream waits only 0.1 s, and is then sent without a pause */
     int streams;       /* streams of a fleet; 12 */
     int packets;       /* packets of a stream; 100 */
-    int again; /* 1: results holds the answers of an earlier call for these peers, and their capacity and bucket still
-                  hold; a bucket without a capacity is a guess, which one train checks. 0: results is only written */
+    int again; /* 1: results contains an earlier call's answers for these peers, whose capacity and bucket are used
+                  again. A bucket with capacity 0 is a guess, which one train checks. 0: results is only written */
     const int *stop; /* NULL, or a flag: when another thread makes it nonzero, the call ends with HPC_ERR_INVALID */
 } hpc_bandwidth_options;
 
 /* The bandwidth that is left on the path from this rank to one peer. */
 typedef struct hpc_bandwidth {
     int peer;
-    int answered;   /* 0: no packet of a probe arrived there (a firewall may drop UDP), so no other field is known */
-    int sufficient; /* with at_least: 1 the path has that rate left, 0 it has not, -1 unknown; without at_least -1 */
-    int by_own;  /* 1: the result comes from this rank's own traffic, which left no pause, or reached the peer at a rate
-                    of at_least */
-    double low;  /* the rate that is left is above this; 0: unknown */
-    double high; /* and below this; infinite: no rate was too fast */
+    int answered;   /* 0: no packet of a probe reached the peer (a firewall may drop UDP), so no other field is known */
+    int sufficient; /* if at_least is above 0: 1 the path has that rate left, 0 it has not, -1 unknown; otherwise -1 */
+    int by_own; /* 1: the result comes from this rank's own traffic, because it left no pause, or because it reached the
+                   peer at the rate at_least */
+    double low; /* lower bound of the rate that is left; 0: unknown */
+    double high;     /* upper bound of the rate that is left; infinite: no rate was too fast */
     double capacity; /* the rate at which a train of packets arrived, which is the capacity of the path's narrowest
                         link; 0: unknown */
-    double own; /* the rate of this rank's own traffic during the streams: sent to other hosts, or received by the peer.
-                   low and high include it */
-    double bucket;   /* bytes that can pass faster than capacity in one burst, as through a token bucket */
-    double seconds;  /* from the call to this result */
+    double own; /* the rate of this rank's own traffic during the streams, sent to other hosts or received by the peer.
+                   The fields low and high include it */
+    double bucket;   /* bytes of one burst that can pass faster than capacity, as through a token bucket */
+    double seconds;  /* seconds from the call to this result */
     uint64_t nbytes; /* bytes that the probe sent */
-    int fleets, streams, discarded; /* discarded: streams that were held up here, or met the job's own traffic */
+    int fleets, streams, discarded; /* discarded: streams that this host held up, or that met the job's own traffic */
 } hpc_bandwidth;
 
 HPC_API void hpc_bandwidth_options_init(hpc_bandwidth_options *options);
@@ -326,7 +326,7 @@ typedef struct hpc_shown_rank {
 /* Lists the contexts of all processes in this network namespace that belong to the caller's user (for root, to any
  * user), and the other ranks of their jobs; one process of each job is asked about these. Writes the first cap of them
  * into ranks, sorted by job and rank, and returns how many there are, which may exceed cap. Processes of this namespace
- * have timeout seconds to answer, all at the same time (negative: 1 s); the other ranks then have as long. A rank that
+ * have timeout seconds to answer, all at the same time (negative: 1 s); the other ranks then get as long. A rank that
  * does not answer is listed with answers = 0. Changes no job. HPC_ERR_UNSUPPORTED if /proc/net/unix cannot be read. */
 HPC_API int hpc_jobs(hpc_shown_rank *ranks, int cap, double timeout);
 
@@ -355,7 +355,7 @@ HPC_API int hpc_window_create(hpc_context *context, size_t nbytes, int signals, 
 HPC_API void hpc_window_free(hpc_window *window);
 HPC_API void *hpc_window_data(const hpc_window *window);
 
-/* Returns where this process has mapped the peer's part, valid as long as the window; NULL if the transport cannot. */
+/* Returns the address of the peer's part in this process, valid as long as the window; NULL if it cannot be mapped. */
 HPC_API void *hpc_window_peer_view(const hpc_window *window, int peer);
 
 /* A reference to the memory of rank's part of the window. It keeps the memory mapped after hpc_window_free, until
@@ -391,7 +391,7 @@ HPC_API int hpc_test_signal(hpc_window *window, int signal, uint64_t at_least, u
 HPC_API int hpc_wait_signal(hpc_window *window, int signal, uint64_t at_least, int peer, double timeout,
                             uint64_t *value);
 
-/* Waits until all earlier puts of this lane to peer (-1: to all peers) are written there; src may be reused then. */
+/* Waits until this lane's earlier puts to peer (-1: to all peers) are written there; their src may be reused then. */
 HPC_API int hpc_flush(hpc_lane *lane, hpc_window *window, int peer, double timeout);
 
 enum { HPC_NOTIFY_DEPTH = 256 };
@@ -465,13 +465,13 @@ HPC_API void hpc_queue_free(hpc_queue *queue);
 HPC_API void *hpc_queue_buffer(const hpc_queue *queue, int i);
 HPC_API int hpc_queue_acquire(hpc_queue *queue, int i, double timeout);
 
-/* Sends an update of nbytes, which must be the queue's. src may be reused on return, unless it is a registered buffer
- * (see hpc_queue_acquire). With buffers > 0 src must be a registered buffer. After HPC_ERR_TIMEOUT call it again with
- * the same src, unchanged: an update that was already sent is waited for, not sent again. */
+/* Sends an update of nbytes, which must equal the queue's nbytes. src may be reused on return, unless it is a
+ * registered buffer (see hpc_queue_acquire). With buffers > 0 src must be a registered buffer. After HPC_ERR_TIMEOUT
+ * call it again with the same src, unchanged: an update that was already sent is waited for, not sent again. */
 HPC_API int hpc_queue_send(hpc_queue *queue, int peer, const void *src, size_t nbytes, double timeout);
 
-/* Waits for the next update of peer and gives its address, read-only and valid until its ack. This rank may hold up to
- * depth updates; ack frees the oldest. */
+/* Waits for the next update of peer; *update gets its address, read-only and valid until its ack. This rank may hold up
+ * to depth updates; ack frees the oldest. */
 HPC_API int hpc_queue_recv(hpc_queue *queue, int peer, const void **update, double timeout);
 HPC_API int hpc_queue_ack(hpc_queue *queue, int peer);
 
@@ -496,14 +496,14 @@ HPC_API hpc_memory *hpc_queue_memory(const hpc_queue *queue, int rank);
 typedef struct hpc_key {
     const char *name;
     uint64_t count; /* float32 elements, 1 or more */
-    uint64_t unit;  /* elements that a chunk must not cut apart; 0 means 1; more than count: the key is one chunk */
+    uint64_t unit;  /* number of elements that no chunk may cut apart; 0 means 1; above count: one chunk */
 } hpc_key;
 
 typedef struct hpc_edge {
     int rank;
-    int row; /* -1: rank's pushes of the key (in-edge), or rank's parameters (out-edge). 0 or more: a row, which rank
-                owns. -2 - r, on in-edges of peers only: rank's pushes, which rank r passes on; r's own row takes them
-                too */
+    int row; /* 0 or more: the row at the other end, which rank owns. -1: no row, but rank's pushes of the key (in-edge)
+                or rank's parameters (out-edge). -2 - r, on in-edges of peers only: rank's pushes, which rank r passes
+                on and also takes into its own row */
     double weight; /* the factor of an input in the fold */
 } hpc_edge;
 
@@ -519,7 +519,7 @@ enum { HPC_PLAN_DEPTH = 32 }; /* the largest depth of a row */
 typedef struct hpc_row {
     int key, owner, core;
     int action;              /* hpc_action */
-    uint64_t offset, count;  /* first element, and number of elements, of the key */
+    uint64_t offset, count;  /* first element of the key, and number of elements */
     int depth;               /* inputs that each in-edge may hold at the same time, 1 to HPC_PLAN_DEPTH */
     int quorum;              /* number of inputs that make a fold: all of them, or 1 (each input by itself) */
     int codec_in, codec_out; /* hpc_dtype or hpc_codec_number of the inputs, and of the outputs */
@@ -563,7 +563,7 @@ typedef enum hpc_consistency {
 } hpc_consistency;
 
 typedef enum hpc_progress {
-    HPC_PROGRESS_AUTO = 0,   /* threads if CPUs are left for them beside all compute threads, else inline */
+    HPC_PROGRESS_AUTO = 0,   /* threads if enough CPUs are free for them beside all compute threads, else inline */
     HPC_PROGRESS_INLINE = 1, /* no threads: every wait of the context also works on this rank's rows */
     HPC_PROGRESS_THREAD = 2  /* one pinned thread for each core of the plan */
 } hpc_progress;
@@ -575,36 +575,37 @@ typedef struct hpc_exchange_config {
     const hpc_plan *plan; /* the plan, the same on all ranks */
     const hpc_rule *rule; /* the rule for all keys; its name, slots, fold_wires and args must be the same on all ranks.
                              Not used if rules is given */
-    const float *const *values; /* by key: initial parameters; rank 0's are used, others' may be NULL */
+    const float *const *values; /* values[key]: initial parameters; rank 0's are used, others' may be NULL */
     int consistency;            /* hpc_consistency */
     int progress;               /* hpc_progress; may differ by rank */
     int threads;                /* compute threads of this rank while it is a worker; 0: hpc_config.threads */
-    int shared_params; /* 1: all workers of a host read one copy of the parameters, which lies with the lowest of them.
-                          Needs BSP, and ranks of a host that map each other's memory (hpc_window_peer_view). Only ranks
-                          of the host may write the copy: with several hosts use a plan of hosts */
-    int check_finite;  /* 1: a push of NaN or Inf is refused */
-    int isa;           /* hpc_isa of the kernels */
-    const hpc_graph *graph; /* the graph from which the plan was made; NULL if the plan has servers or peers */
-    int staleness;          /* of HPC_SSP, in steps: 0 to HPC_MOST_STALENESS; on a graph 0 to depth - 2 */
-    int quorum; /* inputs that suffice for a fold; 0: all. An input after its fold is left out, and its worker is told.
-                   On a graph it counts in-neighbours' inputs, and a rank with fewer in-neighbours needs all of theirs.
-                   With servers each worker must push every key once, and pull all, before it pushes one again. If rows
-                   forward to others, it counts inputs of the rows that apply, each from one group of ranks
-                   (hpc_hosts.apart); all keys have the same groups */
+    int shared_params;          /* 1: all workers of a host read one copy of the parameters, in memory of the lowest
+                                   worker. Needs BSP, and ranks of a host that map each other's memory
+                                   (hpc_window_peer_view). Only ranks of the host may write the copy: with several hosts
+                                   use a plan of hosts */
+    int check_finite;           /* 1: a push of NaN or Inf is refused */
+    int isa;                    /* hpc_isa of the kernels */
+    const hpc_graph *graph;     /* the graph from which the plan was made; NULL if the plan has servers or peers */
+    int staleness;              /* s of HPC_SSP, in steps: 0 to HPC_MOST_STALENESS; on a graph 0 to depth - 2 */
+    int quorum;      /* inputs that suffice for a fold; 0: all. An input that comes after its fold is left out, and
+                        its worker is told. On a graph quorum counts in-neighbours' inputs; a rank with fewer needs
+                        all of theirs. With servers each worker must push every key once, and pull all, before it
+                        pushes one again. If rows forward to others, quorum counts inputs of the rows that apply,
+                        each from one group of ranks (hpc_hosts.apart); all keys have the same groups */
     double grace;    /* seconds that a fold with its quorum waits for more inputs; negative: learned */
     double patience; /* 1 or more: a negative timeout of a call on a key means patience times the usual time of a push
                         (hpc_exchange_stats.usual), at least 1 s and at most the context's timeout (ASAP, section 5: a
                         dynamic timeout); may differ by rank. 0: it means the context's timeout */
-    int in_place; /* 1: models are trained in place: a push sends the key's parameters. Needs a graph, the rule average
-                     and no quorum. If all keys are float32 on the wire, one slot of the plan is the model, so depth
-                     must be 2 or more */
-    const hpc_rule *const *rules; /* by key: its rule, the same on all ranks; NULL: rule, for all keys */
-    const char *refusal; /* a sentence that says why this rank cannot take part; the creation fails with it on all
-                            ranks. NULL: none */
+    int in_place; /* 1: models are trained in place: a push sends the key's parameters. in_place needs a graph, the rule
+                     average and no quorum. If all keys are float32 on the wire, one slot of the plan is the model, so
+                     depth must be 2 or more */
+    const hpc_rule *const *rules; /* rules[key]: the key's rule, the same on all ranks; NULL: rule is for all keys */
+    const char *refusal; /* a sentence that says why this rank cannot take part; hpc_exchange_create then fails with it
+                            on all ranks. NULL: it takes part */
     int split; /* 1: fold and apply are two calls (hpc_exchange_apply). Allowed with BSP (servers: also a quorum), on a
                   graph (any consistency and quorum), and with ASYNC or SSP over servers or peers, where each worker
                   keeps its own updates. One update of a key can be pending, whatever the plan's depth */
-    const struct hpc_codec_config *const *codecs; /* by key: its codec's settings (codec.h); NULL: no codec of pieces */
+    const struct hpc_codec_config *const *codecs; /* codecs[key]: settings (codec.h); NULL: no codec of pieces */
     const struct hpc_exchange_config *next; /* another configuration; NULL: none. Keys and rows are numbered through all
                                                of them, in this order; calls that name no key are for all */
 } hpc_exchange_config;
@@ -616,20 +617,21 @@ HPC_API void hpc_exchange_config_init(hpc_exchange_config *config);
 HPC_API int hpc_exchange_create(hpc_context *context, const hpc_exchange_config *config, double timeout,
                                 hpc_exchange **exchange);
 
-/* hpc_exchange_close waits for pending pushes, then tells every rank that this one pushes no more. A rank then serves
- * until all others have closed too if it owns rows of an ASYNC exchange, of one with servers and a quorum or SSP, or of
- * keys that it does not push. Pushes that missed a quorum, and that no call has waited for, become a note
+/* hpc_exchange_close waits for pending pushes, then tells every rank that this one pushes no more. The rank then serves
+ * until all others have closed too, if it owns rows of an ASYNC exchange, of an exchange with servers and a quorum or
+ * SSP, or of keys that it does not push. Pushes that missed a quorum, and that no call has waited for, become a note
  * (hpc_context_note). A second close does nothing. hpc_exchange_free drops the handle without waiting: ranks that wait
  * for this rank's answer get HPC_ERR_PEER; ranks that wait for it through a relay time out. */
 HPC_API int hpc_exchange_close(hpc_exchange *exchange, double timeout);
 HPC_API void hpc_exchange_free(hpc_exchange *exchange);
 
-/* *gradient gets the address for the next gradient of key, in the key's wire format; waits until that slot is free.
- * With in_place it gets the address of the parameters, in float32; waits until the last push is folded. */
+/* *gradient gets the address for the next gradient of key, in the key's wire format; the call waits until that slot is
+ * free. With in_place *gradient gets the address of the parameters, in float32; the call waits until the last push is
+ * folded. */
 HPC_API int hpc_exchange_gradient(hpc_exchange *exchange, int key, double timeout, void **gradient);
-/* Returns the parameters of key; NULL on a rank that is no worker. The address never changes, with one exception: with
- * in_place, and all keys float32 on the wire, each average lies in another slot, because neighbours may still read the
- * model that was sent. There, call this again after each pull. */
+/* Returns the parameters of key; NULL on a rank that is no worker. The address never changes, except with in_place if
+ * all keys are float32 on the wire: then call this again after each pull, since the average is in another slot while
+ * neighbours still read the model that was sent. */
 HPC_API float *hpc_exchange_params(const hpc_exchange *exchange, int key);
 
 /* Facts of a key that follow from the plan, the consistency and the codec, and never change. All but scheme are 0 or 1.
@@ -662,15 +664,15 @@ typedef enum hpc_push_flags {
 } hpc_push_flags;
 
 /* Starts a push, a pull, or both; *ticket is for test and wait. src: float32 values (or other input of the key's codec)
- * that are copied and encoded into the gradient; NULL: the gradient is already in place. The call waits only while the
- * owner has too many unpolled events of this rank. After HPC_ERR_TIMEOUT the same call continues where this one
- * stopped. While pulls of a key are pending, do not touch its parameters until the newest has ended.
+ * that are copied and encoded into the gradient's slot; NULL: the caller has written the gradient there. The call waits
+ * only while the owner has too many unpolled events of this rank. After HPC_ERR_TIMEOUT the same call continues where
+ * this one stopped. While pulls of a key are pending, do not touch its parameters until the newest has ended.
  *   BSP    refuses a push of a key while its last push is not applied
- *   ASYNC  refuses a push of a key while all its slots are used. With several stages ASYNC and SSP do as BSP: a pull
- *          waits for the answer to the last push, and sends no request
- *   SSP    with servers of one stage: a pull ends at once while this rank's copy is fresh enough; a pull without a push
- *          before it always asks the owners. As on a graph, a push may still be read when its pull has ended, so call
- *          hpc_exchange_gradient before each gradient is written: it waits for a free slot, as start does */
+ *   ASYNC  refuses a push of a key while all its slots are used. With several stages ASYNC and SSP act as BSP: a
+ *          pull waits for the answer to the last push, and sends no request
+ *   SSP    with servers of one stage: a pull ends at once while this rank's copy is fresh enough; a pull without a
+ *          push before it always asks the owners. As on a graph, a push may still be read when its pull has ended, so
+ *          call hpc_exchange_gradient before each gradient is written: it waits for a free slot, as start does */
 HPC_API int hpc_exchange_start(hpc_exchange *exchange, int key, int flags, const void *src, double timeout,
                                uint64_t *ticket);
 /* Returns HPC_OK if a push of key would be accepted now, HPC_IN_PROGRESS if start would refuse it. */
@@ -686,21 +688,21 @@ HPC_API int hpc_exchange_push_pull(hpc_exchange *exchange, int key, const void *
  * a fold that replaces the mean. Do not touch the gradient until apply or skip has ended; after a gather it may be
  * written. HPC_PUSH | HPC_PULL is a fold and an apply with scale 1. Cores work on the lowest key first.
  *
- * Among peers each rank keeps the updates that it gets, and its calls are for its own parameters: they wait for no
+ * Among peers each rank keeps the updates that it gets, and its calls change only its own parameters: they wait for no
  * other rank's call, and are not compared with it. Copies stay equal while all ranks make the same calls with the same
  * scale and args. The plan's depth must be 2 or more. The same holds on a graph of one phase under BSP and NOTIFY_ACK.
  * On other graphs each rank keeps the mean of its fold, and no neighbour waits for its calls.
  *
  * With a quorum the first apply or skip by a worker whose update is in the mean counts for all, with its args. Other
  * workers whose updates are in the mean must give the same scale. The apply or skip of a late worker changes nothing:
- * it ends when the mean is applied or skipped, and brings the newest parameters. squares and gather are of the kept
- * mean; if none is kept any more, squares gives the last known sum, or 0, and gather writes nothing. A fold cannot
- * replace a kept mean.
+ * it ends when the mean is applied or skipped, and the worker then has the newest parameters. squares and gather read
+ * the kept mean; if no mean is kept any more, squares gives the last known sum, or 0, and gather writes nothing. A fold
+ * cannot replace a kept mean.
  *
  * Under ASYNC and SSP each update is applied by itself. A fold keeps this worker's own update and sends nothing.
- * squares and gather are of that update, without its weight in the plan, and have ended when they return. apply scales
+ * squares and gather read that update, without its weight in the plan, and have ended when they return. apply scales
  * and encodes it, and is a push with a pull. skip is such a push without a gradient: this worker's clock goes on, no
- * rule runs, and codecs keep their residuals. No call waits for another worker's, and the calls are not compared. */
+ * rule runs, and codecs keep their residuals. No call waits for another worker, and the calls are not compared. */
 /* Applies the rule to scale * mean, with the args that set_args gave before. All workers must give the same scale; NaN
  * makes all parameters NaN. */
 HPC_API int hpc_exchange_apply(hpc_exchange *exchange, int key, double scale, double timeout, uint64_t *ticket);
@@ -710,38 +712,38 @@ HPC_API int hpc_exchange_skip(hpc_exchange *exchange, int key, double timeout, u
  * loss calls it before apply: residuals of older updates, with another factor, are scaled to match. Does not wait. */
 HPC_API int hpc_exchange_set_unit(hpc_exchange *exchange, int key, double unit);
 /* Writes the mean on every worker, in float32, to the address that hpc_exchange_gathered returns: the gradient's slot
- * if updates are float32 or pieces, else separate memory. The worker may use it until its next fold. Among peers and on
- * a graph the first gather of a key allocates the memory; hpc_exchange_gathered returns NULL before. */
+ * if updates are float32 or pieces, else separate memory. The worker may use that memory until its next fold. Among
+ * peers and on a graph the first gather of a key allocates the memory; hpc_exchange_gathered returns NULL before. */
 HPC_API int hpc_exchange_gather(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 HPC_API const float *hpc_exchange_gathered(const hpc_exchange *exchange, int key); /* NULL if this rank folds nothing */
 /* Asks for the sum of the squares of the mean's elements, in float64. When the ticket has ended get_squares returns it;
  * it is the same on all workers. */
 HPC_API int hpc_exchange_squares(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 HPC_API int hpc_exchange_get_squares(hpc_exchange *exchange, int key, double *sum);
-/* Makes a fold of a worker without a gradient: it counts as zeros, and sends nothing. If all do so, apply is a skip. */
+/* Makes this worker's fold without a gradient, as an update of zeros that is not sent. If all do so, apply skips. */
 HPC_API int hpc_exchange_fold_nothing(hpc_exchange *exchange, int key, double timeout, uint64_t *ticket);
 
-/* Waits until the owners have applied all pushes of this rank. Under SSP with servers a pull may end before that;
- * get_row, set_row and publish are refused meanwhile. If receivers apply the rule, it waits until this rank's receiver
- * has applied all pushes of this rank and as many of every other worker (all, if it has made fewer). If all workers
- * have pushed equally often, all then have the same parameters. */
+/* Waits until the owners have applied all pushes of this rank. Under SSP with servers a pull may end earlier; get_row,
+ * set_row and publish are refused until its push is applied. If receivers apply the rule, it waits until this rank's
+ * receiver has applied all pushes of this rank and as many of every other worker (all, if it has made fewer). If all
+ * workers have pushed equally often, all then have the same parameters. */
 HPC_API int hpc_exchange_settle(hpc_exchange *exchange, double timeout);
 /* together 1: from now on starts of this rank may be kept back, in order, and sent with later ones, so that many small
- * keys need few messages. A start that brings the bytes kept for one peer to 64 KiB sends them. together 0 sends all
- * kept bytes, and so does each wait, test or progress. Nothing is kept back over shared memory. */
+ * keys need few messages. When 64 KiB are kept for one peer, start sends them. together 0 sends all kept bytes, and so
+ * does each wait, test or progress. Nothing is kept back over shared memory. */
 HPC_API int hpc_exchange_together(hpc_exchange *exchange, int together);
 /* Works on this rank's rows without waiting (HPC_PROGRESS_INLINE). */
 HPC_API int hpc_exchange_progress(hpc_exchange *exchange);
 /* Works on this rank's rows until every worker has closed. For ranks that are no workers. */
 HPC_API int hpc_exchange_serve(hpc_exchange *exchange, double timeout);
 
-/* Sets the args of a key's rule, from args[1] on; key -1: of all keys. They travel with this rank's next push of the
+/* Sets the args of a key's rule, from args[1] on; key -1: of all keys. They are sent with this rank's next push of the
  * key (with split: its next apply), and hold from then on; the call does not wait. If each receiver applies the rule to
- * the updates, the plan's depth must be 2 or more. A rank that only serves uses its args until the next push brings
- * others.
+ * the updates, the plan's depth must be 2 or more. A rank that only serves uses its args until the next push, whose
+ * args replace them.
  *   BSP     all workers of a key must set the same args before the same push; else the exchange ends with
  *           HPC_ERR_CONFIG, which names two ranks
- *   others  a rank's args are for its own updates or parameters; with several stages they are for its group's, and all
+ *   others  a rank's args are used for its own updates or parameters; with several stages for its group's, so all
  *           ranks of the group must set the same. With a quorum of servers the args of the lowest rank in a fold are
  *           used */
 HPC_API int hpc_exchange_set_args(hpc_exchange *exchange, int key, const double *args);
@@ -764,22 +766,23 @@ HPC_API int hpc_exchange_publish(hpc_exchange *exchange, double timeout);
  * keys. For ASYNC and SSP with servers; otherwise 0. Others may push meanwhile. After a death or a revoke it stops this
  * rank's part, as get_row does. */
 HPC_API int hpc_exchange_get_folded(hpc_exchange *exchange, int rank, uint64_t *pushes);
-/* For the remaining ranks after others are lost; get_row must have stopped this rank's part first. heard[row], for each
- * of the plan's n rows: how many folds this worker's copy of the row's elements contains, as its owner has answered
- * (under SSP with servers: how many updates of the slowest worker; if pulls have separate answers: how many pulls);
- * UINT64_MAX if this worker gets no parameters of the row. The call decodes parameters that came encoded.
+/* For the remaining ranks after others are lost; get_row must have stopped this rank's part first. heard[row] gets, for
+ * each of the plan's n rows, how many folds this worker's copy of the row's elements contains, by the owner's last
+ * answer. Under SSP with servers it gets how many updates of the slowest worker; if pulls have separate answers, how
+ * many pulls; UINT64_MAX if this worker gets no parameters of the row. The call decodes parameters that came encoded.
  * hpc_exchange_get_sent with row -1: *count gets how often this worker has begun to push key, and values the sum of the
  * pieces of its last push, or zeros if its codec keeps no residual (values NULL: only the count, at any time). With a
- * row of this rank: how often it was folded, and the piece that it forwarded last; key is not used. */
+ * row of this rank *count gets how often the row was folded, and values the piece that the row forwarded last; key is
+ * not used. */
 HPC_API int hpc_exchange_get_heard(hpc_exchange *exchange, uint64_t *heard, int n);
 HPC_API int hpc_exchange_get_sent(hpc_exchange *exchange, int key, int row, uint64_t *count, float *values);
-/* Returns a key whose push or pull by this rank is pending, so that get_row and set_row are refused; else -1. Also for
- * ranks that own no rows. */
+/* Returns a key whose push or pull by this rank is pending, so that get_row and set_row are refused; -1 if no key has
+ * one. Ranks that own no rows may call it too. */
 HPC_API int hpc_exchange_under_way(hpc_exchange *exchange);
 
 /* A reference that keeps the memory at `at` mapped (see hpc_window_memory). `at` must be an address that
- * hpc_exchange_params, hpc_exchange_gradient or hpc_exchange_gathered has returned for key; at NULL: the memory of this
- * rank's part. */
+ * hpc_exchange_params, hpc_exchange_gradient or hpc_exchange_gathered has returned for key; NULL means the memory of
+ * this rank's part. */
 HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int key, const void *at);
 
 /* cffi: end */

@@ -22,8 +22,8 @@
 extern "C" {
 #endif
 
-/* A request owns the memory that MPI reads and writes. A collective cannot be cancelled, so one that hpc_init left at
- * its deadline may still write here after the caller has freed its memory. */
+/* A request owns the memory that MPI reads and writes. A collective cannot be cancelled: one that hpc_init left at its
+ * deadline may still write to the request's memory after the caller has freed its own. */
 typedef struct hpc_mpi_request {
     MPI_Request request;
     int done;
@@ -94,7 +94,7 @@ static inline int hpc_mpi_test(void *request) {
 
 static inline int hpc_mpi_free(void *request) {
     hpc_mpi_request *r = (hpc_mpi_request *)request;
-    if (!r->done) return HPC_OK; /* MPI may still write here, so the memory is left to it */
+    if (!r->done) return HPC_OK; /* MPI may still write to r->bytes, so it is never freed */
     free(r->bytes);
     free(r);
     return HPC_OK;

@@ -14,25 +14,25 @@ extern "C" {
 
 /* cffi: begin */
 
-/* The choice of NIC, on hosts with several: which one carries a chunk between a worker and its owner, in both
- * directions (PHub, sections 3.2.4 and 4.5). It makes no difference on shm and tcp, which choose no NIC. */
+/* The rule by which hosts with several NICs choose the NIC that carries a chunk between a worker and the chunk's owner,
+ * in both directions (PHub, sections 3.2.4 and 4.5). It has no effect on shm and tcp, which choose no NIC. */
 typedef enum hpc_affinity {
     HPC_KEY_BY_CORE = 0, /* the NIC of the chunk's core, for every worker: core c uses NIC c mod (number of NICs) */
     HPC_WORKER_BY_INTERFACE = 1 /* the NIC of the pair of ranks, for every chunk */
 } hpc_affinity;
 
 /* Returns how many cores (threads) each of these servers can have while every rank on its machine keeps a CPU, and
- * workers keep one for each compute thread (hpc_config.threads): the same number on all ranks; 0 if no CPU is to spare.
- * The larger of it and 1 is a good value for hub.cores with HPC_PROGRESS_AUTO. */
+ * workers keep one for each compute thread (hpc_config.threads); 0 if no CPU is free. The result is the same on all
+ * ranks. The larger of the result and 1 is a good hpc_hub.cores with HPC_PROGRESS_AUTO. */
 HPC_API int hpc_spare_cores(const hpc_context *context, const int *workers, int n_workers, const int *servers,
                             int n_servers);
 
-/* Returns how many NICs each of these servers has towards other ranks, at least 1: the same number on all ranks. A good
- * value for hub.interfaces, if hub.cores is a multiple of it. */
+/* Returns how many NICs each of these servers has towards other ranks, at least 1; the same on all ranks. The result is
+ * a good hpc_hub.interfaces if hpc_hub.cores is a multiple of it. */
 HPC_API int hpc_interfaces(const hpc_context *context, const int *servers, int n_servers);
 
 /* Returns 1 if two of these ranks neither map each other's memory nor reach each other by RDMA, judged by the addresses
- * of all ranks, else 0: the same on all ranks. If it is 1, hub.least is of use. */
+ * of all ranks, else 0; the same on all ranks. If the result is 1, set hpc_hub.least. */
 HPC_API int hpc_over_sockets(const hpc_context *context, const int *ranks, int n_ranks);
 
 /* Checks a plan for size ranks. Returns HPC_OK if every rank that is sent a key's parameters gets each element once,
@@ -43,32 +43,32 @@ HPC_API int hpc_plan_check(const hpc_plan *plan, int size);
  * with planner "hosts" one rank of each host, which writes the parameters into the memory of the host's workers. If
  * receivers apply, owners send them the folded update, in the format of the workers' updates, and each receiver applies
  * the rule to its own parameters and state. All receivers then have the same bits; with float32 these are the bits that
- * owners would have. Each receiver has an HPC_APPLY row of each chunk, and hpc_exchange_set_row is for all of these.
- * Needs BSP, SSP(s) or ASYNC, and a rule without a fold function, which would fold the sum again. */
+ * owners would have. Each receiver has an HPC_APPLY row of each chunk; set all of them by hpc_exchange_set_row.
+ * Receivers need BSP, SSP(s) or ASYNC, and a rule without a fold function, which would fold the sum again. */
 typedef enum hpc_apply_at {
     HPC_AT_OWNERS = 0,    /* owners apply; parameters go to the workers */
     HPC_AT_RECEIVERS = 1, /* receivers apply; the folded update goes to them */
     HPC_AT_BOTH = 2       /* receivers apply, and an owner that is no receiver does too, to keep parameters */
 } hpc_apply_at;
 
-/* A parameter server (PHub, sections 3.2.3 and 3.2.4). Keys are cut into chunks. Beginning with the largest chunk, each
- * is given to the core, of any server, that has the fewest bytes so far; this is within 4/3 of the best partition. With
- * several interfaces a chunk is given to the interface with the fewest bytes, and there to the core with the fewest;
- * each of the two partitions is within 4/3 of its best. Cores c and d belong to one interface if c mod interfaces == d
- * mod interfaces. */
+/* A parameter server (PHub, sections 3.2.3 and 3.2.4). Keys are cut into chunks. Beginning with the largest, each chunk
+ * goes to the core, of any server, that has the fewest bytes so far; so the fullest core has at most 4/3 of the bytes
+ * of the best partition. With several interfaces a chunk is given to the interface with the fewest bytes, and there to
+ * the core with the fewest; each of the two partitions is within 4/3 of its best. Cores c and d belong to one interface
+ * if c mod interfaces == d mod interfaces. */
 typedef struct hpc_hub {
     size_t size; /* sizeof(hpc_hub), set by hpc_plan_args_init */
     const hpc_key *keys;
     int n_keys;
     const int *workers, *servers; /* ranks; a rank may be in both */
     int n_workers, n_servers;
-    int cores;      /* of each server, 1 or more; 1 */
+    int cores;      /* cores of each server, 1 or more; 1 */
     uint64_t chunk; /* bytes of a chunk as float32, a multiple of 64; 32 KiB */
     int depth;      /* how many pending updates of one key a worker may have; 1 */
     int wire;       /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
     int sum;        /* 0: the mean of the workers' updates, 1: their sum */
-    int each;     /* 0: all workers' updates are applied together, as their mean or sum; 1: each is applied as it comes,
-                     with weight 1; if receivers apply, owners send them sums of updates */
+    int each;     /* 0: all workers' updates are applied together, as their mean or sum; 1: each update is applied as it
+                     comes, with weight 1. If receivers apply, owners send sums of updates to them */
     int affinity; /* hpc_affinity; it does not change which core has a chunk */
     int interfaces; /* NICs of each server over which chunks are balanced, at most cores; 0: one */
     int codec_out;  /* hpc_dtype of parameters sent to workers: HPC_F32, HPC_F16 or HPC_BF16. In 16 bits all workers get
@@ -81,9 +81,9 @@ typedef struct hpc_hub {
                        of a key are equal, at most chunk bytes, and equally many for every core; if these would have
                        fewer than `least` bytes, there are fewer chunks, with `least` bytes or more. For ranks joined by
                        sockets use a chunk of 256 KiB and a least of 16 KiB */
-    const int *parents; /* [server][worker], by place in servers and workers, a tree for each server (Parameter
-                           Flow, 3.4.2): the place of the worker that sends the server's folds on to this worker, or -1
-                           for the server itself. Not with HPC_AT_OWNERS. NULL: each server sends to all workers */
+    const int *parents; /* parents[s][w], for places in servers and workers, a tree for each server s (Parameter Flow,
+                           3.4.2): the place of the worker that sends the folds of s on to worker w, or -1 for s itself.
+                           Refused with HPC_AT_OWNERS. NULL: each server sends to all workers */
     int n_parents;      /* n_servers * n_workers if parents is given, else 0 */
 } hpc_hub;
 
@@ -96,9 +96,9 @@ struct hpc_graph {
     int n_keys;
     int ranks;             /* number of ranks, all of the job's */
     int n_phases;          /* 1 or more */
-    const double *weights; /* [phase][rank][from]: the weight that rank gives to the update of from; 0: no edge. A
+    const double *weights; /* weights[phase][r][q]: the weight that rank r gives to the update of rank q; 0: no edge. A
                               rank's own weight must not be 0 */
-    int cores;             /* of each rank, 1 or more */
+    int cores;             /* cores of each rank, 1 or more */
     uint64_t chunk;        /* bytes of a chunk as float32, a multiple of 64; 256 KiB */
     int depth;             /* how many updates of one key may be on the way to a neighbour; 1 */
     int wire;              /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
@@ -114,28 +114,28 @@ typedef struct hpc_peer_to_peer {
     int n_keys;
     const int *workers; /* ranks */
     int n_workers;
-    const unsigned char *sends; /* [from][to], by place in workers: 1 if from sends to to, else 0; every worker uses its
-                                   own updates. NULL: all send to all */
-    const int *parents; /* [from][to], by place in workers: the worker that sends from's pushes to to: from itself, or a
-                           worker that passes them on unchanged, so there is a tree for each from. NULL: each worker
-                           sends its own pushes */
-    int cores;          /* of each worker, 1 or more */
+    const unsigned char *sends; /* sends[p][q], for places in workers: 1 if worker p sends to worker q, else 0. Every
+                                   worker also uses its own updates. NULL: all send to all */
+    const int *parents; /* parents[p][q], for places in workers: the place of the worker that sends the pushes of worker
+                           p to worker q. It is p, or a worker that passes them on unchanged, so each p has a tree.
+                           NULL: each worker sends its own pushes */
+    int cores;          /* cores of each worker, 1 or more */
     uint64_t chunk;     /* bytes of a chunk as float32, a multiple of 64; 256 KiB */
     int depth;          /* how many updates of one key may be on the way to a peer; 2. Under SSP(s) at least s + 2 */
     int wire;           /* hpc_dtype of the updates, or a codec of pieces */
     int sum;            /* 0: each update has weight 1 / n_workers; 1: weight 1 */
     const int *wires;   /* the wire of each key, n_keys of them; NULL: wire for all keys */
     int n_wires;        /* n_keys if wires is given, else 0 */
-    const int *hosts; /* by place in workers: the number of its host. One worker of each host then has a row of a chunk,
-                         and writes the parameters for all workers of the host. Needs BSP, and neither sends nor
-                         parents. NULL: each worker has its own row */
-    const unsigned char *leads; /* with hosts, by worker: 1 if it may have rows, else 0; NULL: all may */
+    const int *hosts;   /* hosts[i]: the number of the host of workers[i]. One worker of each host then has a row of a
+                           chunk, and writes the parameters for all workers of the host. It needs BSP, with sends and
+                           parents NULL. NULL: each worker has its own row */
+    const unsigned char *leads; /* used with hosts. leads[i]: 1 if workers[i] may have rows, else 0; NULL: all may */
 } hpc_peer_to_peer;
 
 /* How the groups of the outermost level exchange their folds (PHub, section 3.4). */
 typedef enum hpc_top {
     HPC_TOP_SHARDED = 0, /* each group sends its fold to the chunk's owner, which sends an answer to each group */
-    HPC_TOP_RING = 1     /* the fold goes around the groups to the owner's, and the answer goes around likewise */
+    HPC_TOP_RING = 1     /* fold and answer go around a ring of the groups, to and from the owner's group */
 } hpc_top;
 
 /* A hierarchy of hosts (PHub, section 3.4). The workers of a host are a group of level 0; hosts may form groups of
@@ -152,10 +152,10 @@ typedef struct hpc_hosts {
     const int *workers; /* ranks */
     int n_workers;
     int n_levels;      /* number of levels of groups, 1 to 8 */
-    const int *groups; /* [level][worker]: the number of the worker's group, 0 or more; level 0 are hosts */
-    const int *leads;  /* by worker: 1 if it may fold for others, else 0; each host needs at least one. NULL: all may */
+    const int *groups; /* groups[level][i]: the number, 0 or more, of the group of workers[i]; level 0 are hosts */
+    const int *leads;  /* leads[i]: 1 if workers[i] may fold for others, else 0; each host needs a 1. NULL: all may */
     int top;           /* hpc_top */
-    int cores;         /* of each leading rank, 1 or more; a chunk has the same core on each of its ranks */
+    int cores;         /* cores of each leading rank, 1 or more; a chunk has the same core on each of its ranks */
     uint64_t chunk;    /* bytes of a chunk as float32, a multiple of 64; 64 KiB */
     int depth;         /* how many pending updates of one key a worker may have; 1 */
     int wire;          /* hpc_dtype of the updates: HPC_F32, HPC_F16 or HPC_BF16 */
@@ -164,12 +164,12 @@ typedef struct hpc_hosts {
     const int *wires;  /* the wire of each key, n_keys of them; NULL: wire for all keys */
     const int *codecs_out;     /* the codec_out of each key; NULL: codec_out for all keys */
     int n_wires, n_codecs_out; /* n_keys where the array is given, else 0 */
-    int apart;    /* 1: an owner gets the updates of each outermost group, also its own, as one input, which SSP and
-                     quorums need; not with a ring. 0: the owner itself folds its own group's updates */
-    int each;     /* 1: each of these inputs is the mean or the sum of its group's workers alone, which ASYNC needs */
-    int apply_at; /* hpc_apply_at; here owners are receivers, so HPC_AT_BOTH means HPC_AT_RECEIVERS, and depth must be 2
-                     or more. Each host has one receiver, for its workers; with apart, which SSP needs, each worker is a
-                     receiver */
+    int apart;    /* 1: an owner gets the updates of each outermost group, also of its own group, as one input. SSP and
+                     quorums need this; HPC_TOP_RING refuses it. 0: the owner itself folds its own group's updates */
+    int each;     /* 1: each of these inputs is the mean or the sum of its group's workers alone; ASYNC needs this */
+    int apply_at; /* hpc_apply_at. In a hierarchy owners are receivers, so HPC_AT_BOTH means HPC_AT_RECEIVERS. Any but
+                     HPC_AT_OWNERS needs depth 2 or more. Each host has one receiver, for its workers; with apart 1,
+                     which SSP needs, each worker is a receiver */
     uint64_t least; /* as in hpc_hub, for the cores of all leading ranks */
 } hpc_hosts;
 
@@ -181,9 +181,9 @@ typedef struct hpc_tree {
     size_t size; /* sizeof(hpc_tree), set by hpc_plan_args_init */
     const hpc_key *keys;
     int n_keys;
-    const int *parents;        /* by rank: the rank that sends to it, or -1 for the root */
+    const int *parents;        /* parents[r]: the rank that sends to rank r; -1: rank r is the root */
     int ranks;                 /* number of ranks, all of the job's */
-    int cores;                 /* of each rank with children, 1 or more */
+    int cores;                 /* cores of each rank with children, 1 or more */
     uint64_t chunk;            /* bytes of a chunk as float32, a multiple of 64; 128 KiB */
     int depth;                 /* how many updates of one key may be pending; 1 */
     int wire;                  /* hpc_dtype of the root's pushes: HPC_F32, HPC_F16 or HPC_BF16 */

@@ -61,20 +61,20 @@ inline int lowest_on_host(const Context &context, int rank) {
 struct HubConfig {
     std::vector<Key> keys;             // the names must live until the plan has been made
     std::vector<int> workers, servers; // ranks; empty: all ranks of the context
-    int cores = 1;                     // of each server
+    int cores = 1;                     // cores of each server
     std::size_t chunk = 32 * 1024;     // bytes of a chunk as float32
     int depth = 1;
     Wire wire = HPC_F32;
     bool sum = false;
     bool each = false;
     hpc_affinity affinity = HPC_KEY_BY_CORE;
-    int interfaces = 1;            // of each server
-    hpc_dtype codec_out = HPC_F32; // of parameters sent to workers
+    int interfaces = 1;            // NICs of each server
+    hpc_dtype codec_out = HPC_F32; // hpc_dtype of parameters sent to workers
     std::vector<int> wires;        // the wire of each key; empty: wire for all keys
     std::vector<int> codecs_out;   // the codec_out of each key; empty: codec_out for all keys
     hpc_apply_at apply_at = HPC_AT_OWNERS;
-    std::size_t least = 0;    // bytes of a chunk; above 0 every core gets an equal part of a key (hpc_hub)
-    std::vector<int> parents; // [server][worker], by their places; empty: servers send to all workers
+    std::size_t least = 0;    // least bytes of a chunk; above 0 every core gets an equal part of a key (hpc_hub)
+    std::vector<int> parents; // [server][worker], as in hpc_hub; empty: servers send to all workers
 
     int plan(const Context &context, hpc_plan **out) const {
         const std::vector<int> working = detail::all_unless(workers, context);
@@ -102,8 +102,8 @@ struct HubConfig {
 // A node communication graph. Members and defaults are those in hpc_graph.
 struct GraphConfig {
     std::vector<Key> keys;
-    std::vector<double> weights; // [phase][rank][from]; its size gives the number of phases
-    int cores = 1;               // of each rank
+    std::vector<double> weights; // [phase][rank][from], as in hpc_graph; its size gives the number of phases
+    int cores = 1;               // cores of each rank
     std::size_t chunk = 256 * 1024;
     int depth = 1;
     Wire wire = HPC_F32;
@@ -132,12 +132,12 @@ struct GraphConfig {
 struct PeerToPeerConfig {
     std::vector<Key> keys;
     std::vector<int> workers;         // ranks; empty: all ranks of the context
-    std::vector<unsigned char> sends; // [from][to], by worker: 1 if from sends to to, else 0; empty: all to all
-    std::vector<int> parents;         // [from][to], by worker: the worker that sends from's pushes to to; empty: from
-    std::vector<int> hosts; // by worker: the number of its host; one worker of a host applies for all; empty: each
+    std::vector<unsigned char> sends; // [p][q]: 1 if worker p sends to worker q, else 0; empty: all to all
+    std::vector<int> parents;         // [p][q]: the worker that sends p's pushes to q; empty: p itself
+    std::vector<int> hosts; // hosts[i]: the host of worker i, of which one worker applies for all; empty: each worker
                             // applies for itself
-    std::vector<unsigned char> leads; // with hosts, by worker: 1 if it may apply for others, else 0; empty: all may
-    int cores = 1;                    // of each worker
+    std::vector<unsigned char> leads; // leads[i]: 1 if worker i may apply for its host, else 0; empty: all may
+    int cores = 1;                    // cores of each worker
     std::size_t chunk = 256 * 1024;
     int depth = 2; // under SSP(s) at least s + 2
     Wire wire = HPC_F32;
@@ -172,10 +172,10 @@ struct PeerToPeerConfig {
 struct HostsConfig {
     std::vector<Key> keys;
     std::vector<int> workers; // ranks; empty: all ranks of the context
-    std::vector<int> groups;  // [level][worker]; level 0 are the hosts; empty: the hosts of the context
-    std::vector<int> leads;   // by worker: 1 if it may fold for others, else 0; empty: all may
+    std::vector<int> groups;  // [level][worker]: the group's number; level 0 are hosts; empty: the context's hosts
+    std::vector<int> leads;   // leads[i]: 1 if worker i may fold for others, else 0; empty: all may
     hpc_top top = HPC_TOP_SHARDED;
-    int cores = 1; // of each leading rank
+    int cores = 1; // cores of each leading rank
     std::size_t chunk = 64 * 1024;
     int depth = 1;
     Wire wire = HPC_F32;
@@ -184,9 +184,9 @@ struct HostsConfig {
     std::vector<int> wires;      // the wire of each key; empty: wire for all keys
     std::vector<int> codecs_out; // the codec_out of each key; empty: codec_out for all keys
     bool apart = false; // each outermost group's updates are one input of an owner's row, which SSP and quorums need
-    bool each = false;  // such an input is the mean or the sum of the group's workers alone, which ASYNC needs
+    bool each = false;  // this input is the mean or the sum of the group's workers alone, which ASYNC needs
     hpc_apply_at apply_at = HPC_AT_OWNERS;
-    std::size_t least = 0; // bytes of a chunk; above 0 every core gets an equal part of a key (hpc_hosts)
+    std::size_t least = 0; // least bytes of a chunk; above 0 every core gets an equal part of a key (hpc_hosts)
 
     int plan(const Context &context, hpc_plan **out) const {
         const std::vector<int> working = detail::all_unless(workers, context);
@@ -217,8 +217,8 @@ struct HostsConfig {
 // A broadcast over a tree. Members and defaults are those in hpc_tree.
 struct TreeConfig {
     std::vector<Key> keys;
-    std::vector<int> parents; // by rank: the rank that sends to it, -1 for the root
-    int cores = 1;            // of each rank with children
+    std::vector<int> parents; // parents[r]: the rank that sends to rank r; -1: r is the root
+    int cores = 1;            // cores of each rank with children
     std::size_t chunk = 128 * 1024;
     int depth = 1;
     Wire wire = HPC_F32;
@@ -237,8 +237,7 @@ struct TreeConfig {
     }
 };
 
-// Returns how many cores each server can have for its threads beside the workers' compute threads; 0 if no CPU is to
-// spare.
+// Returns how many cores each server can have for its threads beside the workers' compute threads; 0 if no CPU is free.
 inline int spare_cores(const Context &context, const std::vector<int> &workers, const std::vector<int> &servers) {
     return hpc_spare_cores(context.get(), workers.data(), static_cast<int>(workers.size()), servers.data(),
                            static_cast<int>(servers.size()));

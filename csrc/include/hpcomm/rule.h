@@ -42,8 +42,8 @@ typedef struct hpc_rule {
     double args[HPC_RULE_ARGS];
     const char *arg_names; /* names of args[1] and on, separated by spaces: "lr weight_decay"; NULL: none */
     hpc_prox_fn prox;      /* called after apply, on whole rows of the key's matrix; NULL: no prox */
-    uint64_t columns; /* with prox: elements of a row of that matrix. It must divide the key's count, and the offset and
-                         count of each row of the plan: make it the key's unit */
+    uint64_t columns;      /* with prox: elements of a row of that matrix. columns must divide the key's count, and the
+                              offset and count of each row of the plan; so make columns the key's unit */
     int prox_whole; /* 1: prox gets the whole matrix at once, so the plan must have it in one row (the key's unit is its
                        count); 0: prox gets some rows at a time */
     int dual; /* 1: apply changes the state Z, zero at first, in the place of the parameters, which then become prox(Z);

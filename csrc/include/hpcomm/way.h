@@ -21,15 +21,16 @@ typedef enum hpc_way {
     HPC_WAY_ADAM = 3     /* pairs go to one server, and the matrix comes back */
 } hpc_way;
 
-/* A layer: a matrix of rows x columns. pairs: K, the pairs of vectors in a worker's update, such as one for each sample
- * of its batch; 0: the updates are no sums of products, so the layer cannot go as pairs. slots: float32 values of the
- * rule's state per element. */
+/* A layer: a matrix of rows x columns. pairs: the number of pairs of vectors in a worker's update (the paper's K), such
+ * as one for each sample of its batch; 0: updates are no sums of products, so the layer cannot be sent as pairs. slots:
+ * float32 values of the rule's state per element. */
 typedef struct hpc_layer {
     uint64_t rows, columns, pairs;
     int slots;
 } hpc_layer;
 
-/* The workers of a job, how many of them are servers too, and the hosts over which both are spread evenly. */
+/* The workers of a job, the number of those workers that are servers too, and the number of hosts over which both are
+ * spread evenly. */
 typedef struct hpc_cluster {
     int workers, servers, hosts;
 } hpc_cluster;
@@ -57,8 +58,8 @@ typedef struct hpc_cost {
     double memory;  /* the most bytes that a rank needs: parameters, gradients, slots and state */
 } hpc_cost;
 
-/* Computes the cost of one step of a layer. codec: of updates that go to servers; NULL: float32. Returns
- * HPC_ERR_UNSUPPORTED if way sends pairs and the layer cannot go as pairs. */
+/* Computes the cost of one step of a layer. codec: the rates of the codec of updates that go to servers; NULL: these
+ * updates are float32. Returns HPC_ERR_UNSUPPORTED if way sends pairs and the layer cannot go as pairs. */
 HPC_API int hpc_way_cost(int way, const hpc_layer *layer, const hpc_cluster *cluster, const hpc_rates *rates,
                          const hpc_codec_rates *codec, hpc_cost *cost);
 

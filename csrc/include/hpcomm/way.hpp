@@ -13,7 +13,8 @@ using CodecRates = hpc_codec_rates;
 using Cost = hpc_cost;
 using Way = hpc_way;
 
-// See hpc_way_cost. codec: of updates that go to servers; nullptr: float32.
+// Returns the cost of one step (hpc_way_cost). codec: the rates of the codec of updates that go to servers; nullptr:
+// these updates are float32.
 inline Cost way_cost(Way way, const Layer &layer, const Cluster &cluster, const Rates &rates,
                      const CodecRates *codec = nullptr, Report report = {}) {
     Cost cost{};
@@ -21,7 +22,8 @@ inline Cost way_cost(Way way, const Layer &layer, const Cluster &cluster, const 
     return cost;
 }
 
-// See hpc_best_way. rates nullptr: algorithm 1 of Poseidon, which counts bytes alone. memory: bytes; 0: no limit.
+// Returns the best way (hpc_best_way). rates nullptr: chosen by algorithm 1 of Poseidon, which counts bytes alone.
+// memory: the most bytes that the way may need; 0: no limit.
 inline Way best_way(const Layer &layer, const Cluster &cluster, const Rates *rates, double memory = 0,
                     Report report = {}) {
     int way = HPC_WAY_PS;
