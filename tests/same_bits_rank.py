@@ -36,6 +36,17 @@ def graph_of(told: list[Any], n: int) -> Any:
     return getattr(graphs, name)(n, **more)
 
 
+def two_calls(ex: Any) -> Any:
+    """Exchange.split; in earlier builds the exchange itself has these calls."""
+    return getattr(ex, "split", ex)
+
+
+def version_of(ex: Any) -> int:
+    """Exchange.version, which in earlier builds is a property."""
+    found = ex.version
+    return found() if callable(found) else found  # type: ignore[no-any-return]
+
+
 def topology_of(told: Any, n: int) -> Any:
     if isinstance(told, dict):
         return {name: topology_of(one, n) for name, one in told["by key"].items()}
@@ -336,7 +347,7 @@ class Rank:
                 yield ("wait", handle)
         self.steps += 1
         self._note_params(at)
-        self.facts.note(f"{at} version", [ex.version(), list(ex.late)])
+        self.facts.note(f"{at} version", [version_of(ex), list(ex.late)])
 
     def _written(self, at: str, name: str, grad: Any) -> Program:
         """None, when the update is in its slot; the update itself where this rank has none, as below a tree's root."""
@@ -373,18 +384,20 @@ class Rank:
         folds = []
         for name in reversed(self.names):
             given = {"nothing": True} if rank in nothing else {"grad": grads[name]}
-            folds.append((yield ("do", lambda t, name=name, given=given: ex.split.fold_nb(name, timeout=t, **given))))
+            folds.append(
+                (yield ("do", lambda t, name=name, given=given: two_calls(ex).fold_nb(name, timeout=t, **given)))
+            )
         for fold in folds:
             yield ("wait", fold)
         for call in between:
             for name in self.names:
-                asked = ("do", lambda t, name=name, call=call: getattr(ex.split, f"{call}_nb")(name, timeout=t))
+                asked = ("do", lambda t, name=name, call=call: getattr(two_calls(ex), f"{call}_nb")(name, timeout=t))
                 found = yield ("wait", (yield asked))
                 self.facts.array(f"{at} {call} {name}", np.float64(found) if call == "squares" else found)
         ends = []
         for name in self.names:
             args = (name,) if end == "skip" else (name, scale)
-            ends.append((yield ("do", lambda t, args=args: getattr(ex.split, f"{end}_nb")(*args, timeout=t))))
+            ends.append((yield ("do", lambda t, args=args: getattr(two_calls(ex), f"{end}_nb")(*args, timeout=t))))
         for handle in ends:
             yield ("wait", handle)
         self._note_params(at)
