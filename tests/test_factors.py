@@ -251,6 +251,10 @@ def test_what_is_not_finite_is_refused(wrong: float, at: tuple[int, int, int]) -
         assert np.array_equal(ex.params["w"], np.full((5, 5), -1, F32))
 
 
+def peers(shape: tuple[int, ...], **options: Any) -> Plan:
+    return PeerToPeer().compile(Request({"w": shape}, 2, **options))
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -262,20 +266,11 @@ def test_what_is_not_finite_is_refused(wrong: float, at: tuple[int, int, int]) -
         (lambda: PeerToPeer(3), "graph is 3: must be a Graph, or None"),  # type: ignore[arg-type]
         (lambda: PeerToPeer(from_edges(3, [(0, 1)]), relay=True), "the update of rank 0 never reaches rank 2"),
         (lambda: PeerToPeer(relay=1), "relay is 1: must be True or False"),  # type: ignore[arg-type]
-        (
-            lambda: PeerToPeer().compile(Request({"w": (5,)}, 2, codec=Factors(2))),
-            r"codec of 'w' is Factors\(2\): its shape is",
-        ),
-        (
-            lambda: ParameterServer().compile(Request({"w": (4, 5, 6)}, 2, codec=Factors(2))),
-            "codec of 'w' .* only a matrix",
-        ),
-        (
-            lambda: PeerToPeer().compile(Request({"w": (1 << 15, 1 << 15)}, 2, codec=Factors(2))),
-            "'w' .* at most 536870912 elem",
-        ),
-        (lambda: PeerToPeer().compile(Request({"w": (5, 5)}, 2, codec_out="float16")), "peers send no parameters"),
-        (lambda: PeerToPeer().compile(Request({"w": (5, 5)}, 2, in_place=True)), "in_place is True"),
+        (lambda: peers((5,), codec=Factors(2)), r"codec of 'w' is Factors\(2\): its shape is"),
+        (lambda: ParameterServer().compile(Request({"w": (4, 5, 6)}, 2, codec=Factors(2))), "only a matrix"),
+        (lambda: peers((1 << 15, 1 << 15), codec=Factors(2)), "'w' .* at most 536870912 elem"),
+        (lambda: peers((5, 5), codec_out="float16"), "peers send no parameters"),
+        (lambda: peers((5, 5), in_place=True), "in_place is True"),
     ],
 )
 def test_wrong_settings_are_refused(make: Any, told: str) -> None:
