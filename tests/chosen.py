@@ -119,7 +119,7 @@ SUBJECTS = {
 }
 
 
-NATIVE = ("csrc/**/*", "tests/c/**/*", "CMakeLists.txt")
+NATIVE = ("csrc/**/*.[ch]", "csrc/**/*.hpp", "csrc/*.map", "csrc/*.in", "tests/c/**/*.[ch]*", "CMakeLists.txt")
 PHASES = {
     "install": SUBJECTS["packaging"],
     "sanitize": Subject((), NATIVE),

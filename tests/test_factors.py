@@ -245,13 +245,12 @@ def test_what_is_not_finite_is_refused(wrong: float, at: tuple[int, int, int]) -
         assert not ex.params["w"].any()
         pairs = ex.factors("w")
         pairs.u[2] = np.nan  # of no pair that is sent
-        pairs.u[:2] = pairs.v[:2] = 1
-        pairs.count = 2
+        pairs.u[:2], pairs.v[:2], pairs.count = 1, 1, 2
         ex.step()
         assert np.array_equal(ex.params["w"], np.full((5, 5), -1, F32))
 
 
-def peers(shape: tuple[int, ...], **options: Any) -> Plan:
+def peers(shape: tuple[int, ...], **options: Any) -> hpcomm.Plan:
     return PeerToPeer().compile(Request({"w": shape}, 2, **options))
 
 
