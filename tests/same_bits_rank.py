@@ -7,6 +7,7 @@ A rank is a generator that yields what may wait: ("do", call), where call(timeou
 
 import contextlib
 import hashlib
+import importlib
 import itertools
 from collections.abc import Generator
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 import numpy as np
 
 import hpcomm
-from hpcomm import EngineOptions, PlanOptions, graphs
+from hpcomm import EngineOptions, PlanOptions
 from hpcomm import codec as codecs
 from hpcomm import topology as topologies
+
+# In earlier builds topology has the graphs, and an import of hpcomm.graphs would find that of another build.
+graphs: Any = topologies if hasattr(topologies, "from_adjacency") else importlib.import_module("hpcomm.graphs")
 
 F32 = np.float32
 Job = dict[str, Any]
