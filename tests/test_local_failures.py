@@ -101,6 +101,8 @@ def survives(deaths: Deaths, options: str) -> list[float]:
         me = ctx.rank
         step, place = deaths.get(str(me), (STEPS, ""))
         local = make(ctx, **more)
+        with suppress(hpcomm.PeerFailed):  # no rank dies before all have made theirs
+            ctx.barrier()
         armed = False
         while local.steps < STEPS:
             train(local, me)
