@@ -480,8 +480,8 @@ static int settle(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     return status;
 }
 
-/* Returns the largest clock of the workers of a key. Called in a publish or close, when all workers have announced that
- * they push no more for now. */
+/* Returns the largest clock of the workers of a key. Called in a publish or close, after all workers have announced
+ * their last push before it. */
 static uint64_t last_version(const hpc_scheme *sc, int key) {
     uint64_t most = 0;
     for (int r = 0; r < sc->context->group.size; r++) {

@@ -110,7 +110,7 @@ typedef enum hpc_trait {
      * the worker's own update. The worker holds this update until it is applied (hpc_held). To skip, the worker pushes
      * without an update (HPC_OP_EMPTY). */
     HPC_EACH = 131072,
-    /* Of all shares with the same elements, one owner decides which updates count. The others get its verdicts by a
+    /* One owner decides which updates count for all shares with the same elements. The others get its verdicts by a
      * second signal of its share. */
     HPC_DECIDES = 262144
 } hpc_trait;

@@ -272,7 +272,7 @@ struct hpc_scheme {
 
     /* worker */
     hpc_pushed *keys;
-    /* By key: the update that the worker holds (held.c); NULL: the call that folds an update sends it, so none is
+    /* The update of each key that the worker holds (held.c); NULL: the call that folds an update sends it, so none is
      * held. */
     struct hpc_held *held;
     size_t *push_slot; /* by row: offset, in its owner's part, of slot 0 of this rank's pushes; or HPC_NOWHERE */
@@ -283,8 +283,7 @@ struct hpc_scheme {
     hpc_exchange_stats stats;
     uint64_t *begun; /* begun[n]: how many steps had parameters n steps behind (hpc_count_begun); NULL: not counted */
     hpc_outcome *outcomes; /* by key; NULL: owners leave no update out, so a version is a number of pushes */
-    /* By share: the version of this rank's copy of the share's parameters; NULL: the version is the owner's last
-     * answer. */
+    /* The version of this rank's copy of each share's parameters; NULL: the version is the owner's last answer. */
     uint64_t *heard;
     float **gathered; /* by key: the mean that this rank's core gathered last; NULL: it is at hpc_gathered_at */
     hpc_usual usual;  /* how long pushes take */

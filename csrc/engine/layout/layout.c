@@ -278,7 +278,7 @@ size_t hpc_gathered_at(const hpc_scheme *sc, int rank, int key) {
                                       : place->dense + sc->layout.dense_at[key] + before_mean(sc, key);
 }
 
-/* Where models rotate, a key has the same offset in the parameters as in a slot, because both are float32. */
+/* A key of rotating models has the same offset in the parameters as in a slot, because both are float32. */
 size_t hpc_params_at(const hpc_scheme *sc, int rank, int key, uint64_t pushes) {
     size_t slot = sc->rotates ? (size_t)(pushes % (uint64_t)sc->layout.depth) : 0;
     return sc->layout.places[rank].params + sc->keys[key].params + slot * sc->layout.gradient_bytes;
