@@ -12,6 +12,7 @@ from myst_parser.mdit_to_docutils.base import default_slugify
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.ext.autodoc.mock import _MockObject
 from sphinx.ext.napoleon import Config, GoogleDocstring
 from sphinx.util import logging
 
@@ -47,6 +48,7 @@ linkcheck_ignore = [re.escape(REPOSITORY)] if os.environ.get("LINKS") else ["htt
 
 default_role = "literal"  # `a` in a docstring is code
 autodoc_mock_imports = [name for name in ("torch", "numba", "mpi4py") if find_spec(name) is None]
+_MockObject.__or__ = lambda self, _: self  # Python evaluates annotations such as `Tensor | None`
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

@@ -148,12 +148,6 @@ const hpc_discipline hpc_discipline_split_phases = {
     .plan = hpc_split_plan_alone,
     .open = open_counts,
     .gate = &gate,
-    .pace = &(const hpc_pace){.may_push = hpc_split_may_push,
-                              .wait_slot = hpc_split_wait_slot,
-                              .moments = HPC_SPLIT_MOMENTS,
-                              .note = hpc_split_note,
-                              .is_late = hpc_graph_is_late,
-                              .ends = hpc_split_ends_pull,
-                              .ask = hpc_split_ask_share},
+    .pace = &(const hpc_pace){HPC_SPLIT_PACE, .is_late = hpc_graph_is_late},
     .use = &hpc_split_use,
 };

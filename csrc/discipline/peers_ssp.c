@@ -36,7 +36,7 @@
 #include <string.h>
 
 #include "discipline/discipline.h"
-#include "discipline/servers_async.h"
+#include "discipline/servers.h"
 #include "discipline/graph.h"
 #include "discipline/peers.h"
 #include "engine/owner/signals.h"

@@ -52,7 +52,7 @@
  *   both are written for the next reply to the group, which comes after all its ranks had this one. A relay passes on
  *   from the place in which it got the outcome; that reply overwrites this place too.
  *
- * Parameters are sent from a copy for each receiver (rows.c), as in servers_async.c. Slots, forwarding accumulators and
+ * Parameters are sent from a copy for each receiver (rows.c), as in servers_owner.c. Slots, forwarding accumulators and
  * relays are as under BSP (stages.c). Waits form no circle if all ranks of a group push all keys in the same order, or
  * push all before they wait. Inside a group all wait for the same folds, as under BSP, so a group pushes all keys for a
  * version as one worker does. Between groups it is as between workers of servers: when a share has made fold v, its

@@ -60,7 +60,7 @@
  * - counts of pushes, versions: written by the core; read by waits, to name ranks, and in settle and publish.
  *
  * Waits form no circle: the slowest worker does not wait, because all others have pushed at least as often. */
-#include "discipline/servers_async.h"
+#include "discipline/servers.h"
 #include "discipline/graph.h"
 #include "discipline/servers_groups.h"
 #include "discipline/receivers.h"

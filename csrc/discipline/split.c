@@ -10,7 +10,7 @@
  * A core with a thread computes the mean of a row as soon as its inputs have come, and keeps the mean. Without threads
  * that would cost the worker's CPU time and one more pass over memory. So the updates stay in their slots, and an apply
  * with factor 1 folds and applies them together, as BSP does. The results have the same bits. Rows whose codec needs no
- * sum of a whole row always keep their updates (engine/owner/kept.h).
+ * sum of a whole row always keep their updates (engine/owner/mean.h).
  *
  * A core works on a few rows at a time (hpc_split_work), always for the lowest key that has work: keys are given in the
  * order in which a forward pass needs them (P3, Jayarajan et al., SysML 2019). In between it handles events, so a lower
@@ -357,15 +357,8 @@ static const hpc_gate peers_gate = {.row_came = hpc_split_row_came,
                                     .work = hpc_split_work,
                                     .missing = missing_among_peers};
 
-static const hpc_pace peers_pace = {.may_push = hpc_split_may_push,
-                                    .wait_slot = hpc_split_wait_slot,
-                                    .send_share = hpc_push_in_turn,
-                                    .moments = HPC_SPLIT_MOMENTS,
-                                    .note = hpc_split_note,
-                                    .has_read = has_read,
-                                    .is_late = hpc_peers_is_late,
-                                    .ends = hpc_split_ends_pull,
-                                    .ask = hpc_split_ask_share};
+static const hpc_pace peers_pace = {HPC_SPLIT_PACE, .send_share = hpc_push_in_turn, .has_read = has_read,
+                                    .is_late = hpc_peers_is_late};
 
 const hpc_discipline hpc_discipline_split_peers = {
     .name = "BSP among peers in two calls",

@@ -10,7 +10,6 @@
 #include "discipline/clocks.h"
 #include "engine/owner/core.h"
 #include "engine/owner/forward.h"
-#include "engine/owner/kept.h"
 #include "engine/owner/mean.h"
 #include "engine/pieces.h"
 #include "engine/owner/row.h"

@@ -69,6 +69,9 @@ int hpc_split_ask_share(hpc_scheme *sc, int s, hpc_limit *l);
 /* The hooks of disciplines in which each rank decides alone. */
 enum { HPC_SPLIT_MOMENTS = HPC_ON_ENCODE | HPC_ON_SENT | HPC_ON_ASKED | HPC_ON_FINISH };
 int hpc_split_ends_pull(hpc_scheme *sc, int key);
+#define HPC_SPLIT_PACE                                                                                                 \
+    .may_push = hpc_split_may_push, .wait_slot = hpc_split_wait_slot, .moments = HPC_SPLIT_MOMENTS,                    \
+    .note = hpc_split_note, .ends = hpc_split_ends_pull, .ask = hpc_split_ask_share
 void hpc_split_asked(hpc_scheme *sc, int key);
 int hpc_split_set_use(hpc_scheme *sc, int key, hpc_use use, double scale, const char *op);
 double hpc_split_squares(const hpc_scheme *sc, int key); /* of rows whose squares are known */

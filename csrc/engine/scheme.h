@@ -13,11 +13,10 @@
  *   kind.c      the array of row kinds (kind.h), which the kind_*.c define
  *   block.c     the steps of one block of a row: fold, rule, encoding
  *   prox.c      the prox of a rule, on rows of a matrix
- *   mean.c      sums in a row's accumulator; with fold and apply as two calls, the mean that a row keeps
- *   kept.c      fold and apply as two calls: rows that keep their inputs, and no mean
+ *   mean.c      sums in a row's accumulator; with fold and apply as two calls, the mean or the inputs that a row keeps
  *   write.c     sends parameters to workers
  *   forward.c   sends a row's fold, or an input, on to another row
- *   signals.c    answers a share, or ends the exchange
+ *   signals.c   answers a share, or ends the exchange
  *   args.c      the arguments of rules, which travel with pushes
  *   send.c      the trainer's side: sends an update to the owners
  *   pieces.c    updates that travel as pieces of variable length: their ranges, encoders, and decoding

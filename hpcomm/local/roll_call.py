@@ -108,8 +108,7 @@ class Aside:
         """Waits until the call has ended.
 
         Raises:
-            Timeout: the call still continues; wait again.
-            Others: the errors of the call.
+            Timeout: the call still continues; wait again. If the call has failed, wait raises the call's error.
         """
         until = monotonic() + timeout
         while not self._over.acquire(timeout=max(0.0, min(_core.SLICE, until - monotonic()))):

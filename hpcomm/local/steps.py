@@ -509,8 +509,7 @@ class LocalSteps:
 
         Raises:
             InvalidArgument: this rank is in a join block: leave it first.
-            PeerFailed: one more rank has died: call recover() again.
-            Others: the errors of hpcomm.recover().
+            PeerFailed: one more rank has died: call recover() again. The errors of hpcomm.recover() come through too.
         """
         if self._joined:
             raise InvalidArgument(

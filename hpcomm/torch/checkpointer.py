@@ -60,7 +60,7 @@ class ModelCheckpointer(checkpoint.Checkpointer):
 
         Raises:
             NotSupported: the optimizer is a DiLoCo in a join block, where ranks are at different steps. Call it after
-            the block.
+                the block.
         """
         if self._optimizer.exchange.context is not self._ctx:
             raise InvalidArgument("after: the job has recovered: close this checkpointer, and make another one")

@@ -36,7 +36,7 @@ static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_a
     hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->config, w->row->count) * (size_t)n_arrays);
 }
 /* Returns whether a row keeps its fold, as a mean, after its work. Rows of peers, and rows whose codec needs no sum of
- * a whole row, keep their inputs instead (kept.c). */
+ * a whole row, keep their inputs instead (mean.c). */
 int hpc_row_keeps_fold(const hpc_scheme *sc, const hpc_row *row);
 /* Returns whether the discipline keeps a forward's sums. A row that only passes another row's forward on has no sum. */
 static inline int hpc_row_is_summed(const hpc_scheme *sc, const hpc_row *row) {

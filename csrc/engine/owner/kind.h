@@ -45,7 +45,7 @@ struct hpc_row_kind {
      * never has fold and apply as two calls. */
     int (*fold)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares);
     int (*apply)(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args);
-    /* Fold and apply as two calls, where a row keeps its inputs (kept.c). scaled does the row's work on scale times the
+    /* Fold and apply as two calls, where a row keeps its inputs (mean.c). scaled does the row's work on scale times the
      * fold of the inputs. read writes the fold to the array to, and adds its sum of squares to *squares; either may be
      * NULL. */
     int (*scaled)(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale);

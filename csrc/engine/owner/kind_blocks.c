@@ -2,7 +2,6 @@
  * the parameters are written to every worker. Averages are folded straight into the parameters. */
 #include "engine/owner/block.h"
 #include "engine/discipline.h"
-#include "engine/owner/kept.h"
 #include "engine/owner/kind.h"
 #include "engine/owner/mean.h"
 #include "engine/owner/prox.h"

@@ -1,7 +1,6 @@
 /* Rows in one pass: one kernel folds and applies float32 and writes it to every worker. It reads and writes memory
  * once. This is the default, and the fastest kind. */
 #include "engine/owner/block.h"
-#include "engine/owner/kept.h"
 #include "engine/owner/kind.h"
 #include "engine/owner/mean.h"
 #include "engine/owner/write.h"

@@ -1,5 +1,5 @@
-/* Sums in a row's accumulator; and, with fold and apply as two calls, the mean that a row keeps until it is applied or
- * skipped. */
+/* Sums in a row's accumulator. With fold and apply as two calls: the mean that a row keeps until it is applied or
+ * skipped, or the inputs that it keeps in their slots instead; then no mean of a whole row is stored. */
 #ifndef HPC_MEAN_H
 #define HPC_MEAN_H
 
@@ -34,5 +34,23 @@ void hpc_row_gather(hpc_core *core, hpc_work *w, int sender, int zero);
 int hpc_blocks_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double *squares);
 /* hpc_row_kind.apply of rows that work block by block. */
 int hpc_blocks_apply_mean(hpc_core *core, hpc_work *w, const hpc_inputs *mean, const double *args);
+
+/* ---- fold and apply as two calls, where a row keeps its inputs ---- */
+
+/* Applies the rule to scale times the fold of inputs (at least one), and sends the parameters.
+ * This and the next function return nonzero when the exchange has failed. */
+int hpc_row_apply_kept(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, double scale);
+/* Writes the fold of inputs to the array to, and its sum of squares to *squares; either may be NULL. The inputs stay
+ * unchanged and can be read again. */
+int hpc_row_read_kept(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, float *to, double *squares);
+/* Returns whether a row keeps its inputs, if fold and apply are two calls. */
+int hpc_row_keeps_inputs(const hpc_work *w);
+/* Writes the mean of inputs, or zeroes if inputs is empty, into w->mean. The memory is allocated at the first call. */
+int hpc_row_keep_mean(hpc_core *core, hpc_work *w, const hpc_inputs *inputs);
+
+/* hpc_row_kind.scaled and read, for rows that take arrays. */
+int hpc_blocks_scaled(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, double scale);
+int hpc_blocks_read(hpc_core *core, hpc_work *w, const hpc_inputs *inputs, const double *args, float *to,
+                    double *squares);
 
 #endif

@@ -1,7 +1,7 @@
-/* ASYNC and SSP(s) on servers, where each update is applied by itself as it comes (servers_async.c); and the worker's
- * side, which ends a pull without asking the owners if its copy is fresh enough (servers_ssp.c). */
-#ifndef HPC_SERVERS_ASYNC_H
-#define HPC_SERVERS_ASYNC_H
+/* ASYNC and SSP(s) on servers, where each update is applied by itself as it comes (servers_owner.c); and the worker's
+ * side, which ends a pull without asking the owners if its copy is fresh enough (servers_worker.c). */
+#ifndef HPC_SERVERS_H
+#define HPC_SERVERS_H
 
 #include "discipline/discipline.h"
 #include "discipline/clocks.h"
@@ -20,7 +20,7 @@ static inline int hpc_slots_open(hpc_scheme *sc, const char *op) {
 /* Returns HPC_OK if the plan has the slots that hpc_slots_open needs. where: a phrase for the error. */
 int hpc_slots_check(const hpc_exchange_config *config, const char *where);
 
-/* ---- servers_ssp.c: slots of SSP where workers pull ---- */
+/* ---- servers_worker.c: slots of SSP where workers pull ---- */
 
 int hpc_fresh_plan(hpc_scheme *sc, const char *op);
 int hpc_fresh_open(hpc_scheme *sc, const char *op);

@@ -10,9 +10,9 @@
  * A sender's clock is the number of its updates; the smallest clock of the open senders of a share (all rows of one key
  * on one core) is its *minimum*. An answer with parameters to a sender at clock c waits until the minimum is at least c
  * - s: it is *parked*. When an update raises the minimum, the core sends the parked answers. Under ASYNC no answer
- * waits. A worker asks for parameters by a separate pull (servers_ssp.c says when it need not). A group gets parameters
- * with the reply to its update, by relays if the plan has them; each share answers the ranks at its own ends, as under
- * BSP.
+ * waits. A worker asks for parameters by a separate pull (servers_worker.c says when it need not). A group gets
+ * parameters with the reply to its update, by relays if the plan has them; each share answers the ranks at its own
+ * ends, as under BSP.
  *
  * Writers, readers and order:
  * - A worker's parameters: written by the owners that answer a pull, between the pull's event and its signal; and by
@@ -37,7 +37,7 @@
  * Waits form no circle: a sender that waits for another sender has done at least s steps more than that sender, and s
  * is 1 or more. This holds even if the two take the keys in different orders. Inside a group all wait for the same
  * folds. */
-#include "discipline/servers_async.h"
+#include "discipline/servers.h"
 
 #include <stdio.h>
 

@@ -3,7 +3,7 @@
  * A worker's *clock* of a key is the number of its pushes since the last publish. A step at clock c may begin when the
  * parameters have all updates of clocks up to c - s - 1: that is, when every open worker has pushed c - s times. The
  * owner answers a pull when the smallest clock of all open workers, the owner's *minimum*, is at least c - s
- * (servers_async.c). The answer is the share's parameters, then the minimum (8 bytes), then the number of the pull (a
+ * (servers_owner.c). The answer is the share's parameters, then the minimum (8 bytes), then the number of the pull (a
  * signal).
  *
  * The worker keeps the smallest minimum of its last pull of a key. While this minimum suffices for the worker's clock
@@ -18,7 +18,7 @@
  * versions. */
 #include <string.h>
 
-#include "discipline/servers_async.h"
+#include "discipline/servers.h"
 #include "engine/bytes.h"
 #include "engine/layout/layout.h"
 #include "engine/params.h"
