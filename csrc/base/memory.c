@@ -244,25 +244,25 @@ void hpc_private_free(void *p, size_t nbytes) {
 /* ---- arena ---- */
 
 /* The head of a block; the bytes given to the caller begin in the next cache line. */
-struct hpc_arena_piece {
-    struct hpc_arena_piece *before;
+struct hpc_arena_block {
+    struct hpc_arena_block *before;
 };
 
 void *hpc_arena_take(hpc_arena *arena, size_t n, size_t size) {
     if (size > 0 && n > (SIZE_MAX - 2 * CACHE_LINE) / size) return NULL;
     const size_t nbytes = CACHE_LINE + (n * size + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
-    struct hpc_arena_piece *piece = aligned_alloc(CACHE_LINE, nbytes);
-    if (piece == NULL) return NULL;
-    memset(piece, 0, nbytes);
-    piece->before = arena->last;
-    arena->last = piece;
-    return (char *)piece + CACHE_LINE;
+    struct hpc_arena_block *block = aligned_alloc(CACHE_LINE, nbytes);
+    if (block == NULL) return NULL;
+    memset(block, 0, nbytes);
+    block->before = arena->last;
+    arena->last = block;
+    return (char *)block + CACHE_LINE;
 }
 
 void hpc_arena_free(hpc_arena *arena) {
     while (arena->last != NULL) {
-        struct hpc_arena_piece *piece = arena->last;
-        arena->last = piece->before;
-        free(piece);
+        struct hpc_arena_block *block = arena->last;
+        arena->last = block->before;
+        free(block);
     }
 }

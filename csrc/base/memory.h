@@ -51,7 +51,7 @@ void hpc_private_free(void *p, size_t nbytes);
 
 /* An arena must be zeroed at first; hpc_arena_free leaves it so. One thread at a time may use it. */
 typedef struct hpc_arena {
-    struct hpc_arena_piece *last;
+    struct hpc_arena_block *last;
 } hpc_arena;
 
 /* Returns n times size zero bytes, aligned to 64; NULL without memory. */

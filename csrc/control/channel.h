@@ -37,7 +37,7 @@
 #include "control/control.h"
 
 enum {
-    HPC_PIECE_BYTES = 32 << 10, /* most payload bytes of a frame; a longer message is several frames */
+    HPC_FRAME_BYTES = 32 << 10, /* most payload bytes of a frame; a longer message is several frames */
     HPC_STRANGERS = 64
 };
 

@@ -133,7 +133,7 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
     pthread_mutex_lock(&l->send_lock); /* also prevents fd from being closed during the send */
     status = atomic_load(&l->fd) < 0 || l->cut ? HPC_ERR_PEER : finish_told(c, rank, deadline);
     while (status == HPC_OK) {
-        size_t n = nbytes - offset < HPC_PIECE_BYTES ? nbytes - offset : HPC_PIECE_BYTES;
+        size_t n = nbytes - offset < HPC_FRAME_BYTES ? nbytes - offset : HPC_FRAME_BYTES;
         hpc_mesh_frame f = {.magic = MAGIC,
                             .type = type,
                             .rank = c->group->rank,
@@ -198,7 +198,7 @@ void hpc_message_free(hpc_message *m) {
 }
 
 static int is_sound(const hpc_mesh_frame *f, int size) {
-    return f->magic == MAGIC && f->rank >= 0 && f->rank < size && f->nbytes <= HPC_PIECE_BYTES &&
+    return f->magic == MAGIC && f->rank >= 0 && f->rank < size && f->nbytes <= HPC_FRAME_BYTES &&
            f->offset <= f->total && f->nbytes <= f->total - f->offset && memchr(f->op, 0, sizeof f->op) != NULL &&
            memchr(f->call, 0, sizeof f->call) != NULL;
 }
@@ -359,7 +359,7 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
 /* Reads one packet. Returns its size, 0 at the end of the link, or -1 with errno. The caller must close *passed, a
  * descriptor that came along, if it is not -1. */
 static ssize_t receive_packet(int fd, hpc_mesh_frame *f, char *payload, int *passed) {
-    struct iovec parts[2] = {{f, sizeof *f}, {payload, HPC_PIECE_BYTES}};
+    struct iovec parts[2] = {{f, sizeof *f}, {payload, HPC_FRAME_BYTES}};
     union {
         char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr align;
@@ -392,7 +392,7 @@ static int take_bell(hpc_control *c, int rank, int *passed) {
 }
 
 static const char *read_packets(hpc_control *c, int rank, size_t most) {
-    char payload[HPC_PIECE_BYTES];
+    char payload[HPC_FRAME_BYTES];
     hpc_link *l = &c->links[rank];
     int fd = atomic_load(&l->fd), passed;
     hpc_mesh_frame f;
@@ -466,7 +466,7 @@ const char *hpc_link_read(hpc_control *c, int rank, size_t most) {
 }
 
 int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_COOKIE_BYTES], int *bell) {
-    char payload[HPC_PIECE_BYTES];
+    char payload[HPC_FRAME_BYTES];
     hpc_mesh_frame f;
     ssize_t n = receive_packet(fd, &f, payload, bell);
     if (n < 0 && errno == EAGAIN) return HPC_IN_PROGRESS;
@@ -510,7 +510,7 @@ int hpc_link_ask_about(int fd, int rank) {
 }
 
 int hpc_link_read_answer(int fd, void *answer, size_t nbytes) {
-    char payload[HPC_PIECE_BYTES];
+    char payload[HPC_FRAME_BYTES];
     hpc_mesh_frame f;
     int passed;
     ssize_t n = receive_packet(fd, &f, payload, &passed);

@@ -88,7 +88,7 @@ static int check_dropped(const hpc_control *c, const hpc_survivors *s) {
 static int begin_round(hpc_control *c, const hpc_survivors *s, uint32_t kind, const void *data, size_t nbytes) {
     size_t size = (size_t)c->group->size, total = sizeof(ballot) + size + nbytes;
     if (c->ballot != NULL) return HPC_OK; /* the last round is unfinished */
-    if (total > HPC_PIECE_BYTES)
+    if (total > HPC_FRAME_BYTES)
         return hpc_fail(HPC_ERR_UNSUPPORTED, op, "shrink: %zu ranks are too many to agree in one message", size);
     hpc_message *m = malloc(sizeof *m);
     ballot *b = malloc(total);

@@ -64,13 +64,13 @@ static int writes_past_caches(const hpc_scheme *sc) {
 
 /* Ranges of memory, to be placed on the NUMA node of the core that works on them. Ranges come in rising order; adjacent
  * ones are merged. */
-struct pieces {
+struct ranges {
     const hpc_scheme *sc;
     hpc_placement *places;
     int n;
 };
 
-static void add_piece(struct pieces *p, int core, size_t offset, size_t nbytes) {
+static void add_range(struct ranges *p, int core, size_t offset, size_t nbytes) {
     hpc_placement *last = p->n > 0 ? &p->places[p->n - 1] : NULL;
     int node = p->sc->cores[core].node;
     if (last != NULL && last->node == node && last->offset <= offset)
@@ -79,31 +79,31 @@ static void add_piece(struct pieces *p, int core, size_t offset, size_t nbytes) 
         p->places[p->n++] = (hpc_placement){offset, nbytes, node};
 }
 
-static void add_masters(struct pieces *p) {
+static void add_masters(struct ranges *p) {
     const hpc_scheme *sc = p->sc;
     int me = sc->context->group.rank;
     for (int core = 0; core < sc->n_own_cores; core++)
         for (int i = 0; i < sc->plan->n_rows; i++) {
             const hpc_row *row = &sc->plan->rows[i];
             if (row->owner == me && row->core == core && sc->layout.master_of[i] != HPC_NOWHERE)
-                add_piece(p, core, sc->layout.places[me].masters + sc->layout.master_of[i],
+                add_range(p, core, sc->layout.places[me].masters + sc->layout.master_of[i],
                           (size_t)row->count * sizeof(float));
         }
 }
 
 /* The receive slots of one sender. hpc_layout_walk visits them core by core, so it is called once for each sender. */
 struct slots {
-    struct pieces *pieces;
+    struct ranges *ranges;
     int sender;
 };
 
 static void add_slots(void *arg, int row, int edge, size_t offset) {
     const struct slots *s = arg;
-    const hpc_scheme *sc = s->pieces->sc;
+    const hpc_scheme *sc = s->ranges->sc;
     const hpc_row *r = &sc->plan->rows[row];
     size_t base = sc->layout.slot_base[(size_t)r->owner * (size_t)sc->context->group.size + (size_t)s->sender];
     if (r->in[edge].rank == s->sender)
-        add_piece(s->pieces, r->core, base + offset, hpc_slot_stride(sc, r) * (size_t)hpc_slot_depth(sc));
+        add_range(s->ranges, r->core, base + offset, hpc_slot_stride(sc, r) * (size_t)hpc_slot_depth(sc));
 }
 
 /* Checks that the windows of all ranks of a host together fit into its memory; all ranks get the same result. all is
@@ -132,18 +132,18 @@ static int open_memory(hpc_scheme *sc, double deadline) {
     hpc_context *c = sc->context;
     int me = c->group.rank, placed = 0;
     for (int i = 0; i < sc->n_own_cores; i++) placed |= sc->cores[i].node >= 0;
-    struct pieces pieces = {sc, NULL, 0};
+    struct ranges ranges = {sc, NULL, 0};
     if (placed) /* at most one range for each core: of its masters, and of each sender's slots */
-        pieces.places = calloc((size_t)sc->n_own_cores * ((size_t)c->group.size + 1) + 1, sizeof *pieces.places);
-    if (pieces.places != NULL) { /* if this allocation failed, memory is just not placed */
-        add_masters(&pieces);
-        for (int s = 0; s < c->group.size; s++) hpc_layout_walk(sc, me, -1, add_slots, &(struct slots){&pieces, s});
+        ranges.places = calloc((size_t)sc->n_own_cores * ((size_t)c->group.size + 1) + 1, sizeof *ranges.places);
+    if (ranges.places != NULL) { /* if this allocation failed, memory is just not placed */
+        add_masters(&ranges);
+        for (int s = 0; s < c->group.size; s++) hpc_layout_walk(sc, me, -1, add_slots, &(struct slots){&ranges, s});
     }
-    int status = hpc_window_create_parts(c, op_create, sc->layout.places[me].nbytes, hpc_signals(sc), pieces.places,
-                                         pieces.n, deadline, &sc->window);
+    int status = hpc_window_create_parts(c, op_create, sc->layout.places[me].nbytes, hpc_signals(sc), ranges.places,
+                                         ranges.n, deadline, &sc->window);
     if (status == HPC_OK && sc->window->memory->unplaced != 0)
         hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "exchange: the kernel refused to place memory on NUMA nodes");
-    free(pieces.places);
+    free(ranges.places);
     return status;
 }
 

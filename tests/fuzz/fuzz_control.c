@@ -33,9 +33,9 @@ typedef struct message {
 static struct {
     hpc_mesh_frame frames[FRAMES];
     size_t ends[FRAMES], n;
-    unsigned char bytes[FRAMES * (HEADER + HPC_PIECE_BYTES)];
+    unsigned char bytes[FRAMES * (HEADER + HPC_FRAME_BYTES)];
     size_t nbytes;
-    unsigned char data[FRAMES * HPC_PIECE_BYTES]; /* of the messages */
+    unsigned char data[FRAMES * HPC_FRAME_BYTES]; /* of the messages */
     size_t ndata;
     message messages[FRAMES], ballots[FRAMES], coming;
     size_t n_messages, n_ballots;
@@ -62,14 +62,14 @@ static void write_frames(const uint8_t *data, size_t size) {
         memcpy(f, data, HEADER);
         memcpy(sent.bytes + sent.nbytes, data, HEADER);
         sent.nbytes += HEADER;
-        for (uint32_t i = 0; i < f->nbytes && i < HPC_PIECE_BYTES; i++)
+        for (uint32_t i = 0; i < f->nbytes && i < HPC_FRAME_BYTES; i++)
             sent.bytes[sent.nbytes++] = (unsigned char)('a' + ((i + (i >> 6) + sent.n) & 15));
         sent.ends[sent.n++] = sent.nbytes;
     }
 }
 
 static int is_sound(const hpc_mesh_frame *f) {
-    return f->magic == MAGIC && f->rank >= 0 && f->rank < RANKS && f->nbytes <= HPC_PIECE_BYTES &&
+    return f->magic == MAGIC && f->rank >= 0 && f->rank < RANKS && f->nbytes <= HPC_FRAME_BYTES &&
            f->offset <= f->total && f->nbytes <= f->total - f->offset && memchr(f->op, 0, sizeof f->op) != NULL &&
            memchr(f->call, 0, sizeof f->call) != NULL;
 }
@@ -205,7 +205,7 @@ static void check_message(const hpc_message *got, const message *m, int flags) {
     REQUIRE(got->sequence == m->sequence && got->total == m->total && got->got == m->got);
     REQUIRE(strcmp(got->op, m->op) == 0 && memcmp(got->data, m->at, m->got) == 0);
     REQUIRE((got->fd >= 0 && fcntl(got->fd, F_GETFD) >= 0) == !!(flags & DESCRIPTORS));
-    REQUIRE(got->room <= 2 * got->got + HPC_PIECE_BYTES);
+    REQUIRE(got->room <= 2 * got->got + HPC_FRAME_BYTES);
 }
 
 static void check_inbox(hpc_message *inbox, const message *messages, size_t n, int flags) {

@@ -139,7 +139,7 @@ static void ask_for_news(int fd) {
 
 /* Reads whole frames until these many bytes of a gather have come and news of this step; nobody sends beats. */
 static void read_until_news(int fd, size_t gathered, uint64_t step) {
-    char *payload = malloc(HPC_PIECE_BYTES);
+    char *payload = malloc(HPC_FRAME_BYTES);
     hpc_shown_rank shown = {.step = UINT64_MAX};
     hpc_mesh_frame f;
     size_t got = 0;
@@ -147,7 +147,7 @@ static void read_until_news(int fd, size_t gathered, uint64_t step) {
     CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = 20}, sizeof(struct timeval)), 0);
     while (got < gathered || shown.step != step) {
         receive_bytes(fd, &f, sizeof f);
-        CHECK(f.magic == sound.magic && f.nbytes <= HPC_PIECE_BYTES);
+        CHECK(f.magic == sound.magic && f.nbytes <= HPC_FRAME_BYTES);
         if (f.nbytes > 0) receive_bytes(fd, payload, f.nbytes);
         if (f.type == HPC_MESH_GATHER) got += f.nbytes;
         if (f.type == HPC_MESH_NEWS) memcpy(&shown, payload, sizeof shown);
@@ -268,7 +268,7 @@ static hpc_mesh_frame garble(int what) {
         f.rank = 1 << 30;
         break;
     case 6:
-        f.nbytes = HPC_PIECE_BYTES + 1, f.total = 1 << 20;
+        f.nbytes = HPC_FRAME_BYTES + 1, f.total = 1 << 20;
         break;
     case 7:
         f.nbytes = UINT32_MAX, f.total = UINT64_MAX;
