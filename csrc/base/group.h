@@ -23,9 +23,11 @@ enum { HPC_NOTE_BYTES = 200, HPC_NOTES = 16 };
 /* A bed: a set of sockets on which a wait may sleep instead of on the futex, so that a message wakes it directly. Only
  * one thread at a time can use it. A wait calls claim() before its last look at the condition. It calls leave() after
  * the sleep, or when it does not sleep. sleep() takes its thread out of the bell's sleepers before it handles the
- * message that woke the thread: handling may ring the bell, which would otherwise wake the thread again. */
+ * message that woke the thread: handling may ring the bell, which would otherwise wake the thread again. A wait that
+ * will sleep elsewhere calls refuse() instead of claim(); another thread then handles the messages. */
 typedef struct hpc_bed {
     int (*claim)(void *arg);
+    void (*refuse)(void *arg);
     int (*sleep)(void *arg, double seconds); /* returns nonzero if it left some of the messages unhandled */
     void (*leave)(void *arg);
 } hpc_bed;
@@ -41,6 +43,21 @@ typedef enum hpc_left_over {
     HPC_AWAITED = 2, /* something will come that rings no bell, perhaps only after a long time */
     HPC_MORE = 4     /* with HPC_LEFT: the caller itself has more to do, so it must not yield */
 } hpc_left_over;
+
+/* Other groups of this rank, for which the waits of a group work too (base/engine.h). */
+typedef struct hpc_companion {
+    struct hpc_group *group;
+    void *of;       /* the company's */
+    uint32_t rings; /* of the group's bell, before the wait's last look */
+} hpc_companion;
+
+typedef struct hpc_company {
+    int (*help)(void *arg); /* works for the others; returns hpc_left_over */
+    /* Before a sleep: writes the others, at most so many, and keeps their bells mapped until part(). Returns how
+     * many. */
+    int (*join)(void *arg, hpc_companion *others, int most);
+    void (*part)(hpc_companion *others, int n);
+} hpc_company;
 
 /* A question to other ranks: which ranks hold this wait up? */
 typedef enum hpc_asks {
@@ -98,6 +115,9 @@ typedef struct hpc_group {
     void *progress_arg;
     const hpc_bed *bed; /* NULL: waits sleep on the futex alone */
     void *bed_arg;
+    _Atomic int n_beside;       /* 0: waits work for this group alone */
+    const hpc_company *company; /* NULL only while n_beside is 0 */
+    void *company_arg;
     char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* the notes of hpc_context_note; each is written once, before the field
                                               noted counts it */
     int note_kinds[HPC_NOTES];             /* by note: hpc_note_kind, also written before noted */

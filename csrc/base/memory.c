@@ -266,3 +266,20 @@ void hpc_arena_free(hpc_arena *arena) {
         free(block);
     }
 }
+
+/* ---- the page of an owner ---- */
+
+const char *hpc_owner_page(void) {
+    char *page = mmap(NULL, page_size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) return NULL;
+    if (madvise(page, page_size(), MADV_WIPEONFORK) != 0) {
+        munmap(page, page_size());
+        return NULL;
+    }
+    page[0] = 1;
+    return page;
+}
+
+void hpc_owner_page_free(const char *page) {
+    if (page != NULL) munmap((void *)(uintptr_t)page, page_size());
+}

@@ -58,4 +58,8 @@ typedef struct hpc_arena {
 void *hpc_arena_take(hpc_arena *arena, size_t n, size_t size);
 void hpc_arena_free(hpc_arena *arena);
 
+/* Returns a page whose first byte is 1, and 0 in a forked child; NULL without memory. */
+const char *hpc_owner_page(void);
+void hpc_owner_page_free(const char *page); /* NULL is allowed */
+
 #endif

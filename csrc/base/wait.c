@@ -5,6 +5,7 @@
 #include "base/crowd.h"
 #include "base/overdue.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <math.h>
@@ -421,22 +422,79 @@ static int look_around(hpc_group *group, const hpc_wait *wait, double deadline) 
     return holds_now(group, wait, deadline) ? HPC_OK : status;
 }
 
+static int has_others(const hpc_group *group) {
+    return atomic_load_explicit(&group->n_beside, memory_order_acquire) != 0;
+}
+
+/* Works for the other groups of this rank. */
+static int help_others(const hpc_group *group) {
+    return has_others(group) ? group->company->help(group->company_arg) : 0;
+}
+
+/* ---- sleeping ---- */
+
+enum { MOST_BELLS = 128 };                     /* that the kernel lets a thread sleep on at once */
+static const double SHORT_SLEEP = 1e-3;        /* if a thread cannot sleep on all bells */
+static _Atomic int kernel_lacks_waits_on_many; /* it is older than Linux 5.16, or a filter refuses the call */
+
+static void sleep_on_one(hpc_bell *bell, uint32_t rings, double seconds) {
+    struct timespec t = {.tv_sec = (time_t)seconds};
+    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
+    syscall(SYS_futex, &bell->rings, FUTEX_WAIT, rings, &t, NULL, 0);
+}
+
+/* The kernel's struct futex_waitv, which older headers lack. */
+typedef struct many_waits {
+    uint64_t value, address;
+    uint32_t flags, reserved;
+} many_waits;
+
+/* Sleeps on the bells of several groups; on the first one only, and briefly, if the kernel cannot do that. */
+static void sleep_on_all(const hpc_companion *asleep, int n, double seconds) {
+    enum { WAITV = 449, IS_32_BITS = 2 };
+    many_waits waits[MOST_BELLS];
+    if (n == MOST_BELLS || atomic_load_explicit(&kernel_lacks_waits_on_many, memory_order_relaxed)) {
+        sleep_on_one(asleep->group->bell, asleep->rings, seconds < SHORT_SLEEP ? seconds : SHORT_SLEEP);
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        waits[i] = (many_waits){asleep[i].rings, (uintptr_t)&asleep[i].group->bell->rings, IS_32_BITS, 0};
+    const double until = hpc_now() + seconds;
+    struct timespec t = {.tv_sec = (time_t)until};
+    t.tv_nsec = (long)((until - (double)t.tv_sec) * 1e9);
+    if (syscall(WAITV, waits, (unsigned)n, 0, &t, CLOCK_MONOTONIC) < 0 && errno != EAGAIN && errno != ETIMEDOUT &&
+        errno != EINTR)
+        atomic_store(&kernel_lacks_waits_on_many, 1);
+}
+
+/* Counts this thread as a sleeper of a group, or of another one beside which it sleeps. */
+static void begin_sleep(hpc_companion *c, int beside) {
+    atomic_fetch_add(&c->group->bell->sleepers, 1);
+    if (beside && c->group->bed != NULL) c->group->bed->refuse(c->group->bed_arg);
+}
+
+static void end_sleep(const hpc_companion *c) {
+    atomic_fetch_sub(&c->group->bell->sleepers, 1);
+}
+
 /* Sleeps, unless the wait has ended meanwhile. Returns HPC_IN_PROGRESS to continue. *next gets the kind of the next
  * look. */
 static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds, double deadline, hpc_looker *next) {
-    hpc_bell *bell = group->bell;
-    struct timespec t;
-    uint32_t rings;
-    int status = HPC_IN_PROGRESS;
-    atomic_fetch_add(&bell->sleepers, 1);
-    int in_bed = group->bed != NULL && group->bed->claim(group->bed_arg);
+    hpc_companion asleep[MOST_BELLS];
+    int status = HPC_IN_PROGRESS, in_bed = 0, n = 1;
+    asleep[0].group = group;
+    if (has_others(group)) n += group->company->join(group->company_arg, asleep + 1, MOST_BELLS - 1);
+    for (int i = 0; i < n; i++) begin_sleep(&asleep[i], n > 1);
+    if (n == 1) in_bed = group->bed != NULL && group->bed->claim(group->bed_arg);
 #if !defined(__SANITIZE_THREAD__)
     atomic_thread_fence(memory_order_seq_cst); /* see hpc_bell_ring */
 #endif
-    rings = atomic_load_explicit(&bell->rings, memory_order_acquire);
+    for (int i = 0; i < n; i++)
+        asleep[i].rings = atomic_load_explicit(&asleep[i].group->bell->rings, memory_order_acquire);
     /* The condition may depend on bytes that a transport still holds. Their sender rang either before this thread
      * counted as a sleeper, so this look takes them, or rings it awake afterwards. */
     int held = hpc_group_look(group, in_bed ? HPC_LOOKS_BESIDE_BED : HPC_LOOKS_ALL);
+    if (n > 1) held |= help_others(group);
     if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait, deadline);
     if (held == 0 && status == HPC_IN_PROGRESS && in_bed) {
         if (group->bed->sleep(group->bed_arg, seconds) == 0) *next = HPC_LOOKS_BESIDE_BED;
@@ -444,14 +502,16 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
         return status;
     }
     if (held == 0 && status == HPC_IN_PROGRESS) {
-        t.tv_sec = (time_t)seconds;
-        t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
-        syscall(SYS_futex, &bell->rings, FUTEX_WAIT, rings, &t, NULL, 0);
+        if (n == 1)
+            sleep_on_one(group->bell, asleep->rings, seconds);
+        else
+            sleep_on_all(asleep, n, seconds);
         hpc_calls_count(HPC_CALL_FUTEX);
         hpc_calls_count(HPC_CALL_WAKEUP);
     }
-    atomic_fetch_sub(&bell->sleepers, 1);
+    for (int i = 0; i < n; i++) end_sleep(&asleep[i]);
     if (in_bed) group->bed->leave(group->bed_arg);
+    if (n > 1) group->company->part(asleep + 1, n - 1);
     return status;
 }
 
@@ -566,6 +626,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             show(group, wait, seen, now);
         }
         if (group->eases && now < spin_until && hpc_crowd_is(now)) spin_until = start; /* one round of spins is over */
+        if (now >= spin_until) held |= help_others(group);
         if (now < spin_until || held & HPC_MORE) continue;
         if ((held & HPC_LEFT) || (now < yield_until && !(group->eases && hpc_crowd_find(now)))) {
             sched_yield();

@@ -211,7 +211,8 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     if (status == HPC_OK) status = choose_waiting(c);
     if (status != HPC_OK) return status;
 
-    status = connect_control(c, deadline);
+    status = hpc_context_join_engine(c);
+    if (status == HPC_OK) status = connect_control(c, deadline);
     list_used(c);
     settle_nics(c);
     if (status == HPC_OK) status = hpc_lane_open(c, 1, 0, deadline, &c->lane);

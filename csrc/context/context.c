@@ -4,8 +4,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/overdue.h"
 #include "probe/probe.h"
@@ -32,6 +30,8 @@ void hpc_context_drop_lane(hpc_lane *l) {
 void hpc_context_release(hpc_context *c) {
     if (c->group.owner != NULL && !hpc_group_is_mine(&c->group)) return; /* a forked child frees nothing */
     if (atomic_fetch_sub_explicit(&c->references, 1, memory_order_acq_rel) != 1) return;
+    hpc_engine_leave(c->member);
+    hpc_engine_release(c->engine);
     hpc_group_leave(&c->group);
     hpc_probes_free(c);
     hpc_context_drop_lane(c->lane);
@@ -43,7 +43,7 @@ void hpc_context_release(hpc_context *c) {
     hpc_control_free(c->control);
     hpc_timeline_free(c->group.timeline);
     hpc_memory_release(c->bell_memory);
-    if (c->group.owner != NULL) munmap((void *)(uintptr_t)c->group.owner, (size_t)sysconf(_SC_PAGESIZE));
+    hpc_owner_page_free(c->group.owner);
     free(c->transports);
     free(c->addresses);
     free(c->group.departing);

@@ -9,7 +9,7 @@
  *   queue.c    updates from peers, in slots
  *   cpus.c     deals the CPUs of ranks on one kernel
  *   close.c    contexts of one origin, and how they end
- *   tasks.c    work that waits do
+ *   tasks.c    work that waits do, and the engine
  *   connect.c  connects a created context
  *   shrink.c   makes a new context without the ranks that departed */
 #ifndef HPC_CONTEXT_H
@@ -34,18 +34,17 @@ int hpc_family_adopt(hpc_context *old, hpc_context *heir, int *first, const char
 /* Returns HPC_OK if calls may use the context: it is connected, open, and was made by this process. */
 int hpc_context_ready(const hpc_context *context, const char *op);
 
-/* Adds a task to the context, or removes it; after the removal no thread runs it. */
-void hpc_context_add_task(hpc_context *context, hpc_task *task);
-void hpc_context_remove_task(hpc_context *context, hpc_task *task);
+/* Makes the context a member of the engine that the user asked for. If none was asked for: of the process's engine, or
+ * of a new one if another rank of the context lives in this process, since each rank has cores of its own. */
+int hpc_context_join_engine(hpc_context *context);
 
-/* Between these two calls no thread runs the tasks, and this thread's waits only look at their conditions. hold must
- * not be called from a task, nor again before let. */
-void hpc_context_hold_tasks(hpc_context *context);
-void hpc_context_let_tasks(hpc_context *context);
+/* Lets the waits of this rank run a task (base/engine.h). Returns 0 without memory. */
+int hpc_context_add_task(hpc_context *context, hpc_task *task);
 
-/* Runs the tasks once. Returns hpc_left_over bits for work that remains after that; HPC_LEFT if another thread runs the
- * tasks, since this thread must look again before it sleeps. */
-int hpc_context_work(hpc_context *context);
+/* Runs the context's tasks as hpc_member_work does. */
+static inline int hpc_context_work(hpc_context *context) {
+    return hpc_member_work(context->member);
+}
 
 /* Works for waits of the context, as hpc_group.progress: for its transports and by hpc_context_work. */
 int hpc_context_progress(void *context, hpc_looker looker);

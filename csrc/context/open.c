@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -86,18 +85,6 @@ static void note_devices(hpc_context *c, const hpc_config *config) {
                        hpc_no_verbs_text(state));
 }
 
-static void *owner_page(void) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    char *p = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return NULL;
-    if (madvise(p, page, MADV_WIPEONFORK) != 0) {
-        munmap(p, page);
-        return NULL;
-    }
-    p[0] = 1;
-    return p;
-}
-
 /* Passes a lane's connection to the transport that this rank and the caller use. */
 static int accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd) {
     hpc_context *c = arg;
@@ -145,6 +132,8 @@ static int check_config(int rank, int size, const hpc_config *config) {
     if (config->secret == NULL && config->secret_bytes > 0)
         return hpc_fail(HPC_ERR_INVALID, "init", "init: secret is NULL while secret_bytes is %zu",
                         config->secret_bytes);
+    if (config->engine != NULL && !hpc_engine_is_mine(config->engine))
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: the engine belongs to the process that forked this one");
     int status = check_numbers(config);
     if (status == HPC_OK) status = hpc_transport_check(config->transports);
     if (status == HPC_OK) status = hpc_net_check_congestion(congestion_of(config), "init");
@@ -173,6 +162,7 @@ static hpc_context *make(int rank, int size, const hpc_config *config) {
     g->slice = config->slice;
     c->loop_seed = config->loop_seed;
     c->tcp_streams = config->tcp_streams;
+    c->engine = config->engine == NULL ? NULL : hpc_engine_retain(config->engine);
     snprintf(c->tcp_congestion, sizeof c->tcp_congestion, "%s", congestion_of(config));
     return c;
 }
@@ -180,7 +170,7 @@ static hpc_context *make(int rank, int size, const hpc_config *config) {
 static int take_memory(hpc_context *c) {
     hpc_group *g = &c->group;
     const size_t size = (size_t)g->size;
-    g->owner = owner_page();
+    g->owner = hpc_owner_page();
     g->states = calloc(size, sizeof *g->states);
     g->departing = calloc(size, sizeof *g->departing);
     g->reasons = calloc(size, sizeof *g->reasons);

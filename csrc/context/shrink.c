@@ -116,6 +116,7 @@ static int try_once(shrinking *s, hpc_context **fresh) {
     hpc_address *addresses = NULL;
     list_members(s);
     int status = hpc_context_create_named(s->rank, s->size, s->root->group.rank, s->config, &c);
+    if (status == HPC_OK && c->engine == NULL) c->engine = hpc_engine_retain(s->old->member->engine);
     status = exchange_addresses(s, status, c, &addresses);
     if (status == HPC_OK) {
         status = connect_all(s, c, addresses);

@@ -1,42 +1,5 @@
-/* Tasks: work that the waits of a context do besides looking at their conditions. */
-#include <sched.h>
-#include <stdio.h>
-
+/* The work that waits of a context do besides looking at their conditions, and the context's engine. */
 #include "context/context.h"
-
-/* Acquire here, release in leave_tasks: a thread that runs the tasks sees all that the last one did to a scheme. */
-static int take_tasks(hpc_context *c) {
-    return atomic_load_explicit(&c->working, memory_order_relaxed) == 0 &&
-           atomic_exchange_explicit(&c->working, 1, memory_order_acquire) == 0;
-}
-
-static void leave_tasks(hpc_context *c) {
-    atomic_store_explicit(&c->working, 0, memory_order_release);
-}
-
-void hpc_context_hold_tasks(hpc_context *c) {
-    while (!take_tasks(c)) sched_yield();
-}
-
-void hpc_context_let_tasks(hpc_context *c) {
-    leave_tasks(c);
-}
-
-int hpc_context_work(hpc_context *c) {
-    const char *failure = NULL;
-    char why[HPC_REASON_BYTES];
-    int left = 0;
-    if (atomic_load_explicit(&c->n_tasks, memory_order_relaxed) == 0) return 0;
-    if (!take_tasks(c)) return HPC_LEFT;
-    for (const hpc_task *t = c->tasks; t != NULL && failure == NULL; t = t->next) {
-        failure = t->run(t->arg);
-        left |= t->left;
-    }
-    if (failure != NULL) snprintf(why, sizeof why, "%s", failure); /* the task may be freed after leave_tasks */
-    leave_tasks(c);
-    if (failure != NULL) hpc_context_abort(c, why);
-    return left;
-}
 
 int hpc_context_progress(void *context, hpc_looker looker) {
     hpc_context *c = context;
@@ -48,22 +11,36 @@ int hpc_context_progress(void *context, hpc_looker looker) {
     return left | (atomic_load_explicit(&c->leaving, memory_order_relaxed) ? 0 : hpc_context_work(c));
 }
 
-void hpc_context_add_task(hpc_context *c, hpc_task *task) {
-    hpc_context_hold_tasks(c);
-    task->next = c->tasks;
-    c->tasks = task;
-    atomic_fetch_add_explicit(&c->n_tasks, 1, memory_order_release);
-    leave_tasks(c);
+int hpc_context_add_task(hpc_context *c, hpc_task *task) {
     atomic_store_explicit(&c->group.progress, hpc_context_progress, memory_order_release);
+    return hpc_task_add(c->member, task);
 }
 
-void hpc_context_remove_task(hpc_context *c, hpc_task *task) {
-    hpc_context_hold_tasks(c);
-    for (hpc_task **at = &c->tasks; *at != NULL; at = &(*at)->next)
-        if (*at == task) {
-            *at = task->next;
-            atomic_fetch_sub_explicit(&c->n_tasks, 1, memory_order_relaxed);
-            break;
-        }
-    leave_tasks(c);
+static void fail(hpc_group *group, const char *why) {
+    hpc_context_abort((hpc_context *)(void *)group, why);
+}
+
+static int has_rank_beside(const hpc_context *c) {
+    for (int r = 0; r < c->group.size; r++)
+        if (r != c->group.rank && hpc_same_process(c, r)) return 1;
+    return 0;
+}
+
+int hpc_context_join_engine(hpc_context *c) {
+    hpc_engine *fresh = NULL;
+    if (c->engine == NULL && has_rank_beside(c)) fresh = hpc_engine_new();
+    if (c->engine != NULL || fresh != NULL || !has_rank_beside(c))
+        c->member = hpc_engine_join(c->engine != NULL ? c->engine : fresh, &c->group, fail);
+    hpc_engine_release(fresh);
+    return c->member != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for an engine");
+}
+
+int hpc_engine_create(hpc_engine **engine) {
+    if (engine == NULL) return hpc_fail(HPC_ERR_INVALID, "engine", "engine: engine is NULL");
+    *engine = hpc_engine_new();
+    return *engine != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, "engine", "engine: no memory for an engine");
+}
+
+void hpc_engine_free(hpc_engine *engine) {
+    hpc_engine_release(engine);
 }

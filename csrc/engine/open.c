@@ -266,8 +266,7 @@ int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *f, double deadlin
             sc->life.serves = 1;
     }
     for (int i = 0; i < sc->n_work; i++) sc->life.serves |= hpc_row_outlasts_pulls(sc, sc->work[i].index);
-    hpc_cores_start(sc);
-    return HPC_OK;
+    return hpc_cores_start(sc, op_create);
 }
 
 static int open_rules(hpc_scheme *sc, const hpc_exchange_config *f) {

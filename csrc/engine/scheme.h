@@ -299,7 +299,6 @@ struct hpc_scheme {
     hpc_row_memory memory;
     hpc_task task;
     int inline_progress;
-    _Atomic int stopping;
     hpc_ending fault;
 };
 

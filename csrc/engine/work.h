@@ -3,8 +3,7 @@
 #ifndef HPC_WORK_H
 #define HPC_WORK_H
 
-#include <pthread.h>
-
+#include "base/crew.h"
 #include "base/usual.h"
 #include "codec/codec.h"
 #include "context/context.h"
@@ -168,12 +167,6 @@ typedef struct hpc_kept {
     struct hpc_kept *next; /* the next one for the same receiver; or the next free one */
 } hpc_kept;
 
-typedef enum hpc_started {
-    HPC_STARTED = 1,
-    HPC_UNPINNED = 2, /* it could not be pinned to its CPU */
-    HPC_CROWDED = 3   /* the thread was pinned, but other threads kept its CPU busy */
-} hpc_started;
-
 /* Counters of a core; the core alone writes them, and hpc_exchange_get_stats reads them meanwhile. */
 typedef struct hpc_tally {
     _Atomic uint64_t applied, bytes_folded, bytes_written, events;
@@ -209,16 +202,10 @@ typedef struct hpc_core {
     void *own;                   /* the discipline's */
     struct hpc_clocked *clocked; /* the discipline's, where it counts by senders */
     double due; /* the time, in seconds, at which the core must work even if no event comes; INFINITY: never */
-    pthread_t thread;
-    /* running: set if a thread works for the core. owns_thread: set if this core started that thread, which also works
-     * for the cores in the list beside. */
-    int running, owns_thread;
-    struct hpc_core
-        *_Atomic beside; /* the next core of the same number, in another scheme, that the same thread works for */
-    /* working: set while the core's thread is at work. paused: how many threads have paused the core to access its
-     * rows. */
-    _Atomic int working, paused;
-    _Atomic int started; /* hpc_started */
+    hpc_thread *thread; /* of the engine, which works for the core; NULL: waits do, or nobody does */
+    int tells;          /* set if the text about progress names the thread; if not, another scheme's does */
+    hpc_task own_task;  /* for the thread */
+    hpc_task *task;     /* own_task, or the scheme's; NULL: nobody works for the core */
     hpc_packing packing;
     void *memory; /* rule states and accumulators of its rows */
     size_t memory_bytes;

@@ -220,7 +220,7 @@ int hpc_exchange_close(hpc_exchange *ex, double timeout) {
     return status;
 }
 
-/* Stops all cores first, because one thread works for several schemes. */
+/* Stops the cores of all schemes first, because a task of one may read another's keys. */
 void hpc_exchange_free(hpc_exchange *ex) {
     if (ex == NULL) return;
     if (ex->n_schemes > 0 && !hpc_group_is_mine(&ex->schemes[0]->context->group)) return;

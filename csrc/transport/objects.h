@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "base/engine.h"
 #include "control/control.h"
 #include "transport/device.h"
 #include "transport/reactor.h"
@@ -32,16 +33,6 @@ typedef struct hpc_address {
     char transports[HPC_TRANSPORTS_BYTES];
 } hpc_address;
 
-/* Work of a scheme that has no threads: every wait of the context runs it between two tests of its condition. run
- * returns NULL, or the reason why this rank has failed; the context is then aborted. left: the hpc_left_over bits of
- * the last run. */
-typedef struct hpc_task {
-    const char *(*run)(void *arg);
-    void *arg;
-    int left;
-    struct hpc_task *next;
-} hpc_task;
-
 struct hpc_context {
     hpc_group group;
     _Atomic int references; /* held by the handle and by every window, lane and queue */
@@ -65,9 +56,8 @@ struct hpc_context {
     int all_remote;                            /* no peer shares memory with this rank */
     struct hpc_probes *probes;                 /* of bandwidth: probe/probe.h */
     uint32_t followers; /* number of exchanges so far whose thresholds follow the network, the same on every rank */
-    hpc_task *tasks;
-    _Atomic int n_tasks; /* if 0, waits skip the list */
-    _Atomic int working; /* a thread runs the tasks, holds them, or changes their list */
+    hpc_engine *engine; /* that the user asked for; NULL: none */
+    hpc_member *member; /* of an engine, from connect on */
     int connecting, connected;
     struct hpc_context *root; /* the first context of its family (context/close.c): itself, or one that it holds */
     pthread_mutex_t family;   /* root only: guards open and heirs */

@@ -226,13 +226,19 @@ int hpc_reactor_poll(hpc_reactor *r, size_t budget) {
     return left;
 }
 
+/* The wait will not read, so the service thread must. */
+static void refuse(void *arg) {
+    hpc_reactor *r = arg;
+    if (atomic_load(&r->napping)) raise_event(r->poke_fd);
+}
+
 static int claim(void *arg) {
     hpc_reactor *r = arg;
     if (r->all_remote && !atomic_exchange(&r->drowsy, 1)) {
         arm(r, atomic_load(&r->to_arm));
         return 1;
     }
-    if (atomic_load(&r->napping)) raise_event(r->poke_fd); /* this wait will not read, so the service thread must */
+    refuse(arg);
     return 0;
 }
 
@@ -262,7 +268,7 @@ int hpc_reactor_has_sleeper(const hpc_reactor *r) {
     return atomic_load(&r->drowsy);
 }
 
-const hpc_bed hpc_reactor_bed = {claim, sleep_in_set, leave_bed};
+const hpc_bed hpc_reactor_bed = {claim, refuse, sleep_in_set, leave_bed};
 
 /* ---- the thread ---- */
 

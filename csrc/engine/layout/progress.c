@@ -34,24 +34,13 @@ int hpc_progress_choose(hpc_scheme *sc, int asked, const char *op) {
     for (int i = 0; i < n; i++) {
         sc->cores[i].scheme = sc;
         sc->cores[i].index = i;
-        sc->cores[i].cpu = choice->threads ? cpus[i] : -1;
+        sc->cores[i].cpu = choice->threads ? hpc_crew_cpu(c->member, i, cpus[i], choice->deal.ranks) : -1;
         sc->cores[i].node = sc->cores[i].cpu >= 0 ? hpc_host_node("", sc->cores[i].cpu) : -1;
     }
 out:
     free(needs);
     free(cpus);
     return status;
-}
-
-/* The core's thread writes started; hpc_progress_tell reads it. */
-void hpc_progress_unpin(void *arg) {
-    hpc_core *core = arg;
-    const uint64_t *mask = core->scheme->context->self.cpus;
-    int cpus[64 * HPC_CPU_WORDS], n = 0;
-    if (core->cpu < 0 || atomic_load_explicit(&core->started, memory_order_relaxed) != HPC_STARTED) return;
-    for (int cpu = 0; cpu < 64 * HPC_CPU_WORDS; cpu++)
-        if (mask[cpu / 64] >> cpu % 64 & 1) cpus[n++] = cpu;
-    if (hpc_host_allow(cpus, n) == 0) atomic_store_explicit(&core->started, HPC_CROWDED, memory_order_relaxed);
 }
 
 /* ---- telling ---- */
@@ -85,17 +74,18 @@ static void tell_threads(const hpc_scheme *sc, char *text, size_t cap) {
     int told = 0;
     for (int i = 0; i < sc->n_own_cores; i++) {
         const hpc_core *core = &sc->cores[i];
-        const int started = atomic_load_explicit(&core->started, memory_order_relaxed);
-        if (!core->owns_thread) continue;
+        if (!core->tells) continue;
+        const int started = atomic_load_explicit(&core->thread->started, memory_order_relaxed);
+        const int cpu = atomic_load_explicit(&core->thread->cpu, memory_order_relaxed);
         append(text, cap, "%score %d on ", told++ > 0 ? ", " : "thread: ", i);
-        if (core->cpu < 0)
+        if (cpu < 0)
             append(text, cap, "any CPU");
         else if (started == HPC_UNPINNED)
-            append(text, cap, "any CPU, as the kernel refused CPU %d", core->cpu);
+            append(text, cap, "any CPU, as the kernel refused CPU %d", cpu);
         else if (started == HPC_CROWDED)
-            append(text, cap, "any CPU, as others kept CPU %d busy", core->cpu);
+            append(text, cap, "any CPU, as others kept CPU %d busy", cpu);
         else
-            append(text, cap, "CPU %d", core->cpu);
+            append(text, cap, "CPU %d", cpu);
     }
     if (told == 0 || sc->choice.deal.enough) return;
     append(text, cap, "; ");

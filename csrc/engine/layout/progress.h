@@ -8,10 +8,6 @@
  * choice. */
 int hpc_progress_choose(hpc_scheme *sc, int asked, const char *op);
 
-/* Unpins the calling thread, which works for core (an hpc_core), because other threads keep its CPU busy: it may then
- * run on every CPU of its process. */
-void hpc_progress_unpin(void *core);
-
 /* Appends the choice and its reason to text, a C string with room for cap bytes. Appends nothing if another scheme's
  * threads work for all cores. */
 void hpc_progress_tell(const hpc_scheme *sc, char *text, size_t cap);

@@ -8,24 +8,17 @@
 #include "engine/owner/core.h"
 
 #include <math.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/crowd.h"
-#include "base/host.h"
 #include "engine/owner/signals.h"
 #include "engine/args.h"
 #include "engine/discipline.h"
 #include "engine/owner/forward.h"
-#include "engine/layout/progress.h"
 #include "engine/owner/row.h"
 #include "engine/layout/stages.h"
 #include "engine/worker/waits.h"
 #include "engine/owner/write.h"
-
-static const char op_engine[] = "exchange";
 
 /* ---- events ---- */
 
@@ -231,25 +224,29 @@ static int next_event(hpc_core *core, hpc_event *event) {
     return status == HPC_OK;
 }
 
+/* Returns whether a thread waits to hold the task. */
+static int is_wanted(const hpc_task *task) {
+    return atomic_load_explicit(&task->wanted, memory_order_relaxed) != 0;
+}
+
 /* Handles all events that have come; returns how many. */
 static int work_core(hpc_core *core) {
     hpc_scheme *sc = core->scheme;
+    const hpc_task *task = core->task;
     hpc_event event;
     double start = 0;
     int n = 0;
     if (core->due <= 0) start = hpc_now(); /* work is left from the last call */
     hpc_lane_cork(core->out);
     if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0) hpc_forward_retry(core);
-    while (!hpc_scheme_has_failed(sc) && !atomic_load_explicit(&core->paused, memory_order_relaxed) &&
-           next_event(core, &event)) {
+    while (!hpc_scheme_has_failed(sc) && !is_wanted(task) && next_event(core, &event)) {
         if (n++ == 0 && start == 0) start = hpc_now();
         if (!handle(core, &event)) hold(core, &event);
         if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0)
             hpc_forward_retry(core); /* rings may get room meanwhile */
     }
     const int taken = n;
-    if (sc->gate->work != NULL && !hpc_scheme_has_failed(sc) &&
-        !atomic_load_explicit(&core->paused, memory_order_relaxed)) /* then all events were handled */
+    if (sc->gate->work != NULL && !hpc_scheme_has_failed(sc) && !is_wanted(task)) /* then all events were handled */
         n += sc->gate->work(core);
     hpc_lane_uncork(core->out);
     if (n > 0 && start > 0) {
@@ -267,181 +264,96 @@ static const char *why_failed(const hpc_scheme *sc) {
     return atomic_load_explicit(&sc->fault.failed, memory_order_acquire) == HPC_OK ? NULL : sc->fault.failure;
 }
 
-static const char *work_inline(void *arg) {
-    hpc_scheme *sc = arg;
-    sc->task.left = 0;
+/* hpc_task.run of a thread's task, which is one core */
+static const char *work_one(hpc_task *task) {
+    hpc_core *core = task->arg;
+    task->worked = work_core(core);
+    task->due = core->due;
+    return why_failed(core->scheme);
+}
+
+/* hpc_task.run of a task that waits run, which is all cores of a scheme */
+static const char *work_all(hpc_task *task) {
+    hpc_scheme *sc = task->arg;
+    double due = INFINITY;
     for (int c = 0; c < sc->n_own_cores; c++) {
         work_core(&sc->cores[c]);
-        if (sc->cores[c].due < INFINITY)
-            sc->task.left |= HPC_AWAITED; /* the core has work at a certain time, and no bell rings then */
-        if (sc->cores[c].due <= 0) sc->task.left |= HPC_LEFT | HPC_MORE;
+        if (sc->cores[c].due < due) due = sc->cores[c].due;
     }
+    task->due = due;
     return why_failed(sc);
 }
 
-/* Order: the thread does  store working; load paused.  A pause does  paused += 1; load working.  All four are
- * sequentially consistent, so at least one side sees the other's store. The store of 0 to working releases the thread's
- * writes to its rows; paused -= 1 releases the reads of the thread that paused. */
-static int work_unless_paused(hpc_core *core) {
-    int n = 0;
-    atomic_store(&core->working, 1);
-    if (!atomic_load(&core->paused)) n = work_core(core);
-    atomic_store_explicit(&core->working, 0, memory_order_release);
-    return n;
-}
-
-/* A core never waits, so after each event it accesses no row. If waits work for the core inline, any waiting thread may
- * do so: only the thread that holds the context's tasks accesses the rows, and the next holder sees all its writes. */
+/* A core never waits, so after each event it accesses no row. */
 void hpc_core_pause(hpc_core *core) {
-    if (!core->running && !core->scheme->inline_progress) return;
-    atomic_fetch_add(&core->paused, 1);
-    if (core->running)
-        while (atomic_load(&core->working)) sched_yield();
-    else
-        hpc_context_hold_tasks(core->scheme->context);
+    if (core->task != NULL) hpc_task_hold(core->task);
 }
 
 void hpc_core_resume(hpc_core *core) {
-    if (!core->running && !core->scheme->inline_progress) return;
-    atomic_fetch_sub_explicit(&core->paused, 1, memory_order_release);
-    if (!core->running) hpc_context_let_tasks(core->scheme->context);
-    hpc_bell_ring(core->scheme->context->group.bell); /* the thread may have slept although events came */
+    if (core->task != NULL) hpc_task_let(core->task);
 }
 
-/* Returns the next core that the same thread works for, or NULL. Cores whose scheme is not open yet are skipped. */
-static hpc_core *beside(const hpc_core *core) {
-    return atomic_load_explicit(&core->beside, memory_order_acquire);
+/* Returns whether a thread works for the core with this number in another scheme of the exchange. */
+static int has_thread_beside(const hpc_scheme *sc, int index) {
+    const hpc_scheme *with = sc->next;
+    while (with != sc && (index >= with->n_own_cores || with->cores[index].thread == NULL)) with = with->next;
+    return with != sc;
 }
 
-static const char *why_any_failed(const hpc_core *core) {
-    const char *why = NULL;
-    for (; core != NULL && why == NULL; core = beside(core)) why = why_failed(core->scheme);
-    return why;
+static int start_core(hpc_core *core) {
+    const hpc_scheme *sc = core->scheme;
+    core->own_task = (hpc_task){.run = work_one, .arg = core};
+    core->task = &core->own_task;
+    core->tells = !has_thread_beside(sc, core->index);
+    core->thread = hpc_crew_add(sc->context->member, core->task, core->index, core->cpu, sc->choice.deal.ranks);
+    if (core->thread == NULL) core->task = NULL;
+    return core->thread != NULL;
 }
 
-static double earliest_due(const hpc_core *core) {
-    double due = INFINITY;
-    for (; core != NULL; core = beside(core)) due = core->due < due ? core->due : due;
-    return due;
+static void stop_core(hpc_core *core) {
+    if (core->thread != NULL) hpc_crew_remove(core->thread, core->task);
+    core->thread = NULL;
+    core->task = NULL;
 }
 
-static int thread_has_work(void *arg) {
-    hpc_core *first = arg;
-    int n = 0;
-    for (hpc_core *core = first; core != NULL; core = beside(core)) n += work_unless_paused(core);
-    return n > 0 || atomic_load_explicit(&first->scheme->stopping, memory_order_acquire) ||
-           why_any_failed(first) != NULL;
-}
-
-/* A core's thread waits for no particular rank: workers may leave, and the others' pushes still come. */
-static int nobody_else(void *arg, int *ranks) {
-    ranks[0] = ((hpc_core *)arg)->scheme->context->group.rank;
-    return 1;
-}
-
-/* A core's thread. Each round of work begins a new wait, so a busy core spins and an idle one sleeps. A rank's death
- * ends the thread; the trainer's waits report the death. */
-static void *run_core(void *arg) {
-    hpc_core *core = arg;
-    hpc_scheme *sc = core->scheme;
-    const hpc_wait wait = {op_engine, thread_has_work, nobody_else, core, 0};
-    int pin_refused = core->cpu >= 0 && hpc_host_pin(core->cpu) != 0;
-    hpc_crowd_tell(hpc_progress_unpin, core);
-    atomic_store_explicit(&core->started, pin_refused ? HPC_UNPINNED : HPC_STARTED, memory_order_release);
-    while (!atomic_load_explicit(&sc->stopping, memory_order_acquire) && why_any_failed(core) == NULL) {
-        int status = hpc_wait_for(&sc->context->group, &wait, hpc_left(earliest_due(core)));
-        if (status != HPC_OK && status != HPC_ERR_TIMEOUT) return NULL;
+static int start_threads(hpc_scheme *sc) {
+    int n = 0, unpinned = 0;
+    while (n < sc->n_own_cores && start_core(&sc->cores[n])) {
+        const hpc_core *core = &sc->cores[n++];
+        unpinned += atomic_load_explicit(&core->thread->started, memory_order_relaxed) == HPC_UNPINNED;
+        sc->stats.threads += core->tells;
     }
-    if (why_any_failed(core) != NULL) hpc_context_abort(sc->context, why_any_failed(core));
-    return NULL;
-}
-
-/* Returns the core with this number in another scheme of the exchange, if a thread works for it; otherwise NULL. */
-static hpc_core *threaded(const hpc_scheme *sc, int index) {
-    for (const hpc_scheme *with = sc->next; with != sc; with = with->next)
-        if (index < with->n_own_cores && with->cores[index].owns_thread) return &with->cores[index];
-    return NULL;
-}
-
-/* Lets the first n cores join the threads that work for cores of the same numbers in other schemes, since two threads
- * of one number would be pinned to one CPU. Wakes these threads, since an event that came before did not wake them. */
-static void join_threads(hpc_scheme *sc, int n) {
-    for (int c = 0; c < n; c++) {
-        hpc_core *last = threaded(sc, c);
-        while (beside(last) != NULL) last = beside(last);
-        sc->cores[c].running = 1;
-        atomic_store_explicit(&last->beside, &sc->cores[c], memory_order_release);
-    }
-    if (n > 0) hpc_bell_ring(sc->context->group.bell);
-}
-
-static int start_thread(hpc_core *core) {
-    char name[16];
-    sigset_t all, before;
-    sigfillset(&all); /* signals are left to the caller's threads */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    core->running = core->owns_thread = pthread_create(&core->thread, NULL, run_core, core) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!core->running) return 0;
-    snprintf(name, sizeof name, "hpcomm-core-%u", (unsigned)core->index % 100);
-    pthread_setname_np(core->thread, name);
-    while (atomic_load_explicit(&core->started, memory_order_acquire) == 0) sched_yield();
-    return 1;
-}
-
-/* Stops the threads that cores of this scheme own. Cores of other schemes that joined these threads then have no
- * thread. */
-static void stop_threads(hpc_scheme *sc) {
-    atomic_store_explicit(&sc->stopping, 1, memory_order_release);
-    for (int c = 0; sc->cores != NULL && c < sc->n_own_cores; c++) {
-        hpc_core *core = &sc->cores[c], *next;
-        if (!core->owns_thread) continue;
-        hpc_bell_wake(sc->context->group.bell);
-        pthread_join(core->thread, NULL);
-        core->owns_thread = 0;
-        for (; core != NULL; core = next) {
-            next = beside(core);
-            core->running = 0;
-            atomic_store_explicit(&core->beside, NULL, memory_order_relaxed);
-        }
-    }
-}
-
-void hpc_cores_start(hpc_scheme *sc) {
-    int threads = sc->choice.threads, joins = 0, n, unpinned = 0;
-    while (threads && joins < sc->n_own_cores && threaded(sc, joins) != NULL) joins++;
-    n = joins;
-    while (threads && n < sc->n_own_cores && start_thread(&sc->cores[n]))
-        unpinned += atomic_load_explicit(&sc->cores[n++].started, memory_order_relaxed) == HPC_UNPINNED;
     if (unpinned > 0)
         hpc_group_note(&sc->context->group, HPC_NOTE_DEGRADED,
                        "exchange: the kernel refused to pin the core threads to CPUs: they run unpinned");
-    if (n < sc->n_own_cores) { /* all cores work inline */
-        if (threads)
-            hpc_group_note(
-                &sc->context->group, HPC_NOTE_DEGRADED,
-                "exchange: not all core threads could be started (ulimit -u): this rank's waits work for its cores");
-        stop_threads(sc);
-        atomic_store_explicit(&sc->stopping, 0, memory_order_release);
-        sc->choice.lacked = threads;
-        sc->choice.threads = 0;
-        sc->inline_progress = 1;
-        sc->task = (hpc_task){.run = work_inline, .arg = sc};
-        hpc_context_add_task(sc->context, &sc->task);
-        return;
+    return n == sc->n_own_cores;
+}
+
+int hpc_cores_start(hpc_scheme *sc, const char *op) {
+    if (sc->n_own_cores == 0 || (sc->choice.threads && start_threads(sc))) return HPC_OK;
+    if (sc->choice.threads)
+        hpc_group_note(&sc->context->group, HPC_NOTE_DEGRADED,
+                       "exchange: not all core threads could be started (ulimit -u): this rank's waits work for its "
+                       "cores");
+    sc->choice.lacked = sc->choice.threads;
+    sc->choice.threads = 0;
+    sc->stats.threads = 0;
+    sc->inline_progress = 1;
+    sc->task = (hpc_task){.run = work_all, .arg = sc};
+    for (int c = 0; c < sc->n_own_cores; c++) {
+        stop_core(&sc->cores[c]);
+        sc->cores[c].task = &sc->task;
     }
-    join_threads(sc, joins);
-    sc->stats.threads = n - joins;
+    return hpc_context_add_task(sc->context, &sc->task) ? HPC_OK
+                                                        : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a task", op);
 }
 
 void hpc_cores_stop(hpc_scheme *sc) {
     hpc_scheme *of = sc;
     do {
-        if (of->inline_progress) { /* if not, threads may be reading it */
-            hpc_context_remove_task(of->context, &of->task);
-            of->inline_progress = 0;
-        }
-        stop_threads(of);
+        if (of->task.station != NULL) hpc_task_remove(&of->task);
+        if (of->inline_progress) of->inline_progress = 0; /* if it is 0, threads may be reading it */
+        for (int c = 0; of->cores != NULL && c < of->n_own_cores; c++) stop_core(&of->cores[c]);
         of = of->next;
     } while (of != sc);
 }

@@ -4,7 +4,7 @@
 
 #include "engine/scheme.h"
 
-void hpc_cores_start(hpc_scheme *sc);
+int hpc_cores_start(hpc_scheme *sc, const char *op);
 /* Stops the cores of all schemes of the exchange for good. */
 void hpc_cores_stop(hpc_scheme *sc);
 /* Waits until no forward of this rank is kept for lack of room in a ring. All forwards are then sent and counted. */

@@ -20,6 +20,19 @@ struct Config : hpc_config {
     }
 };
 
+// The threads that work for one rank's exchanges (engine.h). Contexts made with config.engine keep it alive.
+class Engine : public Handle<hpc_engine, hpc_engine_free> {
+  public:
+    Engine() noexcept = default;
+
+    static Engine create(Report report = {}) {
+        return Engine(report);
+    }
+
+  private:
+    explicit Engine(Report report) : Handle(report, [](hpc_engine **out) { return hpc_engine_create(out); }) {}
+};
+
 // Start-up of ranks without MPI: rank 0 listens at host:port, and the others connect to it. An empty secret means none,
 // and is allowed only on loopback.
 class Rendezvous : public Handle<hpc_rendezvous, hpc_rendezvous_free> {

@@ -40,6 +40,7 @@
 #define HPC_API
 #endif
 
+#include "engine.h"
 #include "error.h"
 #include "rule.h"
 
@@ -50,7 +51,6 @@ extern "C" {
 /* Everything between the two cffi lines, here and in the headers that this one includes, is also parsed by the Python
  * binding, so it must be plain C without preprocessor lines. */
 /* cffi: begin */
-
 /* ---- build and host ----------------------------------------------------------------------------------------- */
 
 HPC_API const char *hpc_version(void);    /* "MAJOR.MINOR.PATCHPRE" of the loaded library */
@@ -121,7 +121,8 @@ typedef struct hpc_config {
                      For callers that wait in slices, to handle Unix signals in between; 0 */
     const char *tcp_congestion; /* TCP's congestion control, by its name in the kernel ("dctcp"); NULL: the system's,
                                    but cubic or reno if that is bbr */
-    int threads; /* compute threads of this rank, which need CPUs too, up to HPC_MOST_THREADS; 0 means 1 */
+    int threads;        /* compute threads of this rank, which need CPUs too, up to HPC_MOST_THREADS; 0 means 1 */
+    hpc_engine *engine; /* NULL: the process's (engine.h), or that of the context which hpc_context_shrink shrinks */
 } hpc_config;
 
 enum { HPC_TCP_STREAMS = 8, HPC_MOST_THREADS = 1 << 16 };

@@ -5,6 +5,7 @@
 enum { CORES = 2 };
 
 static hpc_core cores[CORES];
+static hpc_thread threads[CORES];
 static hpc_context context = {.group = {.size = 4}};
 static hpc_scheme scheme = {.context = &context, .cores = cores, .n_own_cores = 1};
 
@@ -40,16 +41,19 @@ static void test_inline(void) {
 
 static void test_threads(void) {
     scheme.choice = (hpc_progress_choice){.threads = 1, .deal = {.enough = 1}};
-    cores[0] = (hpc_core){.owns_thread = 1, .cpu = 3, .started = HPC_STARTED};
-    cores[1] = (hpc_core){.owns_thread = 1, .cpu = 12, .started = HPC_UNPINNED};
+    atomic_init(&threads[0].cpu, 3);
+    atomic_init(&threads[0].started, HPC_STARTED);
+    atomic_init(&threads[1].cpu, 12);
+    atomic_init(&threads[1].started, HPC_UNPINNED);
+    for (int i = 0; i < CORES; i++) cores[i] = (hpc_core){.tells = 1, .thread = &threads[i]};
     check("thread: core 0 on CPU 3");
     scheme.n_own_cores = 2;
     check("thread: core 0 on CPU 3, core 1 on any CPU, as the kernel refused CPU 12");
-    cores[0].owns_thread = 0; /* another scheme's works for it */
-    cores[1].cpu = -1;
+    cores[0].tells = 0; /* another scheme does */
+    threads[1].cpu = -1;
     scheme.choice.deal = (hpc_cpu_deal){.ranks = 1, .threads = 1, .cores = 2, .cpus = 1, .each = 1};
     check("thread: core 1 on any CPU; 1 rank with 1 thread and 2 cores needs 3 CPUs; this kernel has 1 for it");
-    cores[1].owns_thread = 0;
+    cores[1].tells = 0;
     check("");
 }
 

@@ -51,8 +51,8 @@ static void check_range(const void *at, size_t nbytes, int node, const char *wha
 
 static void check_thread(const hpc_core *core) {
     cpu_set_t mask;
-    CHECK(core->running && core->cpu >= 0 && core->started == HPC_STARTED);
-    CHECK_EQ(pthread_getaffinity_np(core->thread, sizeof mask, &mask), 0);
+    CHECK(core->thread != NULL && core->cpu >= 0 && core->thread->started == HPC_STARTED);
+    CHECK_EQ(pthread_getaffinity_np(core->thread->handle, sizeof mask, &mask), 0);
     CHECK_EQ(CPU_COUNT(&mask), 1);
     CHECK(CPU_ISSET(core->cpu, &mask));
     CHECK_EQ(core->node, hpc_host_node("", core->cpu));
@@ -121,7 +121,7 @@ static void leaves_a_crowd(rank *r) {
         CHECK_OK(hpc_exchange_get_progress(ex, words, sizeof words));
     }
     CHECK_EQ(strcmp(words, expected), 0);
-    CHECK_EQ(pthread_getaffinity_np(core->thread, sizeof its, &its), 0);
+    CHECK_EQ(pthread_getaffinity_np(core->thread->handle, sizeof its, &its), 0);
     CHECK(CPU_EQUAL(&mine, &its));
     atomic_store(&stop, 1);
     CHECK_EQ(pthread_join(burner, NULL), 0);

@@ -249,14 +249,16 @@ static void joins_late(rank *r) {
     mix_open(&x, r);
     const job *j = &x.members[1].g.j;
     if (r->rank == 0) {
-        atomic_store(&x.e->schemes[0]->cores[0].beside, NULL);
+        hpc_core *core = &x.e->schemes[1]->cores[0];
+        hpc_crew_remove(core->thread, core->task);
+        core->thread = NULL;
         rank_set(r, 0, 1);
         rank_await(r, 1, 1);
         for (int calm = 0; calm < 1000; calm++) { /* until the event has rung for nobody, and the thread sleeps again */
             while (atomic_load(&r->context->group.bell->sleepers) == 0) sched_yield();
             sched_yield();
         }
-        hpc_cores_start(x.e->schemes[1]);
+        CHECK_OK(hpc_cores_start(x.e->schemes[1], "test"));
         rank_await(r, 2, 1);
     } else {
         rank_await(r, 0, 1);
