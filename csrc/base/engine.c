@@ -112,14 +112,25 @@ void hpc_station_retire(hpc_station *s) {
     leave(s);
 }
 
+static int left_until(double due) {
+    if (due >= INFINITY) return 0;
+    return due <= 0 ? HPC_AWAITED | HPC_LEFT | HPC_MORE : HPC_AWAITED; /* no bell rings then */
+}
+
+int hpc_task_run(hpc_task *t) {
+    int left = 0;
+    double due = INFINITY;
+    run(t->station, &left, &due);
+    return left | left_until(due);
+}
+
 int hpc_member_work(hpc_member *m) {
     int left = 0;
     double due = INFINITY;
     if (atomic_load_explicit(&m->n_by_waits, memory_order_relaxed) == 0) return 0;
     for (hpc_station *s = atomic_load_explicit(&m->stations, memory_order_acquire); s != NULL; s = s->next)
         if (atomic_load_explicit(&s->by, memory_order_relaxed) == HPC_BY_WAITS) run(s, &left, &due);
-    if (due < INFINITY) left |= due <= 0 ? HPC_AWAITED | HPC_LEFT | HPC_MORE : HPC_AWAITED; /* no bell rings then */
-    return left;
+    return left | left_until(due);
 }
 
 void hpc_task_hold(hpc_task *t) {

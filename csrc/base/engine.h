@@ -92,8 +92,9 @@ void hpc_task_remove(hpc_task *task);
 void hpc_task_hold(hpc_task *task);
 void hpc_task_let(hpc_task *task);
 
-/* Runs the member's tasks that waits run. Returns hpc_left_over bits for work that remains; HPC_LEFT if another thread
- * runs one of them, since this thread must look again before it sleeps. */
+/* Runs one task, or the member's tasks that waits run. Both return hpc_left_over bits for work that remains; HPC_LEFT
+ * if another thread runs one of them, since this thread must look again before it sleeps. */
+int hpc_task_run(hpc_task *task);
 int hpc_member_work(hpc_member *member);
 
 /* Returns the group of a member, which stays until hpc_member_let_go; NULL if the member is free. */

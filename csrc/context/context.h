@@ -41,12 +41,7 @@ int hpc_context_join_engine(hpc_context *context);
 /* Lets the waits of this rank run a task (base/engine.h). Returns 0 without memory. */
 int hpc_context_add_task(hpc_context *context, hpc_task *task);
 
-/* Runs the context's tasks as hpc_member_work does. */
-static inline int hpc_context_work(hpc_context *context) {
-    return hpc_member_work(context->member);
-}
-
-/* Works for waits of the context, as hpc_group.progress: for its transports and by hpc_context_work. */
+/* Works for waits of the context, as hpc_group.progress: for its transports and by hpc_member_work. */
 int hpc_context_progress(void *context, hpc_looker looker);
 
 /* Returns lane, or the context's first lane if lane is NULL. */

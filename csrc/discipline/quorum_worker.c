@@ -561,8 +561,8 @@ static int is_unanswered(const hpc_scheme *sc, int s) {
 }
 
 static int all_answered(void *arg) {
-    const hpc_scheme *sc = arg;
-    if (sc->inline_progress) hpc_context_work(sc->context);
+    hpc_scheme *sc = arg;
+    hpc_scheme_work(sc);
     for (int s = 0; s < sc->layout.n_shares; s++)
         if (is_unanswered(sc, s)) return hpc_scheme_has_failed(sc);
     return 1;

@@ -135,7 +135,7 @@ typedef struct seeing {
 static int is_seen(void *arg) {
     const seeing *s = arg;
     hpc_worker_progress(s->sc);
-    if (s->sc->inline_progress) hpc_context_work(s->sc->context);
+    hpc_scheme_work(s->sc);
     return atomic_load_explicit(hpc_own_signal(s->sc->window, s->signal), memory_order_acquire) >= s->asked ||
            hpc_scheme_has_failed(s->sc) || hpc_closed_signal(s->sc, s->owner) == HPC_FREED;
 }

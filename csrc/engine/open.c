@@ -377,7 +377,7 @@ static int open_workers(void *arg, int *ranks) {
  * rank that closes the exchange and with a rank that only serves. */
 static int all_closed(void *arg) {
     hpc_scheme *sc = arg;
-    if (sc->inline_progress) hpc_context_work(sc->context);
+    hpc_scheme_work(sc);
     if (hpc_scheme_has_failed(sc)) return 1;
     if (sc->life.closed && atomic_load(&sc->context->group.revoked)) return 1;
     for (int r = 0; r < sc->context->group.size; r++)

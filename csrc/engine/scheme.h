@@ -302,6 +302,11 @@ struct hpc_scheme {
     hpc_ending fault;
 };
 
+/* Works for the scheme's cores, unless threads do. Returns hpc_left_over. */
+static inline int hpc_scheme_work(hpc_scheme *sc) {
+    return sc->inline_progress ? hpc_task_run(&sc->task) : 0;
+}
+
 static inline int hpc_owns_row(const hpc_scheme *sc, int row) {
     return sc->plan->rows[row].owner == sc->context->group.rank;
 }

@@ -362,7 +362,7 @@ void hpc_cores_stop(hpc_scheme *sc) {
 
 static int nothing_is_kept(void *arg) {
     hpc_scheme *sc = arg;
-    if (sc->inline_progress) hpc_context_work(sc->context);
+    hpc_scheme_work(sc);
     if (why_failed(sc) != NULL) return 1;
     for (int c = 0; c < sc->n_own_cores; c++)
         if (atomic_load_explicit(&sc->cores[c].n_kept, memory_order_acquire) > 0) return 0;

@@ -246,7 +246,7 @@ static int looks_done(void *arg) {
     hpc_scheme *sc = l->sc;
     hpc_worker_progress(sc);
     if (holds(l)) return 1;
-    if (sc->inline_progress && !(hpc_context_work(sc->context) & HPC_LEFT) && holds(l)) return 1;
+    if (sc->inline_progress && !(hpc_scheme_work(sc) & HPC_LEFT) && holds(l)) return 1;
     if (hpc_scheme_has_failed(sc)) return 1;
     measure(l);
     l->closed = l->for_slot && hpc_ticket_is_done(sc, l->key, l->ticket) ? -1 : closed_without(sc, l->key, l->ticket);
@@ -367,7 +367,7 @@ typedef struct supply {
 static int has_all(void *arg) {
     const supply *its = arg;
     hpc_worker_progress(its->sc);
-    if (its->sc->inline_progress) hpc_context_work(its->sc->context);
+    hpc_scheme_work(its->sc);
     return hpc_scheme_has_failed(its->sc) || its->lacking(its->sc, its->key, NULL) == 0;
 }
 
