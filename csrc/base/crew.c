@@ -106,6 +106,10 @@ static int has_lost(const hpc_group *group) {
     return lost;
 }
 
+/* ---- turns ---- */
+
+static _Thread_local hpc_thread *serving; /* this thread, if it is of a crew */
+
 /* Runs a station's task. Once its context has lost a rank, the task takes what has come, and then does not run again:
  * the trainer's waits report the loss. */
 static int serve(hpc_station *s) {
@@ -113,6 +117,28 @@ static int serve(hpc_station *s) {
     const int worked = hpc_station_run(s, &left);
     if (lost && worked == 0 && !(left & HPC_LEFT)) hpc_station_retire(s);
     return worked;
+}
+
+/* The tasks of a thread get bytes in proportion to their weights: at the end of a slice the thread serves the tasks
+ * that are behind, inside the work of the present one. A task that finds nothing to do is behind no more. A task that
+ * is behind, but whose own work has not ended, ends the turn of the present one. */
+void hpc_slice_end(hpc_task *task) {
+    const hpc_thread *t = serving;
+    const double bytes = (double)task->spent;
+    task->spent = 0;
+    if (t == NULL || t->first == NULL || t->first->beside == NULL) return;
+    hpc_station *s = task->station;
+    int over = 0;
+    s->served = (s->served < 0 ? 0 : s->served) + bytes / task->weight;
+    for (hpc_station *o = t->first; o != NULL; o = o->beside) {
+        if (o == s || o->served > s->served) continue;
+        if (atomic_load_explicit(&o->busy, memory_order_relaxed) != 0)
+            over = HPC_TURN_IS_OVER;
+        else if (serve(o) == 0 || o->served < 0)
+            o->served = s->served;
+    }
+    if (over && atomic_load_explicit(&task->stops, memory_order_relaxed) < HPC_TURN_IS_OVER)
+        atomic_fetch_add_explicit(&task->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
 }
 
 static int has_changed(const hpc_thread *t) {
@@ -152,8 +178,8 @@ static int goes_on(hpc_thread *t, int *pinned_to) {
 
 /* Each round of work begins a new wait, so a busy thread spins and an idle one sleeps. */
 static void *run(void *arg) {
-    hpc_thread *t = arg;
-    const hpc_wait wait = {op_thread, has_work, nobody_else, t, 0};
+    hpc_thread *t = serving = arg;
+    const hpc_wait wait = {op_thread, has_work, nobody_else, t, .every = 0};
     int pinned_to = -2;
     hpc_crowd_tell(unpin, t);
     while (goes_on(t, &pinned_to)) hpc_wait_for(&t->group, &wait, hpc_left(earliest_due(t)));

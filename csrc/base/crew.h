@@ -32,6 +32,14 @@ struct hpc_thread {
 hpc_thread *hpc_crew_add(hpc_member *member, hpc_task *task, int number, int cpu, int among);
 /* Removes a task from its thread. */
 void hpc_crew_remove(hpc_thread *thread, hpc_task *task);
+/* Called by a task when it has worked on a slice: the thread may serve its other tasks. Another thread goes on. */
+void hpc_slice_end(hpc_task *task);
+
+/* Counts bytes on which a task has worked. */
+static inline void hpc_slice_count(hpc_task *task, size_t nbytes) {
+    if ((task->spent += nbytes) >= HPC_SLICE) hpc_slice_end(task);
+}
+
 /* Returns the CPU that hpc_crew_add would leave the thread on. */
 int hpc_crew_cpu(const hpc_member *member, int number, int cpu, int among);
 

@@ -81,7 +81,7 @@ static void leave(hpc_station *s) {
 
 /* The context is aborted while the station is taken: the task's scheme, which waits for the station before it is freed,
  * holds the context. */
-static inline int run(hpc_station *s, int *left, double *due) {
+static inline int run(hpc_station *s, int by_thread, int *left, double *due) {
     int worked = 0;
     if (!take(s)) {
         *left |= HPC_LEFT;
@@ -89,6 +89,8 @@ static inline int run(hpc_station *s, int *left, double *due) {
     }
     hpc_task *t = s->task;
     if (t != NULL) {
+        if (by_thread && atomic_load_explicit(&t->stops, memory_order_relaxed) >= HPC_TURN_IS_OVER)
+            atomic_fetch_sub_explicit(&t->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
         const char *failure = t->run(t);
         worked = t->worked;
         if (t->due < *due) *due = t->due;
@@ -103,7 +105,7 @@ static inline int run(hpc_station *s, int *left, double *due) {
 
 int hpc_station_run(hpc_station *s, int *left) {
     s->due = INFINITY;
-    return run(s, left, &s->due);
+    return run(s, 1, left, &s->due);
 }
 
 void hpc_station_retire(hpc_station *s) {
@@ -120,8 +122,27 @@ static int left_until(double due) {
 int hpc_task_run(hpc_task *t) {
     int left = 0;
     double due = INFINITY;
-    run(t->station, &left, &due);
+    run(t->station, 0, &left, &due);
     return left | left_until(due);
+}
+
+/* ---- attendance ---- */
+
+static int has_other_attendant(const hpc_station *s) {
+    const uintptr_t by = atomic_load_explicit(&s->attended_by, memory_order_relaxed);
+    return by != 0 && by != (uintptr_t)pthread_self();
+}
+
+/* When the attendance ends, something may have come that no wait has seen, and a wait that skipped the task may have
+ * begun to sleep: the ring wakes it. */
+void hpc_task_attend(hpc_task *t, int begins) {
+    hpc_station *s = t->station;
+    const hpc_group *group = s->member->group;
+    atomic_store_explicit(&s->attended_by, begins ? (uintptr_t)pthread_self() : 0, memory_order_relaxed);
+    if (!begins && atomic_load_explicit(&s->member->n_by_waits, memory_order_relaxed) +
+                           atomic_load_explicit(&group->n_beside, memory_order_relaxed) >
+                       1)
+        hpc_engine_ring(s->member->engine);
 }
 
 int hpc_member_work(hpc_member *m) {
@@ -129,18 +150,19 @@ int hpc_member_work(hpc_member *m) {
     double due = INFINITY;
     if (atomic_load_explicit(&m->n_by_waits, memory_order_relaxed) == 0) return 0;
     for (hpc_station *s = atomic_load_explicit(&m->stations, memory_order_acquire); s != NULL; s = s->next)
-        if (atomic_load_explicit(&s->by, memory_order_relaxed) == HPC_BY_WAITS) run(s, &left, &due);
+        if (atomic_load_explicit(&s->by, memory_order_relaxed) == HPC_BY_WAITS && !has_other_attendant(s))
+            run(s, 0, &left, &due);
     return left | left_until(due);
 }
 
 void hpc_task_hold(hpc_task *t) {
-    atomic_fetch_add(&t->wanted, 1);
+    atomic_fetch_add(&t->stops, 1);
     while (!take(t->station)) sched_yield();
 }
 
 void hpc_task_let(hpc_task *t) {
     hpc_bell *bell = t->station->member->group->bell;
-    atomic_fetch_sub(&t->wanted, 1);
+    atomic_fetch_sub(&t->stops, 1);
     leave(t->station);
     hpc_bell_ring(bell); /* the thread may have slept although something came */
 }
@@ -161,6 +183,8 @@ hpc_station *hpc_task_place(hpc_member *m, hpc_task *t) {
     if (s == NULL) return NULL;
     while (!take(s)) sched_yield();
     s->task = t;
+    s->served = -1;
+    atomic_store_explicit(&s->attended_by, 0, memory_order_relaxed);
     t->station = s;
     leave(s);
     return s;

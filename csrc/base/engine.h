@@ -26,24 +26,32 @@ typedef struct hpc_thread hpc_thread;
 
 /* Work that is done in pieces of time, by one thread at a time. */
 typedef struct hpc_task {
-    /* Works until nothing is left to do at once, or until wanted is not 0. Returns NULL, or the reason why this rank
+    /* Works until nothing is left to do at once, or until hpc_task_stops. Returns NULL, or the reason why this rank
      * has failed; the context is then aborted, and the task does not run again. */
     const char *(*run)(struct hpc_task *task);
     void *arg;
     int worked;         /* written by run: how many things it has done */
     double due;         /* written by run: the time, in seconds, at which it must run again even if no bell rings; 0: at
                            once; INFINITY: never */
-    _Atomic int wanted; /* how many threads hold the task, or wait to hold it */
+    double weight;      /* its share of a thread's work, beside the weights of the thread's other tasks */
+    _Atomic int stops; /* how many threads hold the task, or wait to hold it; with HPC_TURN_IS_OVER if another task is
+                          behind */
+    size_t spent;       /* bytes that were worked on in its present slice */
     hpc_station *station;
 } hpc_task;
 
-enum { HPC_BY_NOBODY = -2, HPC_BY_WAITS = -1 };
+enum { HPC_BY_NOBODY = -2, HPC_BY_WAITS = -1, HPC_SLICE = 128 << 10 /* bytes */, HPC_TURN_IS_OVER = 1 << 30 };
 
 struct hpc_station {
     _Atomic int busy;
     _Atomic int by; /* who runs the task: HPC_BY_WAITS, or the number of a thread; HPC_BY_NOBODY: the station is free */
     hpc_task *task; /* NULL: the task has failed, or its context has lost a rank */
     double due;     /* of the task, after its last run */
+    /* Only for a thread, which alone uses it: bytes for which the task was served, over its weight; negative: a new
+     * task. */
+    double served;
+    /* Only for waits: the thread whose wait attends to the task, so that other waits need not run it; 0: none does. */
+    _Atomic uintptr_t attended_by;
     hpc_member *member;
     hpc_station *next;   /* of the member */
     hpc_station *beside; /* the next one that the same thread serves; only this thread uses it */
@@ -88,12 +96,21 @@ hpc_station *hpc_task_place(hpc_member *member, hpc_task *task);
 /* Removes a task; after that no thread runs it. */
 void hpc_task_remove(hpc_task *task);
 
+/* Returns whether the run of a task must stop. */
+static inline int hpc_task_stops(const hpc_task *task) {
+    return atomic_load_explicit(&task->stops, memory_order_relaxed) != 0;
+}
+
+/* Marks that this thread's wait attends to a task that waits run, or that it does so no more. */
+void hpc_task_attend(hpc_task *task, int begins);
+
 /* Between hold and let no thread runs the task; its run stops soon. A thread that holds a task must not wait. */
 void hpc_task_hold(hpc_task *task);
 void hpc_task_let(hpc_task *task);
 
-/* Runs one task, or the member's tasks that waits run. Both return hpc_left_over bits for work that remains; HPC_LEFT
- * if another thread runs one of them, since this thread must look again before it sleeps. */
+/* Runs one task, or the member's tasks that waits run, but for tasks to which other threads' waits attend. Both return
+ * hpc_left_over bits for work that remains; HPC_LEFT if another thread runs one of them, since this thread must look
+ * again before it sleeps. */
 int hpc_task_run(hpc_task *task);
 int hpc_member_work(hpc_member *member);
 

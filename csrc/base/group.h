@@ -132,6 +132,10 @@ typedef struct hpc_wait {
     int (*waiting_for)(void *arg, int *ranks); /* lists the ranks for which it waits; returns how many */
     void *arg;
     int every; /* 1: every rank must make the call op */
+    /* Called when a wait that is not over at once begins and ends: meanwhile its ready works for the object attended,
+     * so other waits need not. NULL: it works for none. */
+    void (*attend)(void *attended, int begins);
+    void *attended;
 } hpc_wait;
 
 static inline int hpc_group_is_mine(const hpc_group *group) {

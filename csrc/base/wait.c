@@ -656,7 +656,9 @@ int hpc_wait_for(hpc_group *group, const hpc_wait *wait, double timeout) {
     seen seen = begin_to_show(group, group->timeline != NULL ? hpc_timeline_enter(group->timeline) : hpc_now());
     timeout = limit_of(group, timeout);
     hpc_overdue_begin();
+    if (wait->attend != NULL) wait->attend(wait->attended, 1);
     int status = wait_on(group, wait, timeout, &seen);
+    if (wait->attend != NULL) wait->attend(wait->attended, 0);
     learn_waits(group, seen.start);
     end_show(group, wait, &seen, status, timeout);
     return has_waited(group, wait, status);

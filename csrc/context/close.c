@@ -113,7 +113,7 @@ static int leave(hpc_context *c, const char *why) {
     hpc_blame_freeze(&c->group.blame);
     /* Deliver puts before the others hear that this rank is gone. A failed rank does not wait for that. */
     if (c->connected && !atomic_load(&c->group.closed)) {
-        const hpc_wait wait = {"close", is_settled, anybody, c, 0};
+        const hpc_wait wait = {"close", is_settled, anybody, c, .every = 0};
         double deadline = hpc_deadline(&c->group, why == NULL ? c->group.timeout : 0);
         int muted = hpc_mute_errors(1);
         atomic_store_explicit(&c->leaving, 1, memory_order_relaxed);

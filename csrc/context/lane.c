@@ -144,7 +144,7 @@ int hpc_put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, siz
     int status = check_put(lane, w, peer, src, nbytes, offset, op);
     if (status != HPC_OK) return status;
     struct notifying n = {hpc_context_lane(w->context, lane), w, peer, src, nbytes, offset, imm, HPC_IN_PROGRESS};
-    const hpc_wait wait = {op, try_notify, notified_peer, &n, 0};
+    const hpc_wait wait = {op, try_notify, notified_peer, &n, .every = 0};
     status = hpc_wait_for(&w->context->group, &wait, timeout);
     return status != HPC_OK ? status : n.status;
 }
@@ -198,7 +198,7 @@ int hpc_flush(hpc_lane *lane, hpc_window *w, int peer, double timeout) {
     if (status == HPC_OK && peer != -1) status = hpc_group_check_rank(&c->group, peer, "peer", op);
     if (status != HPC_OK) return status;
     struct flushing f = {hpc_context_lane(c, lane), peer < 0 ? 0 : peer, peer < 0 ? c->group.size - 1 : peer, HPC_OK};
-    const hpc_wait wait = {op, try_flush, flushed_peer, &f, 0};
+    const hpc_wait wait = {op, try_flush, flushed_peer, &f, .every = 0};
     status = hpc_wait_for(&c->group, &wait, timeout);
     return status != HPC_OK ? status : f.status;
 }
@@ -210,7 +210,7 @@ int hpc_lane_flush(hpc_lane *lane, double timeout) {
     for (int r = 0; r < g->size; r++) hpc_lane_try_flush(lane, r); /* start all flushes before the first wait */
     for (int r = 0; r < g->size; r++) {
         struct flushing f = {lane, r, r, HPC_OK};
-        const hpc_wait wait = {"flush", try_flush, flushed_peer, &f, 0};
+        const hpc_wait wait = {"flush", try_flush, flushed_peer, &f, .every = 0};
         if (try_flush(&f) && f.status == HPC_OK) continue;
         int status = hpc_wait_for(g, &wait, hpc_left(deadline));
         if (first_failure == HPC_OK) first_failure = status != HPC_OK ? status : f.status;
@@ -288,7 +288,7 @@ int hpc_wait_event(hpc_context *c, hpc_lane *lane, hpc_event *event, double time
     int status = check_poll(c, lane, event, op);
     if (status != HPC_OK) return status;
     struct polling p = {c, hpc_context_lane(c, lane), event, HPC_IN_PROGRESS};
-    const hpc_wait wait = {op, try_poll, anybody_present, &p, 0};
+    const hpc_wait wait = {op, try_poll, anybody_present, &p, .every = 0};
     status = hpc_wait_for(&c->group, &wait, timeout);
     return status != HPC_OK ? status : p.status;
 }

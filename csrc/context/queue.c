@@ -152,7 +152,7 @@ int hpc_queue_acquire(hpc_queue *q, int i, double timeout) {
     double deadline = hpc_deadline(&q->context->group, timeout);
     for (int e = 0; e < q->n_out; e++) {
         struct slot_wait free_slot = {&q->out[e], q->out[e].sent_from[i]};
-        const hpc_wait wait = {op, slot_is_free, slot_owner, &free_slot, 0};
+        const hpc_wait wait = {op, slot_is_free, slot_owner, &free_slot, .every = 0};
         if (slot_is_free(&free_slot)) continue;
         double left = deadline - hpc_now();
         status = wait_timed(q, &wait, left > 0 ? left : 0, &q->stats.wait_send);
@@ -214,7 +214,7 @@ int hpc_queue_send(hpc_queue *q, int peer, const void *src, size_t nbytes, doubl
     if (e->flushing != NULL) return end_send(q, e, timeout);
 
     struct slot_wait free_slot = {e, e->sent + 1 > (uint64_t)q->depth ? e->sent + 1 - (uint64_t)q->depth : 0};
-    const hpc_wait wait = {op, slot_is_free, slot_owner, &free_slot, 0};
+    const hpc_wait wait = {op, slot_is_free, slot_owner, &free_slot, .every = 0};
     double deadline = hpc_deadline(&q->context->group, timeout);
     status = wait_timed(q, &wait, timeout, &q->stats.wait_send);
     if (status != HPC_OK) return status;
@@ -308,7 +308,7 @@ int hpc_queue_recv(hpc_queue *q, int peer, const void **update, double timeout) 
     in_edge *e = find_in(q, peer, op);
     if (e == NULL) return HPC_ERR_INVALID;
     status = check_room(q, e, op);
-    const hpc_wait wait = {op, has_come, sender, e, 0};
+    const hpc_wait wait = {op, has_come, sender, e, .every = 0};
     if (status == HPC_OK) status = wait_timed(q, &wait, timeout, &q->stats.wait_recv);
     if (status == HPC_OK) status = open_slot(q, e, op);
     if (status == HPC_OK) *update = e->update;
@@ -375,7 +375,7 @@ int hpc_queue_reduce(hpc_queue *q, void *out, const void *own, double weight_own
         if (status == HPC_OK && q->in[i].received != q->in[i].acked)
             status = hpc_fail(HPC_ERR_INVALID, op, "%s: an update of rank %d is held; ack it first", op, q->in[i].rank);
     }
-    const hpc_wait wait = {op, all_have_come, missing_senders, q, 0};
+    const hpc_wait wait = {op, all_have_come, missing_senders, q, .every = 0};
     if (status == HPC_OK) status = wait_timed(q, &wait, timeout, &q->stats.wait_recv);
     for (int i = 0; i < q->n_in && status == HPC_OK; i++) {
         status = open_slot(q, &q->in[i], op);

@@ -243,7 +243,7 @@ int hpc_wait_signal(hpc_window *w, int signal, uint64_t at_least, int peer, doub
     if (status == HPC_OK && peer != -1) status = hpc_group_check_rank(&w->context->group, peer, "peer", op);
     if (status != HPC_OK) return status;
     struct awaited awaited = {w, hpc_own_signal(w, signal), at_least, peer};
-    const hpc_wait wait = {op, has_come, expected_from, &awaited, 0};
+    const hpc_wait wait = {op, has_come, expected_from, &awaited, .every = 0};
     status = hpc_wait_for(&w->context->group, &wait, timeout);
     if (value != NULL) *value = atomic_load_explicit(awaited.word, memory_order_acquire);
     return status;

@@ -158,7 +158,7 @@ static int who_is_asked(void *arg, int *ranks) {
 static void await_answers(asking *a) {
     hpc_control *c = a->control;
     hpc_group *calm = hpc_group_calm(c->group); /* no departure ends this wait */
-    const hpc_wait wait = {"follow", all_have_answered, who_is_asked, a, 0};
+    const hpc_wait wait = {"follow", all_have_answered, who_is_asked, a, .every = 0};
     int muted = hpc_mute_errors(1);
     double left;
     while (calm != NULL && (left = hpc_left(a->until)) > 0) {

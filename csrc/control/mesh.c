@@ -389,7 +389,7 @@ static int have_called(void *arg) {
 /* Answers higher ranks for a moment after this rank has failed to connect, so that they get its last word. If the
  * listener closed at once, they would report this rank as dead. */
 static void await_callers(hpc_control *c) {
-    const hpc_wait wait = {"init", have_called, who_is_joining, c, 0};
+    const hpc_wait wait = {"init", have_called, who_is_joining, c, .every = 0};
     hpc_group *calm = hpc_group_calm(c->group);
     int muted = hpc_mute_errors(1);
     if (calm != NULL) hpc_wait_for(calm, &wait, CALLERS_SECONDS);
@@ -400,7 +400,7 @@ static void await_callers(hpc_control *c) {
 int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, const unsigned char *links,
                         const unsigned char *same_host, double deadline) {
     hpc_group *g = c->group;
-    const hpc_wait wait = {"init", all_connected, who_is_joining, c, 0};
+    const hpc_wait wait = {"init", all_connected, who_is_joining, c, .every = 0};
     const hpc_bytes of_job = {addresses[0].secret, HPC_COOKIE_BYTES};
     int status = HPC_OK, any = 0;
     hpc_hmac(c->secret, c->secret_bytes, &of_job, 1, c->key);

@@ -304,7 +304,8 @@ hpc_scheme *hpc_scheme_new(hpc_context *c, const hpc_exchange_config *f, const h
                                       .staleness = f->consistency == HPC_SSP ? f->staleness : 0,
                                       .quorum = d->traits & HPC_BY_QUORUM ? f->quorum : 0,
                                       .grace = f->grace < 0 ? -1 : f->grace,
-                                      .patience = f->patience};
+                                      .patience = f->patience,
+                                      .weight = f->weight > 0 ? f->weight : 1};
     sc->rotates = hpc_models_rotate(f);
     sc->own_args = f->graph != NULL || d->traits & HPC_KEEPS_INPUTS;
     sc->gate = d->gate, sc->pace = d->pace, sc->use = d->use;
@@ -386,7 +387,7 @@ static int all_closed(void *arg) {
 }
 
 int hpc_scheme_serve(hpc_scheme *sc, const char *op, double timeout) {
-    const hpc_wait wait = {op, all_closed, open_workers, sc, .every = 1};
+    const hpc_wait wait = {op, all_closed, open_workers, sc, 1, hpc_scheme_attend, sc};
     int status = hpc_wait_for(&sc->context->group, &wait, timeout);
     return status == HPC_OK || status == HPC_ERR_INVALID ? hpc_scheme_check(sc, op) : status;
 }

@@ -307,6 +307,15 @@ static inline int hpc_scheme_work(hpc_scheme *sc) {
     return sc->inline_progress ? hpc_task_run(&sc->task) : 0;
 }
 
+/* hpc_wait.attend of waits for a scheme, which work for all schemes of its exchange. */
+static inline void hpc_scheme_attend(void *scheme, int begins) {
+    hpc_scheme *of = scheme;
+    do {
+        if (of->inline_progress) hpc_task_attend(&of->task, begins);
+        of = of->next;
+    } while (of != scheme);
+}
+
 static inline int hpc_owns_row(const hpc_scheme *sc, int row) {
     return sc->plan->rows[row].owner == sc->context->group.rank;
 }

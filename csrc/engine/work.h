@@ -201,11 +201,11 @@ typedef struct hpc_core {
     int n_held;
     void *own;                   /* the discipline's */
     struct hpc_clocked *clocked; /* the discipline's, where it counts by senders */
-    double due; /* the time, in seconds, at which the core must work even if no event comes; INFINITY: never */
+    double due;         /* the time, in seconds, at which the core must work even if no event comes; INFINITY: never */
     hpc_thread *thread; /* of the engine, which works for the core; NULL: waits do, or nobody does */
     int tells;          /* set if the text about progress names the thread; if not, another scheme's does */
     hpc_task own_task;  /* for the thread */
-    hpc_task *task;     /* own_task, or the scheme's; NULL: nobody works for the core */
+    hpc_task *task;     /* own_task, or the scheme's; without a station while nobody works for the core */
     hpc_packing packing;
     void *memory; /* rule states and accumulators of its rows */
     size_t memory_bytes;

@@ -277,6 +277,8 @@ int hpc_scheme_check_config(const hpc_context *c, const hpc_exchange_config *f) 
     if (f->threads < 0 || f->threads > HPC_MOST_THREADS)
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: threads is %d; it must be 0 to %d", f->threads,
                         HPC_MOST_THREADS);
+    if (!(f->weight >= 0 && f->weight <= DBL_MAX))
+        return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: weight is %g; must be 0 or more", f->weight);
     if (f->patience != 0 && !(f->patience >= 1 && f->patience <= DBL_MAX))
         return hpc_fail(HPC_ERR_INVALID, op_create, "exchange: patience is %g; must be 1 or more, or 0", f->patience);
     int status = hpc_isa_check(f->isa, op_create);

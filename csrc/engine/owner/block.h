@@ -34,6 +34,7 @@ static inline void hpc_row_begin_step(const hpc_scheme *sc, hpc_work *w, uint64_
 static inline void hpc_row_count_fold(hpc_core *core, const hpc_work *w, int n_arrays) {
     hpc_tally_add(&core->tally.applied, 1);
     hpc_tally_add(&core->tally.bytes_folded, w->in_codec->max_bytes(w->config, w->row->count) * (size_t)n_arrays);
+    hpc_slice_count(core->task, (size_t)w->row->count * sizeof(float));
 }
 /* Returns whether a row keeps its fold, as a mean, after its work. Rows of peers, and rows whose codec needs no sum of
  * a whole row, keep their inputs instead (mean.c). */

@@ -224,11 +224,6 @@ static int next_event(hpc_core *core, hpc_event *event) {
     return status == HPC_OK;
 }
 
-/* Returns whether a thread waits to hold the task. */
-static int is_wanted(const hpc_task *task) {
-    return atomic_load_explicit(&task->wanted, memory_order_relaxed) != 0;
-}
-
 /* Handles all events that have come; returns how many. */
 static int work_core(hpc_core *core) {
     hpc_scheme *sc = core->scheme;
@@ -239,14 +234,15 @@ static int work_core(hpc_core *core) {
     if (core->due <= 0) start = hpc_now(); /* work is left from the last call */
     hpc_lane_cork(core->out);
     if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0) hpc_forward_retry(core);
-    while (!hpc_scheme_has_failed(sc) && !is_wanted(task) && next_event(core, &event)) {
+    while (!hpc_scheme_has_failed(sc) && !hpc_task_stops(task) && next_event(core, &event)) {
         if (n++ == 0 && start == 0) start = hpc_now();
         if (!handle(core, &event)) hold(core, &event);
         if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0)
             hpc_forward_retry(core); /* rings may get room meanwhile */
     }
     const int taken = n;
-    if (sc->gate->work != NULL && !hpc_scheme_has_failed(sc) && !is_wanted(task)) /* then all events were handled */
+    if (sc->gate->work != NULL && !hpc_scheme_has_failed(sc) &&
+        !hpc_task_stops(task)) /* then all events were handled */
         n += sc->gate->work(core);
     hpc_lane_uncork(core->out);
     if (n > 0 && start > 0) {
@@ -286,11 +282,11 @@ static const char *work_all(hpc_task *task) {
 
 /* A core never waits, so after each event it accesses no row. */
 void hpc_core_pause(hpc_core *core) {
-    if (core->task != NULL) hpc_task_hold(core->task);
+    if (core->task->station != NULL) hpc_task_hold(core->task);
 }
 
 void hpc_core_resume(hpc_core *core) {
-    if (core->task != NULL) hpc_task_let(core->task);
+    if (core->task->station != NULL) hpc_task_let(core->task);
 }
 
 /* Returns whether a thread works for the core with this number in another scheme of the exchange. */
@@ -302,18 +298,15 @@ static int has_thread_beside(const hpc_scheme *sc, int index) {
 
 static int start_core(hpc_core *core) {
     const hpc_scheme *sc = core->scheme;
-    core->own_task = (hpc_task){.run = work_one, .arg = core};
-    core->task = &core->own_task;
+    core->own_task = (hpc_task){.run = work_one, .arg = core, .weight = sc->asked.weight};
     core->tells = !has_thread_beside(sc, core->index);
     core->thread = hpc_crew_add(sc->context->member, core->task, core->index, core->cpu, sc->choice.deal.ranks);
-    if (core->thread == NULL) core->task = NULL;
     return core->thread != NULL;
 }
 
 static void stop_core(hpc_core *core) {
     if (core->thread != NULL) hpc_crew_remove(core->thread, core->task);
     core->thread = NULL;
-    core->task = NULL;
 }
 
 static int start_threads(hpc_scheme *sc) {
@@ -339,7 +332,7 @@ int hpc_cores_start(hpc_scheme *sc, const char *op) {
     sc->choice.threads = 0;
     sc->stats.threads = 0;
     sc->inline_progress = 1;
-    sc->task = (hpc_task){.run = work_all, .arg = sc};
+    sc->task = (hpc_task){.run = work_all, .arg = sc, .weight = sc->asked.weight};
     for (int c = 0; c < sc->n_own_cores; c++) {
         stop_core(&sc->cores[c]);
         sc->cores[c].task = &sc->task;
@@ -386,7 +379,7 @@ static int receivers_of_rows(void *arg, int *ranks) {
 
 /* A core counts bytes after it has sent them. While it is paused between two events, all its bytes are counted. */
 int hpc_cores_send_kept(hpc_scheme *sc, const char *op, double timeout) {
-    const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, sc, 0};
+    const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, sc, 0, hpc_scheme_attend, sc};
     int status = nothing_is_kept(sc) ? HPC_OK : hpc_wait_for(&sc->context->group, &wait, timeout);
     for (int c = 0; c < sc->n_own_cores && status == HPC_OK; c++) {
         hpc_core_pause(&sc->cores[c]);

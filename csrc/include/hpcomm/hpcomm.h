@@ -75,11 +75,10 @@ typedef struct hpc_device {
     char link_layer[16];
     char state[16]; /* "active" */
     char why[96];   /* "" if hpcomm can use the port, else a sentence that says why it cannot */
-    int port;
-    int lid;       /* the port's local identifier on InfiniBand, else 0 */
-    int gid_index; /* the index of gid; -1 if gid is "" */
-    int mtu;       /* bytes; 0 if unknown */
-    int numa_node; /* -1 if unknown */
+    int port, lid;  /* lid: the port's local identifier on InfiniBand, else 0 */
+    int gid_index;  /* the index of gid; -1 if gid is "" */
+    int mtu;        /* bytes; 0 if unknown */
+    int numa_node;  /* -1 if unknown */
     double gbits;
 } hpc_device;
 
@@ -595,8 +594,9 @@ typedef struct hpc_exchange_config {
                         each from one group of ranks (hpc_hosts.apart); all keys have the same groups */
     double grace;    /* seconds that a fold with its quorum waits for more inputs; negative: learned */
     double patience; /* 1 or more: a negative timeout of a call on a key means patience times the usual time of a push
-                        (hpc_exchange_stats.usual), at least 1 s and at most the context's timeout (ASAP, section 5: a
-                        dynamic timeout); may differ by rank. 0: it means the context's timeout */
+                        (hpc_exchange_stats.usual), at least 1 s and at most the context's timeout (ASAP, section 5);
+                        may differ by rank. 0: it means the context's timeout */
+    double weight;   /* its share of a core thread beside other exchanges, by bytes; may differ by rank. 0: 1 */
     int in_place; /* 1: models are trained in place: a push sends the key's parameters. in_place needs a graph, the rule
                      average and no quorum. If all keys are float32 on the wire, one slot of the plan is the model, so
                      depth must be 2 or more */

@@ -60,7 +60,7 @@ static int for_rank_1(void *arg, int *ranks) {
 
 /* A wait of rank 0 that looks after 6 ms, then at first soon, then each 20 ms. It warns after 60 ms. */
 static int run(rank *r, script *s) {
-    const hpc_wait wait = {"test", ends, for_rank_1, s, 0};
+    const hpc_wait wait = {"test", ends, for_rank_1, s, .every = 0};
     s->group.size = 2;
     s->group.timeout = 20;
     s->group.look_after = 0.06;

@@ -74,7 +74,7 @@ static void leaving_init(leaving *l, const hpc_group *own) {
 /* A rank that gives its part and leaves is no loss, though it was on the list of the missing just before. */
 static void leave_when_listed(rank *r) {
     static leaving l;
-    const hpc_wait wait = {"test", all_gave, who_has_not, &l, 0};
+    const hpc_wait wait = {"test", all_gave, who_has_not, &l, .every = 0};
     leaving_init(&l, &r->context->group);
     CHECK_OK(hpc_wait_for(&l.group, &wait, -1));
     CHECK_EQ(l.gave, LEAVERS);
@@ -106,7 +106,7 @@ static int who_is_not_taken(void *arg, int *ranks) {
 /* Data that a rank sent before it left is taken before the rank counts as missing. */
 static void taken_after_departure(rank *r) {
     static leaving l;
-    const hpc_wait wait = {"test", all_taken, who_is_not_taken, &l, 0};
+    const hpc_wait wait = {"test", all_taken, who_is_not_taken, &l, .every = 0};
     leaving_init(&l, &r->context->group);
     l.sent = l.gave;
     l.group.progress = take_all;
@@ -136,7 +136,7 @@ static int last_one(void *arg, int *ranks) {
 /* Whoever waits where somebody has left takes an event once, and goes. */
 static void taken_once(rank *r) {
     static leaving l;
-    const hpc_wait wait = {"test", take_event, last_one, &l, 0};
+    const hpc_wait wait = {"test", take_event, last_one, &l, .every = 0};
     leaving_init(&l, &r->context->group);
     l.group.progress = bring;
     l.group.progress_arg = &l;
@@ -204,7 +204,7 @@ static void note_told(void *arg) {
 static void sleeps_in_a_crowd(rank *r) {
     hpc_group *group = &r->context->group;
     beside b = {.bell = group->bell};
-    const hpc_wait wait = {"test", has_gone_to_bed, last_one, &b, 0};
+    const hpc_wait wait = {"test", has_gone_to_bed, last_one, &b, .every = 0};
     uint64_t ran, waited;
     pthread_t burner;
     int cpu;

@@ -163,6 +163,7 @@ static void dies_apart(rank *r) {
     }
     one_step(h->tenants[0]);
     if (r->rank < 2) one_step(h->tenants[1]);
+    CHECK_OK(hpc_barrier(h->contexts[0], -1)); /* whose waits serve the others' last steps */
     if (r->rank == 2) {
         if (!r->mode->threads) rank_die(r);
         CHECK_OK(hpc_context_abort(h->contexts[0], "the test says so"));

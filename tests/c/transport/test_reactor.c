@@ -236,7 +236,7 @@ static int nobody(void *arg, int *ranks) {
 static void *consume(void *arg) {
     pair *p = arg;
     for (int k = 0; k < p->rounds; k++) {
-        const hpc_wait wait = {"test", is_here, nobody, p, 0};
+        const hpc_wait wait = {"test", is_here, nobody, p, .every = 0};
         double start = ranks_now();
         p->goal += BURST;
         sem_post(&p->asked);
@@ -333,7 +333,7 @@ static void after_a_wait(void) {
     int rounds = ranks_rounds(500);
     pthread_t thread;
     pair p = {.job = &j, .source = &j.sources[0], .queue = &j.sources[0].queues[0], .rounds = rounds};
-    const hpc_wait wait = {"test", is_here, nobody, &p, 0};
+    const hpc_wait wait = {"test", is_here, nobody, &p, .every = 0};
     CHECK_EQ(sem_init(&p.asked, 0, 0), 0);
     CHECK_EQ(pthread_create(&thread, NULL, produce, &p), 0);
     j.tells = 1;

@@ -1,0 +1,183 @@
+/* Made-up tasks on the threads of an engine: how a thread divides its work among them. */
+#include <math.h>
+#include <sched.h>
+#include <string.h>
+
+#include "base/crew.h"
+#include "base/memory.h"
+#include "base/wait.h"
+#include "check.h"
+
+enum { TASKS = 3, ENOUGH = 4000 /* slices */ };
+
+typedef struct made_up {
+    hpc_task task;
+    _Atomic uint64_t slices, runs;
+} made_up;
+
+static hpc_bell bell;
+static _Atomic int states[1];
+static hpc_group group = {.size = 1, .timeout = 20, .states = states, .bell = &bell};
+static hpc_engine *engine;
+static hpc_member *member;
+static made_up tasks[TASKS];
+static hpc_thread *thread;
+static _Atomic uint64_t total;
+
+static void fails(hpc_group *of, const char *why) {
+    (void)of;
+    check_fail_red(why);
+}
+
+/* Works as long as it may, until all tasks together have done enough. */
+static const char *work(hpc_task *task) {
+    made_up *its = task->arg;
+    const uint64_t before = its->slices;
+    atomic_fetch_add(&its->runs, 1);
+    while (!hpc_task_stops(task) && atomic_load(&total) < ENOUGH) {
+        atomic_fetch_add(&total, 1);
+        atomic_fetch_add(&its->slices, 1);
+        hpc_slice_count(task, HPC_SLICE);
+    }
+    task->worked = (int)(its->slices - before);
+    task->due = INFINITY;
+    return NULL;
+}
+
+static void add(int i, double weight, const char *(*run)(hpc_task *task)) {
+    made_up *its = &tasks[i];
+    memset(its, 0, sizeof *its);
+    its->task = (hpc_task){.run = run, .arg = its, .weight = weight};
+    thread = hpc_crew_add(member, &its->task, 0, -1, 1);
+    CHECK(thread != NULL);
+}
+
+static void remove_task(int i) {
+    hpc_crew_remove(thread, &tasks[i].task);
+}
+
+static void open_engine(void) {
+    group.owner = hpc_owner_page();
+    engine = hpc_engine_new();
+    member = hpc_engine_join(engine, &group, fails);
+    CHECK(group.owner != NULL && engine != NULL && member != NULL);
+    atomic_store(&total, 0);
+}
+
+static void close_engine(void) {
+    hpc_engine_leave(member);
+    hpc_engine_release(engine);
+    hpc_owner_page_free(group.owner);
+}
+
+static const char *rest(hpc_task *task) {
+    made_up *its = task->arg;
+    atomic_fetch_add(&its->runs, 1);
+    task->worked = 0;
+    task->due = INFINITY;
+    return NULL;
+}
+
+/* Holds a task that has nothing to do while the others are added, so that all begin together. */
+static void test_shares(void) {
+    static const double weights[][2] = {{1, 1}, {1, 3}, {2, 1}, {0.5, 5}};
+    for (int k = 0; k < 4; k++) {
+        open_engine();
+        add(2, 1, rest);
+        hpc_task_hold(&tasks[2].task); /* the thread goes on with the others */
+        atomic_store(&total, ENOUGH);  /* until all are there */
+        for (int i = 0; i < 2; i++) add(i, weights[k][i], work);
+        atomic_store(&total, 0);
+        hpc_task_let(&tasks[2].task);
+        while (atomic_load(&total) < ENOUGH) {
+            sched_yield();
+            hpc_engine_ring(engine);
+        }
+        for (int i = 0; i < TASKS; i++) remove_task(i);
+        const double all = weights[k][0] + weights[k][1];
+        for (int i = 0; i < 2; i++) CHECK(fabs((double)tasks[i].slices - ENOUGH * weights[k][i] / all) < ENOUGH / 20);
+        close_engine();
+    }
+}
+
+/* Ends its run only when another task was run so many times meanwhile. */
+static const char *waits_for_other(hpc_task *task) {
+    made_up *its = task->arg;
+    const uint64_t before = atomic_load(&tasks[1].runs);
+    while (its->runs == 0 && atomic_load(&tasks[1].runs) < before + 10) hpc_slice_count(task, HPC_SLICE);
+    its->runs = 1;
+    task->worked = 0;
+    task->due = INFINITY;
+    return NULL;
+}
+
+static void test_served_inside(void) {
+    open_engine();
+    add(1, 1, rest);
+    add(0, 1, waits_for_other);
+    while (atomic_load(&tasks[0].runs) == 0) sched_yield();
+    for (int i = 0; i < 2; i++) remove_task(i);
+    close_engine();
+}
+
+/* A held task does not run, and the thread's other task does. */
+static void test_held(void) {
+    open_engine();
+    add(0, 1, rest);
+    add(1, 1, rest);
+    hpc_task_hold(&tasks[0].task);
+    const uint64_t runs = atomic_load(&tasks[0].runs), others = atomic_load(&tasks[1].runs);
+    while (atomic_load(&tasks[1].runs) < others + 10) hpc_engine_ring(engine);
+    CHECK_EQ(atomic_load(&tasks[0].runs), runs);
+    hpc_task_let(&tasks[0].task);
+    while (atomic_load(&tasks[0].runs) == runs) hpc_engine_ring(engine);
+    for (int i = 0; i < 2; i++) remove_task(i);
+    close_engine();
+}
+
+static const char *comes_again(hpc_task *task) {
+    atomic_fetch_add(&((made_up *)task->arg)->runs, 1);
+    task->worked = 0;
+    task->due = hpc_now() + 1e-3;
+    return NULL;
+}
+
+/* A task runs when it is due, although nothing rings. */
+static void test_due(void) {
+    open_engine();
+    add(0, 1, comes_again);
+    while (atomic_load(&tasks[0].runs) < 5) sched_yield();
+    remove_task(0);
+    close_engine();
+}
+
+/* Once a rank is lost the task takes what is left, and then does not run again. Another context's task does. */
+static void test_lost(void) {
+    static _Atomic int theirs[1];
+    static hpc_bell bell_of_others;
+    hpc_group others = {.size = 1, .timeout = 20, .states = theirs, .bell = &bell_of_others};
+    open_engine();
+    others.owner = group.owner;
+    hpc_member *beside = hpc_engine_join(engine, &others, fails);
+    add(0, 1, rest);
+    tasks[1].task = (hpc_task){.run = rest, .arg = &tasks[1], .weight = 1};
+    CHECK(hpc_crew_add(beside, &tasks[1].task, 0, -1, 1) == thread);
+    atomic_store(&theirs[0], HPC_PEER_FAILED);
+    atomic_store(&others.departures, 1);
+    for (uint64_t runs = atomic_load(&tasks[0].runs) + 10; atomic_load(&tasks[0].runs) < runs;) hpc_bell_ring(&bell);
+    const uint64_t runs = atomic_load(&tasks[1].runs);
+    for (uint64_t n = atomic_load(&tasks[0].runs) + 10; atomic_load(&tasks[0].runs) < n;) hpc_engine_ring(engine);
+    CHECK_EQ(atomic_load(&tasks[1].runs), runs);
+    for (int i = 0; i < 2; i++) remove_task(i);
+    hpc_engine_leave(beside);
+    close_engine();
+}
+
+int main(void) {
+    test_shares();
+    test_served_inside();
+    test_held();
+    test_due();
+    test_lost();
+    return 0;
+}
