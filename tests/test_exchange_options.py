@@ -30,6 +30,7 @@ ENGINE: dict[str, Any] = {
     "check_finite": True,
     "progress": "inline",
     "patience": 3.0,
+    "weight": 2.5,
 }
 
 

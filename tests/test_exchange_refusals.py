@@ -212,6 +212,7 @@ ONE_IS_WRONG: dict[str, tuple[Options, str]] = {
     "engine": ({"engine": "inline"}, r"engine is 'inline': must be EngineOptions"),
     "options of the plan": ({"plan": PlanOptions(codec="int8")}, r"codec is 'int8': must be one of 'float32'"),
     "options of the engine": ({"engine": EngineOptions(patience=0.5)}, r"patience is 0.5: must be a number, 1 or more"),
+    "no weight": ({"engine": EngineOptions(weight=0)}, r"weight is 0: must be a number, more than 0"),
     "plan of other keys": (
         {"plan": ParameterServer().compile(Request({"fc": (2, 3)}, 3))},
         r"key 1 is None in the plan and \('bias', \(3,\)\) in params",

@@ -126,8 +126,9 @@ void hpc_slice_end(hpc_task *task) {
     const hpc_thread *t = serving;
     const double bytes = (double)task->spent;
     task->spent = 0;
-    if (t == NULL || t->first == NULL || t->first->beside == NULL) return;
     hpc_station *s = task->station;
+    if (t == NULL || t->first == NULL || t->first->beside == NULL) return;
+    if (atomic_load_explicit(&s->by, memory_order_relaxed) != t->number) return; /* it is a task of waits */
     int over = 0;
     s->served = (s->served < 0 ? 0 : s->served) + bytes / task->weight;
     for (hpc_station *o = t->first; o != NULL; o = o->beside) {

@@ -30,13 +30,13 @@ typedef struct hpc_task {
      * has failed; the context is then aborted, and the task does not run again. */
     const char *(*run)(struct hpc_task *task);
     void *arg;
-    int worked;         /* written by run: how many things it has done */
-    double due;         /* written by run: the time, in seconds, at which it must run again even if no bell rings; 0: at
-                           once; INFINITY: never */
-    double weight;      /* its share of a thread's work, beside the weights of the thread's other tasks */
+    int worked;        /* written by run: how many things it has done */
+    double due;        /* written by run: the time, in seconds, at which it must run again even if no bell rings; 0: at
+                          once; INFINITY: never */
+    double weight;     /* its share of a thread's work, beside the weights of the thread's other tasks */
     _Atomic int stops; /* how many threads hold the task, or wait to hold it; with HPC_TURN_IS_OVER if another task is
                           behind */
-    size_t spent;       /* bytes that were worked on in its present slice */
+    size_t spent;      /* bytes that were worked on in its present slice */
     hpc_station *station;
 } hpc_task;
 

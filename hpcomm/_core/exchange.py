@@ -93,6 +93,7 @@ def exchange_config(
     quorum: int,
     grace: float,
     patience: float,
+    weight: float,
     graph: Any,
     progress: int,
     threads: int,
@@ -117,6 +118,7 @@ def exchange_config(
     config.shared_params, config.check_finite = shared_params, check_finite
     config.graph, config.staleness, config.in_place = graph or ffi.NULL, staleness, in_place
     config.quorum, config.grace, config.patience, config.split = quorum, grace, patience, split
+    config.weight = weight
     c_codecs = ffi.new("const hpc_codec_config *[]", [codec or ffi.NULL for codec in codecs])
     config.codecs = c_codecs if codecs else ffi.NULL
     return config, (plan, rules, c_rules, buffers, c_values, graph, codecs, c_codecs)

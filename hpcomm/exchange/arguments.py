@@ -71,6 +71,7 @@ def check_options(made: Made, names: Sequence[str]) -> None:
     """Refuses invalid options, except checks that need a plan."""
     check_choice("progress", made.engine.progress, tuple(_core.PROGRESS))
     check_patience(made.engine.patience)
+    check_weight(made.engine.weight)
     for what, given in (("codec", made.plan.codec), ("codec_out", made.plan.codec_out)):
         check_names(what, given if isinstance(given, Mapping) else (), names)
 
@@ -242,6 +243,11 @@ def check_patience(patience: Any) -> None:
         return
     if isinstance(patience, bool) or not isinstance(patience, int | float) or not 1 <= patience < math.inf:
         raise InvalidArgument(f"patience is {patience!r}: must be a number, 1 or more, or None")
+
+
+def check_weight(weight: Any) -> None:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise InvalidArgument(f"weight is {weight!r}: must be a number, more than 0")
 
 
 def check_plan(plan: Plan, values: Mapping[str, NDArray[np.float32] | Key], size: int) -> None:

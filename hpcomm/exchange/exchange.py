@@ -57,7 +57,7 @@ class Exchange(Calls):
     still travel. Owners on a worker's host read and write the worker's gradients and parameters in place.
 
     Creating an exchange is collective: every rank must give the same keys in the same order and the same settings
-    (only progress and patience may differ). If one rank's arguments are refused, every rank raises.
+    (only progress, patience and weight may differ). If one rank's arguments are refused, every rank raises.
 
     Args:
         ctx: the ranks of the job.
@@ -209,6 +209,7 @@ class Exchange(Calls):
             quorum=0 if one.mode == "ASYNC" else consistency.quorum or 0,
             grace=-1 if consistency.grace is None else consistency.grace,
             patience=engine.patience or 0,
+            weight=engine.weight,
             graph=one.graph,
             progress=_core.PROGRESS[engine.progress],
             threads=launch.threads(),

@@ -66,8 +66,8 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """The options for the work of an exchange. All ranks must give the same values, except for progress and patience;
-    otherwise Exchange raises on every rank.
+    """The options for the work of an exchange. All ranks must give the same values, except for progress,
+    patience and weight; otherwise Exchange raises on every rank.
 
     Attributes:
         in_place: the trainer trains params[name] where it lies, and a push without an array sends it. Only for graphs
@@ -104,6 +104,9 @@ class EngineOptions:
         patience: the timeout of pushes, pulls and steps that give none, as a multiple of stats().usual, the learned
             high estimate of push latency (ASAP, section 5: a dynamic timeout). The timeout is at least 1 s, and at most
             the context's default. None: the timeout is the context's default.
+        weight: this exchange's share of the threads of cores beside the process's other exchanges, more than 0. If two
+            exchanges with weights 1 and 3 both have work all the time, the threads fold three times as many bytes for
+            the second. Without threads it has no effect: each wait works for its exchange.
     """
 
     in_place: bool = False
@@ -112,6 +115,7 @@ class EngineOptions:
     split: bool = False
     progress: Progress = "auto"
     patience: float | None = None
+    weight: float = 1.0
     groups: Sequence[Sequence[str]] | None = None
 
     def __post_init__(self) -> None:

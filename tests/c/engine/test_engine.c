@@ -164,6 +164,7 @@ static void dies_apart(rank *r) {
     one_step(h->tenants[0]);
     if (r->rank < 2) one_step(h->tenants[1]);
     CHECK_OK(hpc_barrier(h->contexts[0], -1)); /* whose waits serve the others' last steps */
+    rank_meet(r);
     if (r->rank == 2) {
         if (!r->mode->threads) rank_die(r);
         CHECK_OK(hpc_context_abort(h->contexts[0], "the test says so"));
@@ -234,6 +235,15 @@ static tenant *random_tenant(const house *h, const rank *r, int context, uint64_
     return t;
 }
 
+/* As a checkpoint does. */
+static void pause_cores(const tenant *t, uint64_t *own) {
+    for (int c = 0; c < inside(t->e)->n_own_cores; c++) {
+        hpc_core_pause(&inside(t->e)->cores[c]);
+        for (int n = below(own, 20); n > 0; n--) sched_yield();
+        hpc_core_resume(&inside(t->e)->cores[c]);
+    }
+}
+
 /* A step of all keys of all exchanges, in an order of chance, which differs from rank to rank. */
 static void step_of_all(house *h, uint64_t *own) {
     int at[TENANTS * JOB_KEYS][2], order[TENANTS * JOB_KEYS], n = 0;
@@ -241,24 +251,50 @@ static void step_of_all(house *h, uint64_t *own) {
         for (int key = 0; h->tenants[i] && key < h->tenants[i]->j.n_keys; key++, n++) at[n][0] = i, at[n][1] = key;
     shuffle(order, n, own);
     for (int i = 0; i < n; i++) start(h->tenants[at[order[i]][0]], at[order[i]][1]);
+    if (n > 0) pause_cores(h->tenants[at[order[0]][0]], own);
     shuffle(order, n, own);
     for (int i = 0; i < n; i++) finish(h->tenants[at[order[i]][0]], at[order[i]][1]);
     for (int i = 0; i < TENANTS; i++)
         if (h->tenants[i]) h->tenants[i]->step++;
 }
 
-/* Closes an exchange, a context with all its exchanges, or opens an exchange. */
-static void change(house *h, const rank *r, int n_contexts, uint64_t *common) {
-    const int what = below(common, 3), which = below(common, TENANTS), context = below(common, n_contexts);
-    const uint64_t seed = ranks_random(common) % 100000;
-    if (what == 0 && h->tenants[which]) tenant_close(&h->tenants[which]);
-    if (what == 1 && !h->tenants[which] && h->contexts[context]) h->tenants[which] = random_tenant(h, r, context, seed);
-    if (what != 2 || !h->contexts[context]) return;
-    for (int i = 0; i < TENANTS; i++)
-        if (h->tenants[i] && h->tenants[i]->context == context) tenant_close(&h->tenants[i]);
-    CHECK_OK(hpc_barrier(h->contexts[context], -1));
+/* Frees what the job has of a context. lost: a rank has aborted it, so its exchanges cannot be closed. */
+static void leave_context(house *h, int context, bool lost) {
+    for (int i = 0; i < TENANTS; i++) {
+        tenant *t = h->tenants[i];
+        if (t == NULL || t->context != context) continue;
+        if (!lost) {
+            tenant_close(&h->tenants[i]);
+            continue;
+        }
+        reference_free(&t->ref);
+        hpc_exchange_free(t->e);
+        free(t);
+        h->tenants[i] = NULL;
+    }
+    if (!lost) CHECK_OK(hpc_barrier(h->contexts[context], -1));
     hpc_context_free(h->contexts[context]);
     h->contexts[context] = NULL;
+}
+
+/* One rank gives a context up. */
+static void abort_context(house *h, rank *r, int context, int victim) {
+    CHECK_OK(hpc_barrier(h->contexts[context], -1)); /* whose waits serve the others' last steps */
+    rank_meet(r);
+    if (r->rank == victim) CHECK_OK(hpc_context_abort(h->contexts[context], "the test says so"));
+    leave_context(h, context, true);
+}
+
+/* Closes an exchange, or opens one; closes a context with all its exchanges; or one rank aborts it. */
+static void change(house *h, rank *r, int n_contexts, uint64_t *common) {
+    const int what = below(common, 4), which = below(common, TENANTS), context = below(common, n_contexts);
+    const int victim = below(common, r->size);
+    const uint64_t seed = ranks_random(common) % 100000;
+    if (what == 0 && h->tenants[which]) tenant_close(&h->tenants[which]);
+    if (!h->contexts[context]) return;
+    if (what == 1 && !h->tenants[which]) h->tenants[which] = random_tenant(h, r, context, seed);
+    if (what == 2) leave_context(h, context, false);
+    if (what == 3) abort_context(h, r, context, victim);
 }
 
 static void random_house(rank *r, uint64_t seed) {
