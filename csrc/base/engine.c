@@ -134,15 +134,14 @@ static int has_other_attendant(const hpc_station *s) {
 }
 
 /* When the attendance ends, something may have come that no wait has seen, and a wait that skipped the task may have
- * begun to sleep: the ring wakes it. */
+ * begun to sleep, also on this bell: the ring wakes it. */
 void hpc_task_attend(hpc_task *t, int begins) {
     hpc_station *s = t->station;
-    const hpc_group *group = s->member->group;
+    const hpc_group *group = atomic_load_explicit(&s->member->group, memory_order_relaxed);
     atomic_store_explicit(&s->attended_by, begins ? (uintptr_t)pthread_self() : 0, memory_order_relaxed);
-    if (!begins && atomic_load_explicit(&s->member->n_by_waits, memory_order_relaxed) +
-                           atomic_load_explicit(&group->n_beside, memory_order_relaxed) >
-                       1)
-        hpc_engine_ring(s->member->engine);
+    const int others = atomic_load_explicit(&s->member->n_by_waits, memory_order_relaxed) - 1 +
+                       atomic_load_explicit(&group->n_beside, memory_order_relaxed);
+    if (!begins && others > 0) hpc_bell_ring(group->bell);
 }
 
 int hpc_member_work(hpc_member *m) {

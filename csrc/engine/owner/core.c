@@ -272,11 +272,13 @@ static const char *work_one(hpc_task *task) {
 static const char *work_all(hpc_task *task) {
     hpc_scheme *sc = task->arg;
     double due = INFINITY;
+    int worked = 0;
     for (int c = 0; c < sc->n_own_cores; c++) {
-        work_core(&sc->cores[c]);
+        worked += work_core(&sc->cores[c]);
         if (sc->cores[c].due < due) due = sc->cores[c].due;
     }
     task->due = due;
+    task->worked = worked;
     return why_failed(sc);
 }
 
