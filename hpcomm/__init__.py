@@ -40,6 +40,7 @@ if _typing.TYPE_CHECKING:
     from .config import Config
     from .consistency import ASYNC, BARRIER, BSP, NOTIFY_ACK, SSP, Consistency
     from .context import Context, init
+    from .engine import Engine
     from .errors import (
         AuthError,
         CheckpointError,
@@ -73,6 +74,7 @@ _FROM = {
     "config": "Config",
     "consistency": "ASYNC BARRIER BSP NOTIFY_ACK SSP Consistency",
     "context": "Context init",
+    "engine": "Engine",
     "errors": (
         "AuthError CheckpointError ConfigError HpcommError InvalidArgument NotSupported OutOfMemory PeerFailed "
         "Timeout TransportError"
@@ -129,6 +131,7 @@ __all__ = [
     "Context",
     "Device",
     "Dual",
+    "Engine",
     "EngineOptions",
     "Exchange",
     "Hierarchy",

@@ -19,6 +19,7 @@ from . import _core, launch, log
 from ._core import NULL, seconds
 from .bandwidth import Bandwidth, as_ranks, as_rate, probe
 from .config import Config, read_secret
+from .engine import Engine, handle_of
 from .errors import HpcommError, InvalidArgument, PeerFailed, Timeout
 from .launch import Communicator, Group
 from .queue import Queue, as_peers
@@ -69,26 +70,31 @@ class Peer:
     maps: bool = False
 
 
-def init(comm: Communicator | Any | None = None, **config: "Unpack[Settings]") -> "Context":
+def init(
+    comm: Communicator | Any | None = None, *, engine: Engine | None = None, **config: "Unpack[Settings]"
+) -> "Context":
     """Starts this rank, waits for all other ranks and returns the context.
 
     Args:
         comm: an mpi4py communicator, or any object with rank, size and allgather(bytes) -> list[bytes]. None: the ranks
             that the launcher started (mpirun, mpiexec and srun through MPI, torchrun and srun through their variables);
             without a launcher, this process alone. init makes no MPI call after it has returned.
+        engine: the threads that work for this rank's exchanges. None: the process's own; or if ranks of the context are
+            threads of one process, an engine for this context alone. Context.shrink() keeps the engine.
         config: settings, the fields of Config, e.g. timeout=10 (seconds) or transport="shm". A setting that is left out
             or None comes from its HPCOMM_ variable, otherwise it has its default; `hpcomm info -c` prints all settings.
 
     Raises:
         ConfigError: a setting or a launcher's variable has an invalid value; ranks run different versions of hpcomm or
             report different numbers of ranks; or the launcher and MPI do so.
+        InvalidArgument: engine is not an Engine, or the process that forked this one made it.
         NotSupported: the launcher needs mpi4py, which is not installed.
         AuthError: only without MPI: the ranks have different secrets, or they have no secret and meet at an address
             other than loopback.
         Timeout, PeerFailed: some rank did not connect within init_timeout, or failed.
     """
-    settings = launch.configuration(config)
-    return Context(launch.find(comm, settings), settings)
+    used, settings = handle_of(engine), launch.configuration(config)
+    return Context(launch.find(comm, settings), settings, used)
 
 
 class Context:
@@ -136,9 +142,9 @@ class Context:
         "size",
     )
 
-    def __init__(self, group: Group, config: Config) -> None:
+    def __init__(self, group: Group, config: Config, engine: Any = NULL) -> None:
         secret, sources = read_secret(config.secret_file), Sources()
-        handle = _core.context_create(group.rank, group.size, config, launch.threads(), secret, sources)
+        handle = _core.context_create(group.rank, group.size, config, launch.threads(), secret, engine, sources)
         self._begin(handle, config, secret, sources)
         try:
             self._connect(group)

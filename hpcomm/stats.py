@@ -123,7 +123,7 @@ class LoadStats:
     Attributes:
         processor: a dict from threads to their processor seconds, in user mode and in the kernel together. "trainer" is
             the thread that made the exchange; its training counts too. "hpcomm-core-0", "hpcomm-reactor" and
-            "hpcomm-control" are hpcomm's threads. "others" are all other threads.
+            "hpcomm-control" are hpcomm's threads, which other exchanges may use too. "others" are all other threads.
         events: events that this exchange's cores have handled: updates, forwards, and with split=True requests about
             folds.
         sends: calls that send to a socket.
@@ -181,7 +181,8 @@ class ExchangeStats:
         bytes_written: bytes that this rank's cores wrote to workers.
         wait: seconds that this rank waited in pulls, for free gradient slots, and for room in full rings of events.
         busy: seconds that this rank's cores folded, applied and wrote.
-        threads: the number of the exchange's threads; 0: the exchange works inside the calls that wait.
+        threads: the number of threads that work for the exchange, and perhaps for other exchanges of its Engine; 0: the
+            exchange works inside the calls that wait.
         progress: a text that says which threads work for this rank's cores, and why.
         usual: a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0 before eight
             pushes.

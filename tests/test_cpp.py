@@ -116,6 +116,19 @@ static void rendezvous() {
     assert(shown >= 1);
 }
 
+static void engines(const hpc_oob &oob) {
+    std::error_code code;
+    hpcomm::Engine engine = hpcomm::Engine::create(code);
+    hpcomm::Config config;
+    config.engine = engine.get();
+    hpcomm::Context one(oob, config, code), other(oob, config, code);
+    assert(engine && one && other && !code);
+    engine.reset(); // the contexts keep it
+    one.barrier(1.0, code);
+    other.barrier(1.0, code);
+    assert(!engine && !code);
+}
+
 static void exchanges(hpcomm::Context &context) {
     std::error_code code;
     hpcomm::HubConfig hub;
@@ -410,6 +423,7 @@ int main() {
     assert(context && hpcomm::version() == hpc_version() && !hpcomm::transports().empty());
     codes(context);
     rendezvous();
+    engines(oob);
     exchanges(context);
     shrinks(context);
     exceptions(context);

@@ -41,7 +41,7 @@ codec
 prox
 stage
 launch
-config
+config engine
 _core
 consistency log
 errors words compiled stats

@@ -205,10 +205,8 @@ typedef struct hpc_row_memory {
 
 /* The choice whether threads or waits work for the cores of this rank, and the reason. */
 typedef struct hpc_progress_choice {
-    int asked; /* hpc_progress */
-    /* 1: each core has a thread, which is its own or belongs to a core of another scheme; 0: every wait works for the
-     * cores. */
-    int threads;
+    int asked;         /* hpc_progress */
+    int threads;       /* 1: a thread of the engine works for each core; 0: every wait of this rank works for them */
     int lacked;        /* threads were chosen, but not all could be started */
     hpc_cpu_deal deal; /* how CPUs are dealt among the ranks that share them with this one */
 } hpc_progress_choice;

@@ -6,8 +6,8 @@
  * An exchange has one scheme for each of its configurations. A scheme is a set of keys with one consistency and one
  * kind of topology: servers, a graph or peers. A key never changes its scheme. Calls for a key go to the key's scheme;
  * calls for the whole exchange go to all schemes, one after the other. Each scheme has its own window, lanes, rows and
- * discipline. But a wait for one scheme works for the cores of all schemes, and cores with the same number share one
- * thread (engine/owner/core.c). Keys and rows of an exchange are numbered scheme by scheme. */
+ * discipline. The engine's threads and this rank's waits work for the cores of all schemes (base/engine.h). Keys and
+ * rows of an exchange are numbered scheme by scheme. */
 #ifndef HPC_EXCHANGE_H
 #define HPC_EXCHANGE_H
 

@@ -40,6 +40,7 @@ from .context import (
     context_revoke,
     context_shrink,
     context_span,
+    engine_create,
     rendezvous_allgather,
     rendezvous_create,
 )

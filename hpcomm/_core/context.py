@@ -35,6 +35,12 @@ def hpcomm_warn(_arg: Any, sentence: Any) -> None:
     logger.warning("%s", text(sentence))
 
 
+def engine_create() -> Any:
+    out = ffi.new("hpc_engine **")
+    check(lib.hpc_engine_create(out))
+    return owned(out[0], lib.hpc_engine_free, None)
+
+
 def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...]:
     """Makes an hpc_config from a Config. Returns it with the objects that it points to, which must live as long."""
     transports, interfaces = _chars(config.transport.encode()), _chars(config.socket_ifname.encode())
@@ -54,9 +60,13 @@ def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...
     return c, transports, interfaces, devices, timeline, congestion, chars
 
 
-def context_create(rank: int, size: int, config: Any, threads: int, secret: bytes | None, keep: object) -> Any:
-    """Creates a context. threads: the number of threads with which this rank itself computes. C copies the secret."""
+def context_create(
+    rank: int, size: int, config: Any, threads: int, secret: bytes | None, engine: Any, keep: object
+) -> Any:
+    """Creates a context. threads: the number of threads with which this rank itself computes. engine: NULL for the
+    process's own. C copies the secret, and keeps the engine."""
     settings = _settings(config, threads, secret)
+    settings[0].engine = engine
     out = ffi.new("hpc_context **")
     check(lib.hpc_context_create(rank, size, settings[0], out))
     return owned(out[0], lib.hpc_context_free, keep)

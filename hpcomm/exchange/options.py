@@ -92,11 +92,12 @@ class EngineOptions:
 
             In the first two a key has one pending update, whatever depth is. Owners work on the keys first that come
             first in params.
-        progress: who works on the chunks that this rank owns: "thread" (a thread for each core), "inline" (this rank's
-            trainer, in every wait), or "auto": threads if the ranks that share CPUs with this one have a CPU for each
-            thread that computes and for each core, otherwise inline. A worker counts as computing with
-            torch.get_num_threads() threads if torch is imported, otherwise with OMP_NUM_THREADS, otherwise with one. If
-            there are CPUs for all of them, each thread is pinned to a separate CPU, until others keep that CPU busy.
+        progress: who works on the chunks that this rank owns: "thread" (a thread for each core, which the exchanges of
+            an Engine share), "inline" (this rank's trainer, in every wait of its contexts), or "auto": threads if the
+            ranks that share CPUs with this one have a CPU for each thread that computes and for each core, otherwise
+            inline. A worker counts as computing with torch.get_num_threads() threads if torch is imported, otherwise
+            with OMP_NUM_THREADS, otherwise with one. If there are CPUs for all of them, each thread is pinned to a
+            separate CPU, until others keep that CPU busy.
         groups: sequences of names of keys, with each key in exactly one of them. None: all keys are one group. With a
             quorum each group has its own versions: a worker pushes each key of a group once for a version, and may push
             different groups at different times. Without a quorum groups have no effect. The order of groups, and of

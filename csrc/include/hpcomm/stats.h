@@ -18,7 +18,7 @@ typedef struct hpc_exchange_stats {
     uint64_t bytes_folded, bytes_written; /* bytes that this rank's cores read from inputs, and wrote to workers */
     double wait;    /* seconds that this rank has waited for pulls, for gradient slots and for space in event rings */
     double busy;    /* seconds that this rank's cores have folded, applied and written */
-    int threads;    /* threads of the scheme's cores; 0: the rank works while it waits */
+    int threads;    /* the engine's threads that work for the scheme; 0: the rank works while it waits */
     double usual;   /* a high estimate of push latency, in seconds: mean plus four mean deviations (RFC 6298); 0
                        before eight pushes */
     double timeout; /* seconds; a negative timeout of a call on a key means this (hpc_exchange_config.patience) */
