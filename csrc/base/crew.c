@@ -77,7 +77,7 @@ static void collect(hpc_thread *t) {
             t->group.bed_arg = group->bed_arg;
         }
     for (const hpc_station *s = t->first; s != NULL; s = s->beside) distinct += !is_repeated(t, s);
-    atomic_store(&t->group.n_beside, distinct - 1);
+    atomic_store(&t->group.beside, (uint32_t)(distinct > 1 ? distinct - 1 : 0));
     if (distinct > 1) t->group.bed = NULL;
 }
 
@@ -200,12 +200,12 @@ static void free_thread(hpc_thread *t) {
     free(t);
 }
 
-static hpc_thread *make(hpc_engine *e, int number, int cpu, int among) {
+static hpc_thread *make(hpc_engine *e, int number, int cpu, int dealt) {
     hpc_thread *t = calloc(1, sizeof *t);
     if (t == NULL) return NULL;
     t->engine = e;
     t->number = number;
-    t->among = among;
+    t->dealt = dealt;
     atomic_init(&t->cpu, cpu);
     atomic_init(&t->changes, 1);
     t->group.size = 1;
@@ -237,9 +237,9 @@ static int start(hpc_thread *t) {
 }
 
 /* The engine's lock is held. */
-static hpc_thread *add(hpc_member *m, hpc_task *task, int number, int cpu, int among) {
+static hpc_thread *add(hpc_member *m, hpc_task *task, int number, int cpu, int dealt) {
     hpc_engine *e = m->engine;
-    hpc_thread *t = find(e, number), *fresh = t == NULL ? make(e, number, cpu, among) : NULL;
+    hpc_thread *t = find(e, number), *fresh = t == NULL ? make(e, number, cpu, dealt) : NULL;
     hpc_station *s = t == NULL && fresh == NULL ? NULL : hpc_task_place(m, task);
     if (s == NULL) {
         if (fresh != NULL) free_thread(fresh);
@@ -257,15 +257,15 @@ static hpc_thread *add(hpc_member *m, hpc_task *task, int number, int cpu, int a
         e->threads = t = fresh;
     }
     t->n_tasks++;
-    if (among > t->among) {
-        t->among = among;
+    if (dealt > t->dealt) {
+        t->dealt = dealt;
         atomic_store(&t->cpu, cpu);
     }
     if (fresh == NULL) atomic_fetch_add(&t->changes, 1);
     return t;
 }
 
-hpc_thread *hpc_crew_add(hpc_member *m, hpc_task *task, int number, int cpu, int among) {
+hpc_thread *hpc_crew_add(hpc_member *m, hpc_task *task, int number, int cpu, int dealt) {
     hpc_engine *e = m->engine;
     pthread_mutex_lock(&e->lock);
     for (const hpc_thread *old = find(e, number); old != NULL && atomic_load(&old->stopping); old = find(e, number)) {
@@ -273,7 +273,7 @@ hpc_thread *hpc_crew_add(hpc_member *m, hpc_task *task, int number, int cpu, int
         sched_yield();
         pthread_mutex_lock(&e->lock);
     }
-    hpc_thread *t = add(m, task, number, cpu, among);
+    hpc_thread *t = add(m, task, number, cpu, dealt);
     pthread_mutex_unlock(&e->lock);
     hpc_engine_ring(e);
     while (t != NULL && atomic_load_explicit(&t->started, memory_order_acquire) == 0) sched_yield();
@@ -308,10 +308,10 @@ void hpc_crew_remove(hpc_thread *t, hpc_task *task) {
         while ((int)(atomic_load(&t->seen) - change) < 0) sched_yield();
 }
 
-int hpc_crew_cpu(const hpc_member *m, int number, int cpu, int among) {
+int hpc_crew_cpu(const hpc_member *m, int number, int cpu, int dealt) {
     pthread_mutex_lock(&m->engine->lock);
     const hpc_thread *t = find(m->engine, number);
-    if (t != NULL && !atomic_load(&t->stopping) && among <= t->among) cpu = atomic_load(&t->cpu);
+    if (t != NULL && !atomic_load(&t->stopping) && dealt <= t->dealt) cpu = atomic_load(&t->cpu);
     pthread_mutex_unlock(&m->engine->lock);
     return cpu;
 }

@@ -14,7 +14,7 @@ typedef enum hpc_started {
 struct hpc_thread {
     hpc_engine *engine;
     int number, n_tasks;
-    int among; /* the ranks among which its CPU was dealt */
+    int dealt; /* how many CPUs were dealt with its own */
     pthread_t handle;
     _Atomic int cpu;                /* -1: not pinned */
     _Atomic int started;            /* hpc_started */
@@ -26,10 +26,10 @@ struct hpc_thread {
     hpc_thread *next;               /* of the engine */
 };
 
-/* Gives a task to the thread of this number, which is started if it does not run. A CPU was dealt among several ranks
- * that share CPUs; -1: the thread is not pinned. A thread moves to a CPU that was dealt among more ranks. Returns NULL
- * if the thread cannot be started. */
-hpc_thread *hpc_crew_add(hpc_member *member, hpc_task *task, int number, int cpu, int among);
+/* Gives a task to the thread of this number, which is started if it does not run. dealt: how many CPUs were dealt with
+ * this one; cpu -1: the thread is not pinned. A thread moves to the CPU of a larger deal. All cores of a scheme come
+ * with one deal, so no two threads get one CPU. Returns NULL if the thread cannot be started. */
+hpc_thread *hpc_crew_add(hpc_member *member, hpc_task *task, int number, int cpu, int dealt);
 /* Removes a task from its thread. */
 void hpc_crew_remove(hpc_thread *thread, hpc_task *task);
 /* Called by a task when it has worked on a slice: the thread may serve its other tasks. Another thread goes on. */
@@ -41,6 +41,6 @@ static inline void hpc_slice_count(hpc_task *task, size_t nbytes) {
 }
 
 /* Returns the CPU that hpc_crew_add would leave the thread on. */
-int hpc_crew_cpu(const hpc_member *member, int number, int cpu, int among);
+int hpc_crew_cpu(const hpc_member *member, int number, int cpu, int dealt);
 
 #endif

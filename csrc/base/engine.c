@@ -140,7 +140,7 @@ void hpc_task_attend(hpc_task *t, int begins) {
     const hpc_group *group = atomic_load_explicit(&s->member->group, memory_order_relaxed);
     atomic_store_explicit(&s->attended_by, begins ? (uintptr_t)pthread_self() : 0, memory_order_relaxed);
     const int others = atomic_load_explicit(&s->member->n_by_waits, memory_order_relaxed) - 1 +
-                       atomic_load_explicit(&group->n_beside, memory_order_relaxed);
+                       hpc_beside_count(atomic_load_explicit(&group->beside, memory_order_relaxed));
     if (!begins && others > 0) hpc_bell_ring(group->bell);
 }
 
@@ -214,14 +214,20 @@ void hpc_engine_ring(hpc_engine *e) {
     }
 }
 
+/* hpc_group.beside of a member's group */
+static uint32_t beside(const hpc_member *m) {
+    return m->engine->changes << HPC_BESIDE_BITS | (uint32_t)(m->engine->n_by_waits - atomic_load(&m->n_by_waits));
+}
+
 /* Counts a task of m that waits run. The engine's lock is held. */
 static void count_by_waits(hpc_member *m, int n) {
     atomic_fetch_add(&m->n_by_waits, n);
     m->engine->n_by_waits += n;
+    m->engine->changes++;
     for (hpc_member *other = atomic_load(&m->engine->members); other != NULL; other = other->next) {
         hpc_group *group = hpc_member_use(other);
         if (group == NULL) continue;
-        atomic_store(&group->n_beside, m->engine->n_by_waits - atomic_load(&other->n_by_waits));
+        atomic_store(&group->beside, beside(other));
         hpc_member_let_go(other);
     }
 }
@@ -312,7 +318,7 @@ hpc_member *hpc_engine_join(hpc_engine *engine, hpc_group *group, void (*fail)(h
         m->fail = fail;
         group->company_arg = m;
         group->company = &company;
-        atomic_store(&group->n_beside, e->n_by_waits);
+        atomic_store(&group->beside, beside(m));
         atomic_store(&m->group, group);
     }
     pthread_mutex_unlock(&e->lock);

@@ -72,7 +72,8 @@ struct hpc_engine {
     int references;    /* its handle, and its members */
     pthread_mutex_t lock;
     hpc_member *_Atomic members;
-    int n_by_waits; /* of all members */
+    int n_by_waits;   /* of all members */
+    uint32_t changes; /* of n_by_waits */
     hpc_thread *threads;
 };
 

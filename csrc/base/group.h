@@ -115,8 +115,10 @@ typedef struct hpc_group {
     void *progress_arg;
     const hpc_bed *bed; /* NULL: waits sleep on the futex alone */
     void *bed_arg;
-    _Atomic int n_beside;       /* 0: waits work for this group alone */
-    const hpc_company *company; /* NULL only while n_beside is 0 */
+    /* hpc_beside_count of it is how many tasks waits run in the other groups of this rank; the bits above change each
+     * time that such a task comes or goes. */
+    _Atomic uint32_t beside;
+    const hpc_company *company; /* NULL only while there are none */
     void *company_arg;
     char notes[HPC_NOTES][HPC_NOTE_BYTES]; /* the notes of hpc_context_note; each is written once, before the field
                                               noted counts it */
@@ -137,6 +139,12 @@ typedef struct hpc_wait {
     void (*attend)(void *attended, int begins);
     void *attended;
 } hpc_wait;
+
+enum { HPC_BESIDE_BITS = 16 };
+
+static inline int hpc_beside_count(uint32_t beside) {
+    return (int)(beside & ((1u << HPC_BESIDE_BITS) - 1));
+}
 
 static inline int hpc_group_is_mine(const hpc_group *group) {
     return *(volatile const char *)group->owner == 1;

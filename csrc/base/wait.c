@@ -422,13 +422,13 @@ static int look_around(hpc_group *group, const hpc_wait *wait, double deadline) 
     return holds_now(group, wait, deadline) ? HPC_OK : status;
 }
 
-static int has_others(const hpc_group *group) {
-    return atomic_load_explicit(&group->n_beside, memory_order_acquire) != 0;
+static uint32_t beside_of(const hpc_group *group) {
+    return atomic_load_explicit(&group->beside, memory_order_acquire);
 }
 
 /* Works for the other groups of this rank. */
 static int help_others(const hpc_group *group) {
-    return has_others(group) ? group->company->help(group->company_arg) : 0;
+    return hpc_beside_count(beside_of(group)) != 0 ? group->company->help(group->company_arg) : 0;
 }
 
 /* ---- sleeping ---- */
@@ -483,7 +483,8 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     hpc_companion asleep[MOST_BELLS];
     int status = HPC_IN_PROGRESS, in_bed = 0, n = 1;
     asleep[0].group = group;
-    if (has_others(group)) n += group->company->join(group->company_arg, asleep + 1, MOST_BELLS - 1);
+    const uint32_t beside = beside_of(group);
+    if (hpc_beside_count(beside) != 0) n += group->company->join(group->company_arg, asleep + 1, MOST_BELLS - 1);
     for (int i = 0; i < n; i++) begin_sleep(&asleep[i], n > 1);
     if (n == 1) in_bed = group->bed != NULL && group->bed->claim(group->bed_arg);
 #if !defined(__SANITIZE_THREAD__)
@@ -494,6 +495,9 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     /* The condition may depend on bytes that a transport still holds. Their sender rang either before this thread
      * counted as a sleeper, so this look takes them, or rings it awake afterwards. */
     int held = hpc_group_look(group, in_bed ? HPC_LOOKS_BESIDE_BED : HPC_LOOKS_ALL);
+    /* A task may have been added after the others were listed, and have rung before this thread counted as a
+     * sleeper. */
+    if (beside_of(group) != beside) held |= HPC_LEFT;
     if (n > 1) held |= help_others(group);
     if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait, deadline);
     if (held == 0 && status == HPC_IN_PROGRESS && in_bed) {

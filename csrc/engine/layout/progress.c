@@ -35,7 +35,7 @@ int hpc_progress_choose(hpc_scheme *sc, int asked, const char *op) {
         sc->cores[i].scheme = sc;
         sc->cores[i].index = i;
         sc->cores[i].task = &sc->cores[i].own_task;
-        sc->cores[i].cpu = choice->threads ? hpc_crew_cpu(c->member, i, cpus[i], choice->deal.ranks) : -1;
+        sc->cores[i].cpu = choice->threads ? hpc_crew_cpu(c->member, i, cpus[i], hpc_progress_dealt(choice)) : -1;
         sc->cores[i].node = sc->cores[i].cpu >= 0 ? hpc_host_node("", sc->cores[i].cpu) : -1;
     }
 out:

@@ -8,6 +8,11 @@
  * choice. */
 int hpc_progress_choose(hpc_scheme *sc, int asked, const char *op);
 
+/* Returns how many CPUs were dealt together. */
+static inline int hpc_progress_dealt(const hpc_progress_choice *choice) {
+    return choice->deal.threads + choice->deal.cores;
+}
+
 /* Appends the choice and its reason to text, a C string with room for cap bytes. Appends nothing if another scheme's
  * threads work for all cores. */
 void hpc_progress_tell(const hpc_scheme *sc, char *text, size_t cap);

@@ -15,6 +15,7 @@
 #include "engine/args.h"
 #include "engine/discipline.h"
 #include "engine/owner/forward.h"
+#include "engine/layout/progress.h"
 #include "engine/owner/row.h"
 #include "engine/layout/stages.h"
 #include "engine/worker/waits.h"
@@ -302,7 +303,8 @@ static int start_core(hpc_core *core) {
     const hpc_scheme *sc = core->scheme;
     core->own_task = (hpc_task){.run = work_one, .arg = core, .weight = sc->asked.weight};
     core->tells = !has_thread_beside(sc, core->index);
-    core->thread = hpc_crew_add(sc->context->member, core->task, core->index, core->cpu, sc->choice.deal.ranks);
+    core->thread =
+        hpc_crew_add(sc->context->member, core->task, core->index, core->cpu, hpc_progress_dealt(&sc->choice));
     return core->thread != NULL;
 }
 

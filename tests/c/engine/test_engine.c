@@ -109,7 +109,6 @@ static void check_threads(const house *h) {
         for (int c = 0; h->tenants[i] != NULL && c < inside(h->tenants[i]->e)->n_own_cores; c++) {
             const hpc_core *core = &inside(h->tenants[i]->e)->cores[c];
             CHECK(core->thread != NULL && core->thread == cores[c].thread);
-            CHECK_EQ(core->cpu, atomic_load(&core->thread->cpu));
         }
 }
 
