@@ -110,7 +110,7 @@ int hpc_station_run(hpc_station *s, int *left) {
 
 void hpc_station_retire(hpc_station *s) {
     while (!take(s)) sched_yield();
-    s->task = NULL;
+    if (s->task != NULL && !hpc_task_stops(s->task)) s->task = NULL;
     leave(s);
 }
 

@@ -122,7 +122,7 @@ void hpc_member_let_go(hpc_member *member);
 /* Wakes all waits of this rank. */
 void hpc_engine_ring(hpc_engine *engine);
 
-/* Makes no thread run the task of a station any more. */
+/* Makes no thread run the task of a station any more, unless the task was stopped: it may have left work. */
 void hpc_station_retire(hpc_station *station);
 
 /* Runs a station's task, and sets the station's due. If another thread has taken the task, *left gets HPC_LEFT. Returns
