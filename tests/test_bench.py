@@ -376,6 +376,23 @@ def test_the_memory_of_ranks_is_told_by_transport() -> None:
         assert 0 < row["pss"] < 4 << 20
 
 
+def test_exchanges_of_one_process_are_measured_beside_each_other() -> None:
+    document = own_mpirun("tenants", "--seconds", "0.02", "--rounds", "1", "--mib", "1")
+    assert {row["wrong"] for row in document["rows"]} == {0}
+    for mode in ("inline", "thread"):
+        rows = {(row["row"], row["name"]): row for row in document["rows"] if row["mode"] == mode}
+        assert len(rows) == 4 + 4 + 4
+        assert rows["idle", "alone"]["ratio"] == [1, 1, 1]
+        assert min(rows["busy", "two, weights 1 and 3"]["bytes"]) > 0
+        assert rows["ping", "push_pull beside another"]["beside"] > 0
+
+
+def test_jains_index_is_one_for_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    tenants = importlib.import_module("bench.machine.tenants")
+    assert (tenants.jain([3, 3]), tenants.jain([5, 0]), tenants.jain([1, 3])) == (1, 0.5, 0.8)
+
+
 def test_operations_whose_instructions_are_counted_run() -> None:
     """Without valgrind too; with it a count is the same in each run, and a library is no slower than itself."""
     instructions = importlib.import_module("bench.machine.instructions")
