@@ -32,8 +32,8 @@ static int look(void *arg, hpc_looker looker) {
     return left;
 }
 
-static int help(void *arg) {
-    (void)arg;
+static int help(void *arg, hpc_looker looker) {
+    (void)arg, (void)looker;
     return 0;
 }
 
@@ -119,27 +119,40 @@ static int serve(hpc_station *s) {
     return worked;
 }
 
+static void end_turn(hpc_task *task) {
+    if (atomic_load_explicit(&task->stops, memory_order_relaxed) < HPC_TURN_IS_OVER)
+        atomic_fetch_add_explicit(&task->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
+}
+
 /* The tasks of a thread get bytes in proportion to their weights: at the end of a slice the thread serves the tasks
  * that are behind, inside the work of the present one. A task that finds nothing to do is behind no more. A task that
  * is behind, but whose own work has not ended, ends the turn of the present one. */
-void hpc_slice_end(hpc_task *task) {
-    const hpc_thread *t = serving;
-    const double bytes = (double)task->spent;
-    task->spent = 0;
+static void serve_others(const hpc_thread *t, hpc_task *task, double bytes) {
     hpc_station *s = task->station;
-    if (t == NULL || t->first == NULL || t->first->beside == NULL) return;
-    if (atomic_load_explicit(&s->by, memory_order_relaxed) != t->number) return; /* it is a task of waits */
     int over = 0;
     s->served = (s->served < 0 ? 0 : s->served) + bytes / task->weight;
     for (hpc_station *o = t->first; o != NULL; o = o->beside) {
         if (o == s || o->served > s->served) continue;
         if (atomic_load_explicit(&o->busy, memory_order_relaxed) != 0)
-            over = HPC_TURN_IS_OVER;
+            over = 1;
         else if (serve(o) == 0 || o->served < 0)
             o->served = s->served;
     }
-    if (over && atomic_load_explicit(&task->stops, memory_order_relaxed) < HPC_TURN_IS_OVER)
-        atomic_fetch_add_explicit(&task->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
+    if (over) end_turn(task);
+}
+
+void hpc_slice_end(hpc_task *task) {
+    const hpc_thread *t = serving;
+    hpc_station *s = task->station;
+    const double bytes = (double)task->spent;
+    task->spent = 0;
+    if (s == NULL) return; /* the trainer works before the tasks are there */
+    const int by = atomic_load_explicit(&s->by, memory_order_relaxed);
+    if (by == HPC_BY_WAITS) {
+        if (atomic_load_explicit(&s->attended_by, memory_order_relaxed) != (uintptr_t)pthread_self()) end_turn(task);
+    } else if (t != NULL && by == t->number && t->first->beside != NULL) {
+        serve_others(t, task, bytes);
+    }
 }
 
 static int has_changed(const hpc_thread *t) {

@@ -32,7 +32,8 @@ struct hpc_thread {
 hpc_thread *hpc_crew_add(hpc_member *member, hpc_task *task, int number, int cpu, int dealt);
 /* Removes a task from its thread. */
 void hpc_crew_remove(hpc_thread *thread, hpc_task *task);
-/* Called by a task when it has worked on a slice: the thread may serve its other tasks. Another thread goes on. */
+/* Called by a task when it has worked on a slice. A thread of the engine may serve its other tasks; the run of a wait
+ * that only helps ends soon. */
 void hpc_slice_end(hpc_task *task);
 
 /* Counts bytes on which a task has worked. */

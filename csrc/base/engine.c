@@ -81,7 +81,7 @@ static void leave(hpc_station *s) {
 
 /* The context is aborted while the station is taken: the task's scheme, which waits for the station before it is freed,
  * holds the context. */
-static inline int run(hpc_station *s, int by_thread, int *left, double *due) {
+static inline int run(hpc_station *s, int *left, double *due) {
     int worked = 0;
     if (!take(s)) {
         *left |= HPC_LEFT;
@@ -89,11 +89,13 @@ static inline int run(hpc_station *s, int by_thread, int *left, double *due) {
     }
     hpc_task *t = s->task;
     if (t != NULL) {
-        if (by_thread && atomic_load_explicit(&t->stops, memory_order_relaxed) >= HPC_TURN_IS_OVER)
-            atomic_fetch_sub_explicit(&t->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
         const char *failure = t->run(t);
         worked = t->worked;
         if (t->due < *due) *due = t->due;
+        if (atomic_load_explicit(&t->stops, memory_order_relaxed) >= HPC_TURN_IS_OVER) {
+            atomic_fetch_sub_explicit(&t->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
+            *left |= HPC_LEFT | HPC_MORE;
+        }
         if (failure != NULL) {
             s->task = NULL;
             s->member->fail(s->member->group, failure);
@@ -105,7 +107,7 @@ static inline int run(hpc_station *s, int by_thread, int *left, double *due) {
 
 int hpc_station_run(hpc_station *s, int *left) {
     s->due = INFINITY;
-    return run(s, 1, left, &s->due);
+    return run(s, left, &s->due);
 }
 
 void hpc_station_retire(hpc_station *s) {
@@ -122,16 +124,11 @@ static int left_until(double due) {
 int hpc_task_run(hpc_task *t) {
     int left = 0;
     double due = INFINITY;
-    run(t->station, 0, &left, &due);
+    run(t->station, &left, &due);
     return left | left_until(due);
 }
 
 /* ---- attendance ---- */
-
-static int has_other_attendant(const hpc_station *s) {
-    const uintptr_t by = atomic_load_explicit(&s->attended_by, memory_order_relaxed);
-    return by != 0 && by != (uintptr_t)pthread_self();
-}
 
 /* When the attendance ends, something may have come that no wait has seen, and a wait that skipped the task may have
  * begun to sleep, also on this bell: the ring wakes it. */
@@ -144,13 +141,35 @@ void hpc_task_attend(hpc_task *t, int begins) {
     if (!begins && others > 0) hpc_bell_ring(group->bell);
 }
 
-int hpc_member_work(hpc_member *m) {
+/* Returns whether a brief look passes over something that has been idle: once many looks found nothing to do, most
+ * do. */
+static int is_passed_over(_Atomic int *idle) {
+    enum { PATIENT = 64, ONE_OF = 16 };
+    const int n = atomic_load_explicit(idle, memory_order_relaxed);
+    atomic_store_explicit(idle, n < PATIENT + ONE_OF - 1 ? n + 1 : PATIENT, memory_order_relaxed);
+    return n > PATIENT;
+}
+
+static void help_station(hpc_station *s, int *left, double *due) {
+    if (run(s, left, due) == 0) return;
+    atomic_store_explicit(&s->idle, 0, memory_order_relaxed);
+    atomic_store_explicit(&s->member->idle, 0, memory_order_relaxed);
+}
+
+int hpc_member_work(hpc_member *m, hpc_looker looker) {
     int left = 0;
     double due = INFINITY;
-    if (atomic_load_explicit(&m->n_by_waits, memory_order_relaxed) == 0) return 0;
-    for (hpc_station *s = atomic_load_explicit(&m->stations, memory_order_acquire); s != NULL; s = s->next)
-        if (atomic_load_explicit(&s->by, memory_order_relaxed) == HPC_BY_WAITS && !has_other_attendant(s))
-            run(s, 0, &left, &due);
+    const int n = atomic_load_explicit(&m->n_by_waits, memory_order_relaxed);
+    if (n == 0) return 0;
+    for (hpc_station *s = atomic_load_explicit(&m->stations, memory_order_acquire); s != NULL; s = s->next) {
+        if (atomic_load_explicit(&s->by, memory_order_relaxed) != HPC_BY_WAITS) continue;
+        const uintptr_t attendant = atomic_load_explicit(&s->attended_by, memory_order_relaxed);
+        if (attendant == 0) {
+            if (n == 1 || looker != HPC_LOOKS_BRIEFLY || !is_passed_over(&s->idle)) help_station(s, &left, &due);
+        } else if (attendant == (uintptr_t)pthread_self()) {
+            run(s, &left, &due);
+        }
+    }
     return left | left_until(due);
 }
 
@@ -269,10 +288,11 @@ static hpc_member *first_served(const hpc_member *itself) {
 }
 
 /* hpc_company.help */
-static int help(void *arg) {
+static int help(void *arg, hpc_looker looker) {
     hpc_member *itself = arg;
     int left = 0;
     for (hpc_member *m = first_served(itself); m != NULL; m = served(m->next, itself)) {
+        if (looker == HPC_LOOKS_BRIEFLY && is_passed_over(&m->idle)) continue;
         hpc_group *group = hpc_member_use(m);
         if (group == NULL) continue;
         if (!atomic_load_explicit(&group->closed, memory_order_acquire)) left |= hpc_group_progress(group);

@@ -52,6 +52,7 @@ struct hpc_station {
     double served;
     /* Only for waits: the thread whose wait attends to the task, so that other waits need not run it; 0: none does. */
     _Atomic uintptr_t attended_by;
+    _Atomic int idle; /* how many brief looks have passed since the task did something */
     hpc_member *member;
     hpc_station *next;   /* of the member */
     hpc_station *beside; /* the next one that the same thread serves; only this thread uses it */
@@ -63,6 +64,7 @@ struct hpc_member {
     void (*fail)(hpc_group *group, const char *why); /* aborts the context */
     _Atomic int users;                               /* threads that serve the group, or sleep on its bell */
     _Atomic int n_by_waits;                          /* tasks that waits run */
+    _Atomic int idle;                                /* as hpc_station.idle, of all its tasks */
     hpc_station *_Atomic stations;
     hpc_member *next;
 };
@@ -113,7 +115,7 @@ void hpc_task_let(hpc_task *task);
  * hpc_left_over bits for work that remains; HPC_LEFT if another thread runs one of them, since this thread must look
  * again before it sleeps. */
 int hpc_task_run(hpc_task *task);
-int hpc_member_work(hpc_member *member);
+int hpc_member_work(hpc_member *member, hpc_looker looker);
 
 /* Returns the group of a member, which stays until hpc_member_let_go; NULL if the member is free. */
 hpc_group *hpc_member_use(hpc_member *member);

@@ -33,8 +33,9 @@ typedef struct hpc_bed {
 } hpc_bed;
 
 /* The kind of a wait's look for progress. A look just before or after a sleep in the bed (HPC_LOOKS_BESIDE_BED) skips
- * the transports whose messages end such a sleep (hpc_transport.wakes_beds). */
-typedef enum hpc_looker { HPC_LOOKS_ALL = 0, HPC_LOOKS_BESIDE_BED } hpc_looker;
+ * the transports whose messages end such a sleep (hpc_transport.wakes_beds). A look after which the wait does not sleep
+ * (HPC_LOOKS_BRIEFLY) skips most runs of other exchanges' tasks that have been idle. */
+typedef enum hpc_looker { HPC_LOOKS_ALL = 0, HPC_LOOKS_BESIDE_BED, HPC_LOOKS_BRIEFLY } hpc_looker;
 
 /* Bits of the result of progress(), which tell the wait whether to look again at once or after a while. With 0 the wait
  * may sleep on its bell. */
@@ -52,7 +53,7 @@ typedef struct hpc_companion {
 } hpc_companion;
 
 typedef struct hpc_company {
-    int (*help)(void *arg); /* works for the others; returns hpc_left_over */
+    int (*help)(void *arg, hpc_looker looker); /* works for the others; returns hpc_left_over */
     /* Before a sleep: writes the others, at most so many, and keeps their bells mapped until part(). Returns how
      * many. */
     int (*join)(void *arg, hpc_companion *others, int most);

@@ -427,8 +427,8 @@ static uint32_t beside_of(const hpc_group *group) {
 }
 
 /* Works for the other groups of this rank. */
-static int help_others(const hpc_group *group) {
-    return hpc_beside_count(beside_of(group)) != 0 ? group->company->help(group->company_arg) : 0;
+static int help_others(const hpc_group *group, hpc_looker looker) {
+    return hpc_beside_count(beside_of(group)) != 0 ? group->company->help(group->company_arg, looker) : 0;
 }
 
 /* ---- sleeping ---- */
@@ -498,7 +498,7 @@ static int sleep_on_bell(hpc_group *group, const hpc_wait *wait, double seconds,
     /* A task may have been added after the others were listed, and have rung before this thread counted as a
      * sleeper. */
     if (beside_of(group) != beside) held |= HPC_LEFT;
-    if (n > 1) held |= help_others(group);
+    if (n > 1) held |= help_others(group, HPC_LOOKS_ALL);
     if (held == 0) status = wait->ready(wait->arg) ? HPC_OK : look_around(group, wait, deadline);
     if (held == 0 && status == HPC_IN_PROGRESS && in_bed) {
         if (group->bed->sleep(group->bed_arg, seconds) == 0) *next = HPC_LOOKS_BESIDE_BED;
@@ -603,17 +603,17 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
     const int spins = group->bed == NULL || prompt_waits == PROMPT;
     double start = seen->start, now = start, deadline = start + timeout;
     double spin_until = start + (spins ? group->spin : 0), yield_until = spin_until + (spins ? group->yield : 0);
-    hpc_looker looker = HPC_LOOKS_ALL;
+    hpc_looker looker = HPC_LOOKS_BRIEFLY;
     int held = 0, status;
 
     for (;;) {
         held = hpc_group_look(group, looker);
-        looker = HPC_LOOKS_ALL;
+        looker = HPC_LOOKS_BRIEFLY;
         if (now < spin_until) {
             for (int i = 0; i < SPINS_PER_CLOCK; i++) {
                 if (wait->ready(wait->arg)) return HPC_OK;
                 if (group->bed != NULL)
-                    held = hpc_group_progress(group); /* receives the awaited data */
+                    held = hpc_group_look(group, looker); /* receives the awaited data */
                 else
                     hpc_cpu_relax();
             }
@@ -630,7 +630,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
             show(group, wait, seen, now);
         }
         if (group->eases && now < spin_until && hpc_crowd_is(now)) spin_until = start; /* one round of spins is over */
-        if (now >= spin_until) held |= help_others(group);
+        if (now >= spin_until) held |= help_others(group, HPC_LOOKS_BRIEFLY);
         if (now < spin_until || held & HPC_MORE) continue;
         if ((held & HPC_LEFT) || (now < yield_until && !(group->eases && hpc_crowd_find(now)))) {
             sched_yield();

@@ -8,7 +8,7 @@ int hpc_context_progress(void *context, hpc_looker looker) {
         const hpc_transport *t = c->used[i];
         if (t->progress != NULL && !(t->wakes_beds && looker == HPC_LOOKS_BESIDE_BED)) left |= t->progress(c);
     }
-    return left | (atomic_load_explicit(&c->leaving, memory_order_relaxed) ? 0 : hpc_member_work(c->member));
+    return left | (atomic_load_explicit(&c->leaving, memory_order_relaxed) ? 0 : hpc_member_work(c->member, looker));
 }
 
 int hpc_context_add_task(hpc_context *c, hpc_task *task) {

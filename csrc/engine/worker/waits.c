@@ -18,7 +18,7 @@ static int fail_as_others(const hpc_scheme *own, int status, const char *op) {
     return status;
 }
 
-int hpc_scheme_check(hpc_scheme *sc, const char *op) {
+int hpc_scheme_tell(hpc_scheme *sc, const char *op) {
     int failed = atomic_load_explicit(&sc->fault.failed, memory_order_acquire);
     if (failed != HPC_OK) {
         hpc_context_abort(sc->context, sc->fault.failure);

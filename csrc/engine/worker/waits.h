@@ -10,8 +10,16 @@ double hpc_limit_left(const hpc_scheme *sc, hpc_limit *l);
  * usually takes, in seconds (hpc_exchange_config.patience). */
 double hpc_learned_timeout(const hpc_scheme *sc, double usual);
 
-/* Returns HPC_OK or, if the exchange has failed, aborts the context and returns the failure. */
-int hpc_scheme_check(hpc_scheme *sc, const char *op);
+/* Both return HPC_OK or, if the exchange has failed, abort the context and return the failure. hpc_scheme_tell is the
+ * slow part, for when something may be wrong. */
+int hpc_scheme_tell(hpc_scheme *sc, const char *op);
+static inline int hpc_scheme_check(hpc_scheme *sc, const char *op) {
+    const hpc_group *g = &sc->context->group;
+    const int trouble = atomic_load_explicit(&sc->fault.failed, memory_order_acquire) |
+                        atomic_load_explicit(&g->closed, memory_order_relaxed) |
+                        atomic_load_explicit(&g->revoked, memory_order_acquire);
+    return !trouble && hpc_group_is_mine(g) ? HPC_OK : hpc_scheme_tell(sc, op);
+}
 /* Returns HPC_OK if the trainer may push or pull key, or the error. */
 int hpc_worker_check_call(hpc_scheme *sc, int key, const char *op);
 
