@@ -120,8 +120,7 @@ static int serve(hpc_station *s) {
 }
 
 static void end_turn(hpc_task *task) {
-    if (atomic_load_explicit(&task->stops, memory_order_relaxed) < HPC_TURN_IS_OVER)
-        atomic_fetch_add_explicit(&task->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
+    if (!hpc_turn_is_over(task)) atomic_fetch_add_explicit(&task->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
 }
 
 /* The tasks of a thread get bytes in proportion to their weights: at the end of a slice the thread serves the tasks

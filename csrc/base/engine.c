@@ -82,7 +82,7 @@ static void leave(hpc_station *s) {
 /* The context is aborted while the station is taken: the task's scheme, which waits for the station before it is freed,
  * holds the context. */
 static inline int run(hpc_station *s, int *left, double *due) {
-    int worked = 0;
+    int worked = 0, over = 0;
     if (!take(s)) {
         *left |= HPC_LEFT;
         return 0;
@@ -92,9 +92,10 @@ static inline int run(hpc_station *s, int *left, double *due) {
         const char *failure = t->run(t);
         worked = t->worked;
         if (t->due < *due) *due = t->due;
-        if (atomic_load_explicit(&t->stops, memory_order_relaxed) >= HPC_TURN_IS_OVER) {
+        if (hpc_turn_is_over(t)) {
             atomic_fetch_sub_explicit(&t->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
             *left |= HPC_LEFT | HPC_MORE;
+            over = 1;
         }
         if (failure != NULL) {
             s->task = NULL;
@@ -102,6 +103,9 @@ static inline int run(hpc_station *s, int *left, double *due) {
         }
     }
     leave(s);
+    /* This wait may be over before the rest is done: then another one must go on. */
+    if (over && atomic_load_explicit(&s->by, memory_order_relaxed) == HPC_BY_WAITS)
+        hpc_bell_ring(atomic_load_explicit(&s->member->group, memory_order_relaxed)->bell);
     return worked;
 }
 

@@ -104,6 +104,12 @@ static inline int hpc_task_stops(const hpc_task *task) {
     return atomic_load_explicit(&task->stops, memory_order_relaxed) != 0;
 }
 
+/* Returns whether the run must stop after a slice, even inside an event, so that another task runs or the wait looks at
+ * its condition. */
+static inline int hpc_turn_is_over(const hpc_task *task) {
+    return atomic_load_explicit(&task->stops, memory_order_relaxed) >= HPC_TURN_IS_OVER;
+}
+
 /* Marks that this thread's wait attends to a task that waits run, or that it does so no more. */
 void hpc_task_attend(hpc_task *task, int begins);
 

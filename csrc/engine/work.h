@@ -196,10 +196,11 @@ typedef struct hpc_core {
     hpc_kept **kept_first, **kept_last; /* by rank: the list of its kept forwards, oldest first */
     _Atomic int n_kept;                 /* close reads it too */
     int at_out;                         /* lane out is polled before lane in */
-    hpc_event *held;                    /* by rank: an event that must wait (hpc_gate.other_came) */
-    char *holds; /* by rank: whether the array held has its event; the rank's later events stay in the ring */
+    hpc_event *held; /* by rank: an event that must wait (hpc_gate.other_came), or inside which a turn ended */
+    char *holds;     /* by rank: whether the array held has its event; the rank's later events stay in the ring */
     int n_held;
-    void *own;                   /* the discipline's */
+    int *rows_done; /* by rank: how many rows of the share that its held event announces have got their input */
+    void *own;      /* the discipline's */
     struct hpc_clocked *clocked; /* the discipline's, where it counts by senders */
     double due;         /* the time, in seconds, at which the core must work even if no event comes; INFINITY: never */
     hpc_thread *thread; /* of the engine, which works for the core; NULL: waits do, or nobody does */

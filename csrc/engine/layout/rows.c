@@ -117,12 +117,13 @@ static int open_core(hpc_scheme *sc, hpc_core *core, const char *op) {
     core->kept_last = calloc(size, sizeof *core->kept_last);
     core->held = calloc(size, sizeof *core->held);
     core->holds = calloc(size, 1);
+    core->rows_done = calloc(size, sizeof *core->rows_done);
     core->sent = calloc(size * HPC_TRAFFIC_STAGES, sizeof *core->sent);
     core->sent_of_key = calloc((size_t)sc->plan->n_keys, sizeof *core->sent_of_key);
     if (core->memory == NULL || core->folding == NULL || core->bases == NULL || core->base_weights == NULL ||
         core->base_inputs == NULL || core->pieces == NULL || core->writing == NULL || core->args_came == NULL ||
         core->kept == NULL || core->kept_first == NULL || core->kept_last == NULL || core->held == NULL ||
-        core->holds == NULL || core->sent == NULL || core->sent_of_key == NULL)
+        core->holds == NULL || core->rows_done == NULL || core->sent == NULL || core->sent_of_key == NULL)
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no %zu bytes for the rule's state", op, core->memory_bytes);
     core->acc = core->memory;
     for (size_t i = 0; i < forwards; i++) {
@@ -425,6 +426,7 @@ void hpc_rows_free(hpc_scheme *sc) {
         free(core->kept_last);
         free(core->held);
         free(core->holds);
+        free(core->rows_done);
         free(core->sent);
         free(core->sent_of_key);
     }

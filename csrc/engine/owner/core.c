@@ -93,24 +93,31 @@ _Static_assert(HPC_PLAN_DEPTH <= 1 << HPC_IMM_SLOT_BITS, "an event names any slo
 
 /* Handles the event of a share. The event announces the sender's inputs to all rows of the share; if rows have separate
  * events, only the inputs without bytes. Returns 0 if the event names no share of this core; 1 if the event was
- * handled, even if that failed. All functions below return the same. */
+ * handled, even if that failed; HPC_HAS_TO_WAIT if the turn ended before the last row. All functions below return the
+ * same. */
 static int share_came(hpc_core *core, const hpc_share *share, const hpc_event *event, int slot) {
     const hpc_scheme *sc = core->scheme;
     const hpc_discipline *d = sc->discipline;
     const hpc_edge *edges = NULL;
     const int all = comes_by_share(sc, event->peer);
-    int input = -1, known = 0;
+    int *at = &core->rows_done[event->peer]; /* not 0 if the turn has ended inside this event */
+    int input = -1, known = *at > 0;
     if (share == NULL || (!all && !tells(sc, share, event->peer))) return 0;
     if (!hpc_core_brings(core, event, "share", share->key, d->traits & HPC_BRINGS_NUMBER ? sizeof(uint64_t) : 0))
         return 1;
-    for (int i = 0; i < share->n_rows; i++) {
+    for (int i = *at; i < share->n_rows; i++) {
         hpc_work *w = hpc_work_of(sc, share->rows[i]);
         if (w->row->in != edges) input = hpc_row_input_of(w, event->peer, 0); /* rows of a hub share their edges */
         edges = w->row->in;
         if (input < 0 || !(all || w->inputs[input].empty)) continue;
         known = sc->gate->row_came(core, w, input, slot);
         if (!known) return 0;
+        if (i + 1 < share->n_rows && hpc_turn_is_over(core->task)) {
+            *at = i + 1;
+            return HPC_HAS_TO_WAIT;
+        }
     }
+    *at = 0;
     return known;
 }
 
@@ -168,7 +175,7 @@ static int handle(hpc_core *core, const hpc_event *event) {
     const int valid = slot < sc->layout.depth;
     switch (hpc_imm_operation(event->imm)) {
     case HPC_OP_SHARE:
-        known = valid && share_came(core, hpc_core_share(core, index), event, slot);
+        known = valid ? share_came(core, hpc_core_share(core, index), event, slot) : 0;
         break;
     case HPC_OP_ROW:
         known = valid && row_came(core, hpc_core_row(core, index), event, 0, slot);
@@ -199,26 +206,33 @@ static void hold(hpc_core *core, const hpc_event *event) {
     core->n_held++;
 }
 
-static void retry_held(hpc_core *core) {
+/* Handles the held events again. Returns how many it has handled, or has worked on until the turn was over. */
+static int retry_held(hpc_core *core) {
+    int n = 0;
     for (int r = 0; r < core->scheme->context->group.size; r++) {
-        if (!core->holds[r] || !handle(core, &core->held[r])) continue;
-        core->holds[r] = 0;
-        core->n_held--;
+        if (!core->holds[r]) continue;
+        if (handle(core, &core->held[r])) {
+            core->holds[r] = 0;
+            core->n_held--;
+            n++;
+        }
+        if (hpc_turn_is_over(core->task)) return n + core->holds[r];
     }
+    return n;
+}
+
+static int poll_in(hpc_core *core, hpc_event *event) {
+    return core->n_held > 0 ? hpc_lane_poll_but(core->in, core->holds, event) : hpc_lane_poll(core->in, event);
 }
 
 /* Gets the next event. Pushes come by the lane in. By the lane out come only forwards, from the cores of the same
  * number at other ranks. The two lanes take turns at being polled first; otherwise a core with many pushes would let
  * the rings of its forwards fill up. */
 static int next_event(hpc_core *core, hpc_event *event) {
-    int at_out = core->at_out, status;
-    if (core->n_held > 0) retry_held(core);
-    if (core->n_held > 0)
-        status = hpc_lane_poll_but(core->in, core->holds, event);
-    else
-        status = hpc_lane_poll(at_out ? core->out : core->in, event);
+    const int at_out = core->at_out;
+    int status = at_out ? hpc_lane_poll(core->out, event) : poll_in(core, event);
     if (core->two_ways) {
-        if (status == HPC_IN_PROGRESS) status = hpc_lane_poll(at_out ? core->in : core->out, event);
+        if (status == HPC_IN_PROGRESS) status = at_out ? poll_in(core, event) : hpc_lane_poll(core->out, event);
         core->at_out = !at_out;
     }
     if (status != HPC_OK && status != HPC_IN_PROGRESS) hpc_core_check_put(core, status);
@@ -231,10 +245,11 @@ static int work_core(hpc_core *core) {
     const hpc_task *task = core->task;
     hpc_event event;
     double start = 0;
-    int n = 0;
-    if (core->due <= 0) start = hpc_now(); /* work is left from the last call */
+    int n = 0, retried = 0;
+    if (core->due <= 0 || core->n_held > 0) start = hpc_now(); /* work is left from the last call */
     hpc_lane_cork(core->out);
     if (atomic_load_explicit(&core->n_kept, memory_order_relaxed) > 0) hpc_forward_retry(core);
+    if (core->n_held > 0 && !hpc_scheme_has_failed(sc) && !hpc_task_stops(task)) retried = retry_held(core);
     while (!hpc_scheme_has_failed(sc) && !hpc_task_stops(task) && next_event(core, &event)) {
         if (n++ == 0 && start == 0) start = hpc_now();
         if (!handle(core, &event)) hold(core, &event);
@@ -242,6 +257,7 @@ static int work_core(hpc_core *core) {
             hpc_forward_retry(core); /* rings may get room meanwhile */
     }
     const int taken = n;
+    n += retried;
     if (sc->gate->work != NULL && !hpc_scheme_has_failed(sc) &&
         !hpc_task_stops(task)) /* then all events were handled */
         n += sc->gate->work(core);
