@@ -3,7 +3,8 @@
  * hands the event to the discipline.
  *
  * A core never waits. If a ring is full, it keeps the forward for that receiver; if an event must wait, it holds the
- * event for that sender. The core tries both again at its next call. So a rank that hangs delays only its own data. */
+ * event for that sender. The core tries both again at its next call. So a rank that hangs delays only its own data. If
+ * its turn is over inside an event that announces several rows, it holds that event too. */
 #define _GNU_SOURCE
 #include "engine/owner/core.h"
 
