@@ -1,6 +1,7 @@
 """Every benchmark runs, finds no wrong answer, writes JSON that says so, and finds the wrong answer that is planted."""
 
 import contextlib
+import ctypes
 import importlib
 import io
 import json
@@ -16,6 +17,7 @@ import mpi
 import numpy as np
 import pytest
 from conftest import is_gone_soon, names_of
+from hpcomm._ffi import ffi
 
 ROOT = Path(__file__).resolve().parent.parent
 FEW = ["-n", "2", "-m", "8", "-N", "2"]
@@ -691,3 +693,10 @@ def test_what_is_promised_without_shared_memory(tmp_path: Path, monkeypatch: pyt
     assert "<= 4 MiB" in summary.table(found)
     assert summary.plot(documents, tmp_path / "summary.png")
     assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_structs_are_those_of_the_header() -> None:
+    native = importlib.import_module("bench.common.native")
+    of = {"hpc_config": native.Config, "hpc_peer": native.Peer, "hpc_queue_config": native.QueueConfig}
+    for name, struct in of.items():
+        assert ctypes.sizeof(struct) == ffi.sizeof(name), f"bench/common/native.py: {name} has other members now"

@@ -96,6 +96,8 @@ class Config(ctypes.Structure):
         ("timeline", _chars),
         ("slice", _double),
         ("tcp_congestion", _chars),
+        ("threads", _int),
+        ("engine", _pointer),
     ]
 
 
@@ -109,6 +111,8 @@ class Peer(ctypes.Structure):
         ("pid", _int64),
         ("path", _chars),
         ("maps", _int),
+        ("lowest", _int),
+        ("first_rank", _int),
     ]
 
 
