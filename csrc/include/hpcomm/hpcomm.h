@@ -564,8 +564,7 @@ typedef enum hpc_consistency {
 
 typedef enum hpc_progress {
     HPC_PROGRESS_AUTO = 0,   /* threads if enough CPUs are free for them beside all compute threads, else inline */
-    HPC_PROGRESS_INLINE = 1, /* no threads: every wait of this rank, also in its engine's other contexts, works on the
-                                rows too */
+    HPC_PROGRESS_INLINE = 1, /* no threads: every wait of this rank, in any context of its engine, works on the rows */
     HPC_PROGRESS_THREAD = 2  /* a pinned thread of the engine for each core of the plan; exchanges share the threads */
 } hpc_progress;
 
