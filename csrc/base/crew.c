@@ -119,6 +119,10 @@ static int serve(hpc_station *s) {
     return worked;
 }
 
+static int has_changed(const hpc_thread *t) {
+    return atomic_load(&t->changes) != atomic_load_explicit(&t->seen, memory_order_relaxed);
+}
+
 static void end_turn(hpc_task *task) {
     if (!hpc_turn_is_over(task)) atomic_fetch_add_explicit(&task->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
 }
@@ -149,13 +153,12 @@ void hpc_slice_end(hpc_task *task) {
     const int by = atomic_load_explicit(&s->by, memory_order_relaxed);
     if (by == HPC_BY_WAITS) {
         if (atomic_load_explicit(&s->attended_by, memory_order_relaxed) != (uintptr_t)pthread_self()) end_turn(task);
-    } else if (t != NULL && by == t->number && t->first->beside != NULL) {
-        serve_others(t, task, bytes);
+    } else if (t != NULL && by == t->number) {
+        if (has_changed(t))
+            end_turn(task); /* a busy task keeps no new one waiting, and no old one from leaving */
+        else if (t->first->beside != NULL)
+            serve_others(t, task, bytes);
     }
-}
-
-static int has_changed(const hpc_thread *t) {
-    return atomic_load(&t->changes) != atomic_load_explicit(&t->seen, memory_order_relaxed);
 }
 
 static int has_work(void *arg) {
