@@ -153,8 +153,6 @@ int hpc_memory_attach(int fd, size_t nbytes, const char *op, hpc_memory **memory
         status = hpc_fail(HPC_ERR_MEMORY, op, "%s: cannot map %zu bytes of a peer: %s", op, length, strerror(errno));
         goto out;
     }
-    /* Fill the page tables now rather than during the first put. The pages exist even if this fails. */
-    (void)madvise(data, length, MADV_POPULATE_WRITE);
     status = wrap(data, length, -1, op, memory);
     if (status != HPC_OK) munmap(data, length);
 out:

@@ -30,7 +30,8 @@ typedef struct hpc_placement {
  * memory->unplaced says so. */
 int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, const char *op, hpc_memory **memory);
 
-/* Maps another process's memory. The call takes over fd, also if it fails. */
+/* Maps another process's memory. The call takes over fd, also if it fails. Its pages exist; the page tables of this
+ * process fill as it touches them. */
 int hpc_memory_attach(int fd, size_t nbytes, const char *op, hpc_memory **memory);
 
 hpc_memory *hpc_memory_retain(hpc_memory *memory);

@@ -103,50 +103,6 @@ int hpc_context_agree(hpc_context *c, const char *op, int status, double deadlin
     return status;
 }
 
-int hpc_context_join(hpc_context *c, const char *op, const hpc_joint *joint, double deadline) {
-    size_t size = (size_t)c->group.size, me = (size_t)c->group.rank;
-    hpc_blob *blobs = calloc(size, sizeof *blobs);
-    hpc_reply *replies = calloc(size, sizeof *replies);
-    int fd = -1, status = HPC_OK;
-    if (blobs == NULL || replies == NULL) {
-        free(blobs);
-        free(replies);
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    }
-    /* A rank that has left since the call began takes no blob, and no rank would take a blob exported after that. */
-    for (size_t r = 0; r < size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, (int)r, op);
-    for (size_t r = 0; r < size && status == HPC_OK; r++) {
-        blobs[r].fd = -1;
-        if (r != me) status = joint->export_to(c->transports[r], joint->object, (int)r, &blobs[r]);
-        if (blobs[r].fd >= 0) fd = blobs[r].fd;
-    }
-    /* A rank that failed writes its status into its blob for itself; the others then take none of its blobs. */
-    memcpy(blobs[me].bytes, &status, sizeof status);
-    int exchanged =
-        hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, fd, HPC_EQUAL_SIZES, replies, deadline);
-    if (exchanged != HPC_OK) {
-        status = exchanged;
-    } else {
-        for (size_t r = 0; r < size; r++) {
-            hpc_blob blob;
-            int exported, attached = HPC_OK;
-            memcpy(&exported, ((hpc_blob *)replies[r].data + r)->bytes, sizeof exported);
-            if (r == me || exported != HPC_OK) continue;
-            memcpy(&blob, (hpc_blob *)replies[r].data + me, sizeof blob);
-            blob.fd = replies[r].fd;
-            replies[r].fd = -1;
-            /* Attach all blobs, also after a failure: a blob may hold a reference that only attach takes over. */
-            attached = joint->attach(c->transports[r], joint->object, (int)r, &blob, deadline);
-            if (status == HPC_OK) status = attached;
-        }
-        hpc_control_free_replies(c->control, replies);
-        status = hpc_context_agree(c, op, status, deadline);
-    }
-    free(blobs);
-    free(replies);
-    return status;
-}
-
 int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, size_t total, double deadline) {
     struct demand {
         uint64_t asked, available;

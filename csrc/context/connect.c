@@ -74,6 +74,15 @@ static int choose_transports(hpc_context *c) {
     return HPC_OK;
 }
 
+/* Returns whether some pair of ranks may use an eager transport, now or once their link turns out to be TCP. All ranks
+ * find the same. */
+static int may_be_eager(const hpc_context *c) {
+    int n = 0;
+    if (hpc_transport_find(hpc_transport_names(&c->self), HPC_CAP_EAGER, 0) == NULL) return 0;
+    for (int r = 0; r < c->group.size; r++) n += c->addresses[r].devices.state == HPC_VERBS_READY;
+    return n > 1;
+}
+
 /* Chooses how waits spin and yield. If each rank has its own CPU they spin, which takes no CPU from others. With fewer
  * CPUs a spin takes the CPU of the rank that it waits for, and yielding for longer is faster than a futex' wake-up
  * (docs/internals.md, Waiting). */
@@ -214,6 +223,9 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     status = hpc_context_join_engine(c);
     if (status == HPC_OK) status = connect_control(c, deadline);
     list_used(c);
+    c->has_eager = may_be_eager(c);
+    for (int i = 0; c->used[i] != NULL && status == HPC_OK; i++)
+        if (c->used[i]->open != NULL) status = c->used[i]->open(c);
     settle_nics(c);
     if (status == HPC_OK) status = hpc_lane_open(c, 1, 0, deadline, &c->lane);
     if (status == HPC_OK) status = hpc_lane_open(c, 1, 0, deadline, &c->acks);

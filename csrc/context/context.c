@@ -17,12 +17,15 @@ hpc_context *hpc_context_retain(hpc_context *context) {
 
 void hpc_context_drop_lane(hpc_lane *l) {
     if (l == NULL) return;
-    const hpc_context *c = l->context;
-    for (int r = 0; r < c->group.size; r++) {
+    hpc_context *c = l->context;
+    hpc_object_close(c, &l->object);
+    for (int r = 0; l->peers != NULL && r < c->group.size; r++) {
         c->transports[r]->lane_detach(l, r);
+        hpc_memory_release(l->peers[r].in_memory);
         hpc_memory_release(l->peers[r].memory);
     }
     hpc_memory_release(l->memory);
+    free(l->senders);
     free(l->peers);
     free(l);
 }
@@ -45,6 +48,8 @@ void hpc_context_release(hpc_context *c) {
     hpc_memory_release(c->bell_memory);
     hpc_owner_page_free(c->group.owner);
     free(c->transports);
+    free(c->objects);
+    pthread_mutex_destroy(&c->reach);
     free(c->addresses);
     free(c->group.departing);
     free(c->group.reasons);

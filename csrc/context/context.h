@@ -3,6 +3,7 @@
  *
  *   context.c  the handle, and facts about a context
  *   agree.c    steps that all ranks take together, over the control channel
+ *   reach.c    how a rank reaches a peer's part of a window or a lane, at its first use
  *   open.c     creates a context
  *   window.c   memory that peers write into
  *   lane.c     one thread's ordered channel to every peer
@@ -50,14 +51,43 @@ hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);
 /* Collective: every rank gives its status. Returns HPC_OK if all are HPC_OK, else the lowest failed rank's failure. */
 int hpc_context_agree(hpc_context *context, const char *op, int status, double deadline);
 
-/* Collective: lets every rank access every other rank's object, by the transport of each pair. The functions export_to
- * and attach are called once for each peer. A failure on one rank fails all ranks. */
+/* How ranks reach each other's parts of an object (reach.c), by the transport of the pair. */
 typedef struct hpc_joint {
-    void *object;
-    int (*export_to)(const hpc_transport *transport, void *object, int peer, hpc_blob *blob);
-    int (*attach)(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob, double deadline);
+    const char *name; /* of the kind of object, for errors */
+    /* Returns whether peer's part is reached without a question: by the object's number, or because the peer has reached
+     * this rank's part and both use one connection. */
+    int (*is_met)(const hpc_transport *transport, hpc_object *object, int peer);
+    int (*export_to)(const hpc_transport *transport, hpc_object *object, int peer, hpc_blob *blob);
+    int (*attach)(const hpc_transport *transport, hpc_object *object, int peer, const hpc_blob *blob);
+    void (*come_near)(hpc_object *object, int peer); /* the peer's part is attached */
+    /* Writes into this rank's part (hpc_giver.put). NULL: nothing can be put into this kind of object. */
+    int (*put)(hpc_object *object, const void *data, size_t nbytes, uint64_t offset, int signal, uint64_t value);
 } hpc_joint;
-int hpc_context_join(hpc_context *context, const char *op, const hpc_joint *joint, double deadline);
+
+/* Numbers an object; peers may then reach this rank's part. All ranks call it at the same place of a collective call, and
+ * another collective follows before the next object is opened. */
+int hpc_object_open(hpc_context *context, hpc_object *object, const hpc_joint *joint, const char *op);
+/* Collective, after open, whose result is status: reaches this rank's own part, and the parts of the peers whose transport
+ * is eager. A failure on one rank fails all ranks. When it returns, all ranks have opened the object. */
+int hpc_object_join(hpc_context *context, const char *op, hpc_object *object, int status, double deadline);
+/* After it no thread of the control channel uses the object. An object that was not opened is allowed. */
+void hpc_object_close(hpc_context *context, hpc_object *object);
+
+/* Returns the object of this number; NULL if it was freed, or is not there yet. The caller holds `reach`. */
+hpc_object *hpc_object_find(const hpc_context *context, uint64_t number);
+
+/* Goes one step towards peer's part of the object. Returns HPC_OK if it is reached, HPC_IN_PROGRESS to be called again,
+ * HPC_GONE if the peer has freed it, or a failure. It does not wait. */
+int hpc_reach_try(hpc_context *context, hpc_object *object, int peer, const char *op);
+/* Waits until the part is reached, for init_timeout at most. */
+int hpc_reach(hpc_context *context, hpc_object *object, int peer, const char *op);
+/* Does so for several, in one round trip: a later put then waits for no peer. Changes goals. */
+typedef struct hpc_goal {
+    hpc_object *object;
+    int peer;
+} hpc_goal;
+int hpc_reach_all(hpc_context *context, hpc_goal *goals, int n, const char *op, double deadline);
+extern const hpc_giver hpc_reach_giver; /* its argument is the context */
 
 /* Collective: returns HPC_ERR_MEMORY on every rank unless each host has enough memory for all its ranks together.
  * total: bytes that this rank needs, which are nbytes and all overhead. */
@@ -75,6 +105,11 @@ int hpc_context_first_rank(const hpc_context *context, int rank);
  * their offsets are from the start of the data. If the kernel refuses, window->memory->unplaced has the errno. */
 int hpc_window_create_parts(hpc_context *context, const char *op, size_t nbytes, int signals,
                             const hpc_placement *places, int n_places, double deadline, hpc_window **window);
+
+/* Puts a few bytes and a signal by the control channel, to a peer that this rank may never reach by a lane. Puts of a lane
+ * have no order with it. */
+int hpc_window_tell(hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset, int signal,
+                    uint64_t value);
 
 /* Returns the NUMA node for a window without given places. If NICs carry the peers' writes into the window it is the
  * node of the context's NICs, so that the data does not cross nodes (PHub, section 3.2.1); else -1: any node. */
@@ -114,6 +149,13 @@ static inline void hpc_lane_uncork(hpc_lane *lane) {
 static inline void hpc_lane_take_turn(hpc_lane *lane, uint32_t turn) {
     lane->turn = turn;
 }
+
+/* Passes a connection that rank made for its lane of this number to the transport of the pair. The control channel's
+ * thread calls it. Takes fd over if it returns HPC_OK. */
+int hpc_lane_accept(hpc_context *context, int rank, uint64_t number, int stream, int fd);
+
+/* Adds rank to the senders of a lane, which has a ring for it now. The caller holds the context's `reach`. */
+void hpc_lane_hear(hpc_lane *lane, int rank);
 
 /* Opens a lane. own: 1 for a lane that the context itself uses, else 0; rail: as in hpc_lane. */
 int hpc_lane_open(hpc_context *context, int own, int rail, double deadline, hpc_lane **lane);

@@ -4,43 +4,86 @@
 
 #include "transport/ring.h"
 
-static int export_to(const hpc_transport *transport, void *object, int peer, hpc_blob *blob) {
-    return transport->lane_export(object, peer, blob);
+void hpc_lane_hear(hpc_lane *lane, int rank) {
+    hpc_lane_peer *p = &lane->peers[rank];
+    if (p->heard || atomic_load(&p->in) == NULL) return;
+    p->heard = 1;
+    const int n = atomic_load(&lane->n_senders);
+    lane->senders[n] = rank;
+    atomic_store_explicit(&lane->n_senders, n + 1, memory_order_release);
 }
 
-static int attach(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob, double deadline) {
-    return transport->lane_attach(object, peer, blob, deadline);
+static int export_to(const hpc_transport *transport, hpc_object *object, int peer, hpc_blob *blob) {
+    hpc_lane *lane = (hpc_lane *)object;
+    int status = transport->lane_export(lane, peer, blob);
+    if (status == HPC_OK) hpc_lane_hear(lane, peer);
+    return status;
+}
+
+static int attach(const hpc_transport *transport, hpc_object *object, int peer, const hpc_blob *blob) {
+    hpc_lane *lane = (hpc_lane *)object;
+    int status = transport->lane_attach(lane, peer, blob);
+    if (!(transport->caps & HPC_CAP_EAGER) && transport->accept_lane == NULL) return status;
+    pthread_mutex_lock(&lane->context->reach);
+    hpc_lane_hear(lane, peer); /* one connection serves both ways */
+    pthread_mutex_unlock(&lane->context->reach);
+    return status;
+}
+
+static void come_near(hpc_object *object, int peer) {
+    (void)object, (void)peer; /* hpc_lane_peer.out says it */
+}
+
+static int is_met(const hpc_transport *transport, hpc_object *object, int peer) {
+    hpc_lane *lane = (hpc_lane *)object;
+    return transport->accept_lane != NULL && atomic_load(&lane->peers[peer].in) != NULL &&
+           transport->lane_attach(lane, peer, NULL) == HPC_OK;
+}
+
+static const hpc_joint joint = {"lane", is_met, export_to, attach, come_near, NULL};
+
+int hpc_lane_accept(hpc_context *c, int rank, uint64_t number, int stream, int fd) {
+    const hpc_transport *t = c->transports[rank];
+    int status = HPC_ERR_INVALID;
+    if (t == NULL || t->accept_lane == NULL) return status;
+    pthread_mutex_lock(&c->reach);
+    hpc_object *object = hpc_object_find(c, number);
+    if (object != NULL && object->joint == &joint) {
+        status = t->accept_lane((hpc_lane *)object, rank, stream, fd);
+        if (status == HPC_OK) hpc_lane_hear((hpc_lane *)object, rank);
+    }
+    pthread_mutex_unlock(&c->reach);
+    return status;
+}
+
+static int make_lane(hpc_context *c, int own, int rail, const char *op, hpc_lane **lane) {
+    const size_t size = (size_t)c->group.size;
+    hpc_lane *l = calloc(1, sizeof *l);
+    if (l == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a handle", op);
+    *lane = l;
+    l->context = own ? c : hpc_context_retain(c);
+    l->own = own;
+    l->rail = rail;
+    l->peers = calloc(size, sizeof *l->peers);
+    l->senders = calloc(size, sizeof *l->senders);
+    if (l->peers == NULL || l->senders == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a handle", op);
+    for (int i = 0; c->used[i] != NULL; i++) l->keeps |= c->used[i]->uncork != NULL;
+    if (!c->has_eager) return HPC_OK;
+    int status = hpc_memory_create(size * sizeof(hpc_ring), op, &l->memory);
+    for (size_t r = 0; r < size && status == HPC_OK; r++)
+        if (c->transports[r]->caps & HPC_CAP_EAGER)
+            atomic_init(&l->peers[r].in, (hpc_ring *)hpc_memory_data(l->memory) + r);
+    if (status == HPC_OK) hpc_memory_close_descriptor(l->memory);
+    return status;
 }
 
 int hpc_lane_open(hpc_context *c, int own, int rail, double deadline, hpc_lane **lane) {
     const char *op = own ? "init" : "lane";
-    hpc_lane *l = calloc(1, sizeof *l);
-    hpc_lane_peer *peers = calloc((size_t)c->group.size, sizeof *peers);
-    int status;
-    if (l == NULL || peers == NULL) {
-        free(l);
-        free(peers);
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a handle", op);
-    }
-    l->context = own ? c : hpc_context_retain(c);
-    l->own = own;
-    l->rail = rail;
-    l->peers = peers;
-    for (int i = 0; c->used[i] != NULL; i++) l->keeps |= c->used[i]->uncork != NULL;
-    status = hpc_memory_create((size_t)c->group.size * sizeof(hpc_ring), op, &l->memory);
-    status = hpc_context_agree(c, op, status, deadline);
-    if (status == HPC_OK) {
-        for (int r = 0; r < c->group.size; r++) peers[r].in = (hpc_ring *)hpc_memory_data(l->memory) + r;
-        status = hpc_context_join(c, op, &(hpc_joint){l, export_to, attach}, deadline);
-    }
-    if (status == HPC_OK) { /* attach this rank to itself, as to any rank of this process */
-        hpc_blob blob = {.fd = -1};
-        const hpc_transport *t = c->transports[c->group.rank];
-        status = t->lane_export(l, c->group.rank, &blob);
-        blob.fd = -1; /* the descriptor belongs to the memory, so attach must not close it */
-        if (status == HPC_OK) status = t->lane_attach(l, c->group.rank, &blob, deadline);
-    }
-    if (status == HPC_OK) hpc_memory_close_descriptor(l->memory);
+    hpc_lane *l = NULL;
+    int status = make_lane(c, own, rail, op, &l);
+    if (status == HPC_OK) status = hpc_object_open(c, &l->object, &joint, op);
+    status = hpc_object_join(c, op, l == NULL ? NULL : &l->object, status, deadline);
     if (status != HPC_OK) {
         hpc_lane_free(l);
         return status;
@@ -75,8 +118,18 @@ void hpc_lane_free(hpc_lane *l) {
 
 /* ---- put ---- */
 
-/* Checks a put. Every put must pass this check, so a put that does not fit writes nothing. */
-static inline int check_put(const hpc_lane *lane, const hpc_window *w, int peer, const void *src, size_t nbytes,
+/* Called if a put does not fit the part that is open: the part was not reached yet, or the put is wrong. */
+static __attribute__((noinline)) int check_part(hpc_window *w, int peer, size_t nbytes, size_t offset, const char *op) {
+    const hpc_part *part = &w->parts[peer];
+    if (offset <= part->nbytes && nbytes <= part->nbytes - offset)
+        return hpc_reach_try(w->context, &w->object, peer, op);
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: %zu bytes at offset %zu do not fit rank %d's window of %zu bytes", op, nbytes,
+                    offset, peer, part->nbytes);
+}
+
+/* Checks a put. Every put must pass this check, so a put that does not fit writes nothing. Returns HPC_IN_PROGRESS while
+ * the peer's part is not reached. */
+static inline int check_put(const hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes,
                             size_t offset, const char *op) {
     if (w == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);
     hpc_context *c = w->context;
@@ -85,33 +138,84 @@ static inline int check_put(const hpc_lane *lane, const hpc_window *w, int peer,
     if (lane != NULL && lane->context != c)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: the lane is of another context than the window", op);
     if (peer < 0 || peer >= c->group.size) return hpc_group_check_rank(&c->group, peer, "peer", op);
-    const hpc_part *part = &w->parts[peer];
-    if (offset > part->nbytes || nbytes > part->nbytes - offset)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: %zu bytes at offset %zu do not fit rank %d's window of %zu bytes", op,
-                        nbytes, offset, peer, part->nbytes);
     if (src == NULL && nbytes > 0)
         return hpc_fail(HPC_ERR_INVALID, op, "%s: src is NULL while nbytes is %zu", op, nbytes);
+    const size_t open = atomic_load_explicit(&w->parts[peer].open_bytes, memory_order_acquire);
+    if (offset > open || nbytes > open - offset) {
+        status = check_part(w, peer, nbytes, offset, op);
+        if (status != HPC_OK) return status;
+    }
     if (atomic_load_explicit(&c->group.departures, memory_order_relaxed) != 0)
         return hpc_group_peer_present(&c->group, peer, op);
     return HPC_OK;
 }
 
-int hpc_put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
-    int status = check_put(lane, w, peer, src, nbytes, offset, "put");
+/* Waits until the window's and the lane's parts of peer are reached. If peer has freed its lane, the put goes by the
+ * context's first lane, since it needs only the window; end_put then flushes it. */
+static int reach_both(hpc_lane **lane, hpc_window *w, int peer, const char *op) {
+    int status = hpc_reach(w->context, &w->object, peer, op);
     if (status != HPC_OK) return status;
-    return w->context->transports[peer]->put(hpc_context_lane(w->context, lane), w, peer, src, nbytes, offset);
+    status = hpc_reach(w->context, &(*lane)->object, peer, op);
+    if (status != HPC_GONE || (*lane)->own) return status;
+    *lane = w->context->lane;
+    return hpc_reach(w->context, &(*lane)->object, peer, op);
 }
 
-int hpc_put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset, int signal,
+/* used: the lane by which the put went. A flush of the caller's lane, NULL or not, must cover it. */
+static int end_put(const hpc_lane *asked, const hpc_lane *used, hpc_window *w, int peer, int status) {
+    if (status == HPC_GONE) return HPC_OK;
+    if (status != HPC_OK || asked == NULL || asked == used) return status;
+    return hpc_flush(NULL, w, peer, -1);
+}
+
+int hpc_put(hpc_lane *asked, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
+    static const char op[] = "put";
+    for (hpc_lane *lane = asked;;) {
+        int status = check_put(lane, w, peer, src, nbytes, offset, op);
+        if (status < 0 || status == HPC_GONE) return status < 0 ? status : HPC_OK;
+        lane = hpc_context_lane(w->context, lane);
+        if (status == HPC_OK) status = w->context->transports[peer]->put(lane, w, peer, src, nbytes, offset);
+        if (status != HPC_IN_PROGRESS) return end_put(asked, lane, w, peer, status);
+        status = reach_both(&lane, w, peer, op);
+        if (status != HPC_OK) return end_put(asked, lane, w, peer, status);
+    }
+}
+
+/* Called if the signal is none of those that are open. */
+static __attribute__((noinline)) int check_signals(hpc_window *w, int peer, int signal, const char *op) {
+    if (signal >= 0 && signal < w->parts[peer].signals) return hpc_reach_try(w->context, &w->object, peer, op);
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: signal %d is out of range; rank %d's window has %d", op, signal, peer,
+                    w->parts[peer].signals);
+}
+
+int hpc_put_signal(hpc_lane *asked, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset, int signal,
                    uint64_t value) {
     static const char op[] = "put_signal";
+    for (hpc_lane *lane = asked;;) {
+        int status = check_put(lane, w, peer, src, nbytes, offset, op);
+        if (status < 0 || status == HPC_GONE) return status < 0 ? status : HPC_OK;
+        lane = hpc_context_lane(w->context, lane);
+        const int open = atomic_load_explicit(&w->parts[peer].open_signals, memory_order_acquire);
+        if (status == HPC_OK && (signal < 0 || signal >= open)) status = check_signals(w, peer, signal, op);
+        if (status == HPC_OK)
+            status = w->context->transports[peer]->put_signal(lane, w, peer, src, nbytes, offset, signal, value);
+        if (status != HPC_IN_PROGRESS) return end_put(asked, lane, w, peer, status);
+        status = reach_both(&lane, w, peer, op);
+        if (status != HPC_OK) return end_put(asked, lane, w, peer, status);
+    }
+}
+
+int hpc_lane_try_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
+                        uint32_t imm) {
+    static const char op[] = "put_notify";
     int status = check_put(lane, w, peer, src, nbytes, offset, op);
-    if (status != HPC_OK) return status;
-    if (signal < 0 || signal >= w->parts[peer].signals)
-        return hpc_fail(HPC_ERR_INVALID, op, "%s: signal %d is out of range; rank %d's window has %d", op, signal, peer,
-                        w->parts[peer].signals);
-    return w->context->transports[peer]->put_signal(hpc_context_lane(w->context, lane), w, peer, src, nbytes, offset,
-                                                    signal, value);
+    if (status != HPC_OK) return status == HPC_GONE ? HPC_OK : status;
+    status = w->context->transports[peer]->put_notify(lane, w, peer, src, nbytes, offset, imm);
+    if (status == HPC_IN_PROGRESS && atomic_load(&lane->object.ways[peer].distance) != HPC_NEAR) {
+        status = hpc_reach_try(w->context, &lane->object, peer, op);
+        if (status == HPC_OK) status = HPC_IN_PROGRESS; /* the caller tries again */
+    }
+    return status == HPC_GONE ? HPC_OK : status;
 }
 
 struct notifying {
@@ -128,8 +232,7 @@ static int try_notify(void *arg) {
     struct notifying *n = arg;
     if (n->status != HPC_IN_PROGRESS)
         return 1; /* the put is done only once, although a wait calls this function again */
-    n->status = n->window->context->transports[n->peer]->put_notify(n->lane, n->window, n->peer, n->src, n->nbytes,
-                                                                    n->offset, n->imm);
+    n->status = hpc_lane_try_notify(n->lane, n->window, n->peer, n->src, n->nbytes, n->offset, n->imm);
     return n->status != HPC_IN_PROGRESS;
 }
 
@@ -142,18 +245,11 @@ int hpc_put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, siz
                    double timeout) {
     static const char op[] = "put_notify";
     int status = check_put(lane, w, peer, src, nbytes, offset, op);
-    if (status != HPC_OK) return status;
+    if (status < 0) return status;
     struct notifying n = {hpc_context_lane(w->context, lane), w, peer, src, nbytes, offset, imm, HPC_IN_PROGRESS};
     const hpc_wait wait = {op, try_notify, notified_peer, &n, .every = 0};
     status = hpc_wait_for(&w->context->group, &wait, timeout);
     return status != HPC_OK ? status : n.status;
-}
-
-int hpc_lane_try_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
-                        uint32_t imm) {
-    int status = check_put(lane, w, peer, src, nbytes, offset, "put_notify");
-    if (status != HPC_OK) return status;
-    return w->context->transports[peer]->put_notify(lane, w, peer, src, nbytes, offset, imm);
 }
 
 void hpc_lane_send_kept(hpc_lane *lane) {
@@ -222,17 +318,18 @@ int hpc_lane_try_flush(hpc_lane *lane, int peer) {
     return lane->context->transports[peer]->flush(lane, peer);
 }
 
-/* Polls the peers from where it last stopped, so that a busy peer cannot hide the others. */
+/* Polls the senders from where it last stopped, so that a busy peer cannot hide the others. */
 static inline int poll_from(hpc_lane *lane, const char *but, hpc_event *event) {
     const hpc_context *c = lane->context;
-    int size = c->group.size, rank = lane->next;
-    for (int i = 0; i < size; i++) {
-        int skipped = but != NULL && but[rank];
+    const int n = atomic_load_explicit(&lane->n_senders, memory_order_acquire);
+    int at = lane->next < n ? lane->next : 0;
+    for (int i = 0; i < n; i++) {
+        const int rank = lane->senders[at], skipped = but != NULL && but[rank];
         int status = skipped ? HPC_IN_PROGRESS : c->transports[rank]->poll(lane, rank, event);
         if (status == HPC_OK) event->peer = rank;
-        rank = rank + 1 == size ? 0 : rank + 1;
+        at = at + 1 == n ? 0 : at + 1;
         if (status != HPC_IN_PROGRESS) {
-            lane->next = rank;
+            lane->next = at;
             return status;
         }
     }

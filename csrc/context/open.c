@@ -85,12 +85,12 @@ static void note_devices(hpc_context *c, const hpc_config *config) {
                        hpc_no_verbs_text(state));
 }
 
-/* Passes a lane's connection to the transport that this rank and the caller use. */
-static int accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd) {
+static int accept_connection(void *arg, int rank, uint64_t lane, int stream, int fd) {
     hpc_context *c = arg;
-    if (lane == HPC_PROBE_LANE) return hpc_probes_accept(c, rank, fd);
-    const hpc_transport *t = c->transports[rank];
-    return t == NULL || t->accept_lane == NULL ? HPC_ERR_INVALID : t->accept_lane(c, rank, lane, stream, fd);
+    if (lane != HPC_PROBE_LANE) return hpc_lane_accept(c, rank, lane, stream, fd);
+    int status = hpc_probes_accept(c, rank, fd);
+    if (status == HPC_OK) hpc_greeting_end(fd); /* the listener writes only after the caller's first bytes */
+    return status;
 }
 
 int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context **context) {
@@ -150,6 +150,7 @@ static hpc_context *make(int rank, int size, const hpc_config *config) {
     c->open = 1;
     c->root = c;
     pthread_mutex_init(&c->family, NULL);
+    pthread_mutex_init(&c->reach, NULL);
     g->rank = rank;
     g->size = size;
     g->timeout = config->timeout;
@@ -191,7 +192,8 @@ static int open_channel(hpc_context *c, const hpc_config *config) {
     if (status != HPC_OK) return status;
     c->group.bell = hpc_memory_data(c->bell_memory);
     status = hpc_control_open(&c->group, c->bell_memory, &control, &c->control);
-    if (status == HPC_OK) hpc_control_on_lane(c->control, accept_lane, c);
+    if (status == HPC_OK) hpc_control_on_lane(c->control, accept_connection, c);
+    if (status == HPC_OK) hpc_control_on_want(c->control, &hpc_reach_giver, c);
     return status;
 }
 

@@ -657,6 +657,25 @@ static int allocate(hpc_queue *q, const hpc_queue_config *f) {
     return HPC_OK;
 }
 
+/* Reaches the peers to which this rank will send or acknowledge, so that no send waits for that. */
+static int reach_peers(hpc_queue *q, double deadline) {
+    hpc_context *c = q->context;
+    hpc_goal *goals = malloc(2 * ((size_t)q->n_in + (size_t)q->n_out + 1) * sizeof *goals);
+    int n = 0;
+    if (goals == NULL) return hpc_fail(HPC_ERR_MEMORY, op_create, "queue: no memory for %d peers", q->n_in + q->n_out);
+    for (int i = 0; i < q->n_out; i++) {
+        goals[n++] = (hpc_goal){&q->window->object, q->out[i].rank};
+        goals[n++] = (hpc_goal){&c->lane->object, q->out[i].rank};
+    }
+    for (int i = 0; i < q->n_in; i++) {
+        goals[n++] = (hpc_goal){&q->window->object, q->in[i].rank};
+        goals[n++] = (hpc_goal){&c->acks->object, q->in[i].rank};
+    }
+    int status = hpc_reach_all(c, goals, n, op_create, deadline);
+    free(goals);
+    return status;
+}
+
 int hpc_queue_create(hpc_context *c, const hpc_queue_config *config, double timeout, hpc_queue **queue) {
     hpc_queue *q = NULL;
     struct places *places = NULL;
@@ -683,6 +702,7 @@ int hpc_queue_create(hpc_context *c, const hpc_queue_config *config, double time
         status = hpc_window_create_parts(c, op_create, lay_out(q, places), q->n_in + q->n_out, NULL, 0, deadline,
                                          &q->window);
     if (status == HPC_OK) status = learn_places(q, places, deadline);
+    if (status == HPC_OK) status = hpc_context_agree(c, op_create, reach_peers(q, deadline), deadline);
     free(places);
     if (status != HPC_OK) {
         hpc_queue_free(q);

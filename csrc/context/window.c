@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/overdue.h"
 #include "context/context.h"
 
 enum { TYPE_BYTES = 128 };
@@ -101,13 +102,45 @@ static int learn_extents(hpc_window *w, const char *op, double deadline) {
     return status;
 }
 
-static int export_to(const hpc_transport *transport, void *object, int peer, hpc_blob *blob) {
-    return transport->window_export(object, peer, blob);
+static int export_to(const hpc_transport *transport, hpc_object *object, int peer, hpc_blob *blob) {
+    return transport->window_export((hpc_window *)object, peer, blob);
 }
 
-static int attach(const hpc_transport *transport, void *object, int peer, const hpc_blob *blob, double deadline) {
-    (void)deadline;
-    return transport->window_attach(object, peer, blob);
+static int attach(const hpc_transport *transport, hpc_object *object, int peer, const hpc_blob *blob) {
+    return transport->window_attach((hpc_window *)object, peer, blob);
+}
+
+/* Opens the peer's part to puts. release: they see the part's memory. */
+static void come_near(hpc_object *object, int peer) {
+    hpc_part *part = &((hpc_window *)object)->parts[peer];
+    atomic_store_explicit(&part->open_signals, part->signals, memory_order_release);
+    atomic_store_explicit(&part->open_bytes, part->nbytes, memory_order_release);
+}
+
+static int is_met(const hpc_transport *transport, hpc_object *object, int peer) {
+    (void)object, (void)peer;
+    return transport->window_attach == NULL;
+}
+
+static int put(hpc_object *object, const void *data, size_t nbytes, uint64_t offset, int signal, uint64_t value) {
+    const hpc_window *w = (hpc_window *)object;
+    const hpc_part *part = &w->parts[w->context->group.rank];
+    if (offset > part->nbytes || nbytes > part->nbytes - offset || signal < 0 || signal >= part->signals)
+        return HPC_ERR_INVALID;
+    if (nbytes > 0) memcpy((char *)hpc_memory_data(w->memory) + offset, data, nbytes);
+    hpc_raise_signal(hpc_own_signal(w, signal), value);
+    return HPC_OK;
+}
+
+static const hpc_joint joint = {"window", is_met, export_to, attach, come_near, put};
+
+/* Lets every transport know the window. */
+static int open_everywhere(hpc_window *w) {
+    const hpc_context *c = w->context;
+    int status = HPC_OK;
+    for (int i = 0; c->used[i] != NULL && status == HPC_OK; i++)
+        if (c->used[i]->window_open != NULL) status = c->used[i]->window_open(w);
+    return status;
 }
 
 int hpc_window_node(const hpc_context *c) {
@@ -133,19 +166,18 @@ int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int s
     w->parts = parts;
     parts[c->group.rank].nbytes = nbytes;
     parts[c->group.rank].signals = signals;
+    parts[c->group.rank].signals_offset = signals_offset(nbytes);
     status = hpc_context_check_memory(c, op, nbytes, total, deadline);
     if (status == HPC_OK) {
         const hpc_placement whole = {0, total, hpc_window_node(c)};
         status = hpc_memory_create_placed(total, n_places > 0 ? places : &whole, n_places > 0 ? n_places : 1, op,
                                           &w->memory);
+        if (status == HPC_OK) status = hpc_object_open(c, &w->object, &joint, op);
+        if (status == HPC_OK) status = open_everywhere(w);
         status = hpc_context_agree(c, op, status, deadline);
     }
     if (status == HPC_OK) status = learn_extents(w, op, deadline);
-    if (status == HPC_OK) {
-        parts[c->group.rank].memory = hpc_memory_retain(w->memory);
-        status = hpc_context_join(c, op, &(hpc_joint){w, export_to, attach}, deadline);
-        hpc_memory_close_descriptor(w->memory);
-    }
+    if (status == HPC_OK) status = hpc_object_join(c, op, &w->object, HPC_OK, deadline);
     if (status != HPC_OK) {
         hpc_window_free(w);
         return status;
@@ -154,11 +186,26 @@ int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int s
     return HPC_OK;
 }
 
+int hpc_window_tell(hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset, int signal,
+                    uint64_t value) {
+    static const char op[] = "put_signal";
+    hpc_context *c = w->context;
+    int status = hpc_group_usable(&c->group, op);
+    if (status == HPC_OK) status = hpc_group_peer_present(&c->group, peer, op);
+    if (status != HPC_OK) return status;
+    const double start = hpc_now(), deadline = start + c->group.init_timeout;
+    status = hpc_control_put(c->control, peer, w->object.number, src, nbytes, offset, signal, value, deadline);
+    if (status == HPC_ERR_TIMEOUT)
+        return hpc_group_fail_timeout(&c->group, op, &peer, 1, hpc_now() - start, "rank %d does not read its socket", peer);
+    return status == HPC_OK ? HPC_OK : hpc_group_peer_present(&c->group, peer, op);
+}
+
 void hpc_window_free(hpc_window *w) {
     if (w == NULL || !hpc_group_is_mine(&w->context->group)) return;
+    hpc_object_close(w->context, &w->object);
     for (int r = 0; r < w->context->group.size; r++) {
         if (r != w->context->group.rank) w->context->transports[r]->window_detach(w, r);
-        hpc_memory_release(w->parts[r].memory);
+        hpc_memory_release(hpc_part_memory(&w->parts[r]));
     }
     hpc_memory_release(w->memory);
     hpc_context_release(w->context);
@@ -176,18 +223,24 @@ static int own_signals(const hpc_window *w) {
     return w->parts[w->context->group.rank].signals;
 }
 
-static int is_viewable(const hpc_window *w, int rank) {
-    const hpc_context *c = w->context;
-    if (rank < 0 || rank >= c->group.size || w->parts[rank].memory == NULL) return 0;
-    return rank == c->group.rank || (c->transports[rank]->caps & HPC_CAP_PEER_VIEW);
+/* Returns the memory of a part that is, or can be, mapped here; NULL: it cannot. */
+static hpc_memory *view(const hpc_window *w, int rank) {
+    hpc_context *c = w->context;
+    hpc_window *window = (hpc_window *)(uintptr_t)w;
+    if (rank < 0 || rank >= c->group.size) return NULL;
+    if (rank != c->group.rank && !(c->transports[rank]->caps & HPC_CAP_PEER_VIEW)) return NULL;
+    if (hpc_part_memory(&w->parts[rank]) == NULL && hpc_reach(c, &window->object, rank, "window") != HPC_OK) return NULL;
+    return hpc_part_memory(&w->parts[rank]);
 }
 
 void *hpc_window_peer_view(const hpc_window *w, int peer) {
-    return is_viewable(w, peer) ? hpc_memory_data(w->parts[peer].memory) : NULL;
+    hpc_memory *memory = view(w, peer);
+    return memory == NULL ? NULL : hpc_memory_data(memory);
 }
 
 hpc_memory *hpc_window_memory(const hpc_window *w, int rank) {
-    return is_viewable(w, rank) ? hpc_memory_retain(w->parts[rank].memory) : NULL;
+    hpc_memory *memory = view(w, rank);
+    return memory == NULL ? NULL : hpc_memory_retain(memory);
 }
 
 /* ---- signals ---- */

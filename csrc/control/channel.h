@@ -3,6 +3,7 @@
  *
  *   link.c        moves frames
  *   mesh.c        connects to the other ranks
+ *   handles.c     gives peers the handles of windows and lanes
  *   collective.c  runs collectives
  *   jobs.c        shows this rank's state, and asks other ranks for theirs
  *   inquiry.c     follows a chain of waits to the ranks at its end
@@ -19,7 +20,7 @@
  * service thread.
  *
  * Locks. A link's send_lock is held to send one message, and guards cut, told and told_left. lock guards inboxes,
- * ballots, remembered endpoints, the TCP listener's descriptor, and the heir. collective_lock is held for one
+ * ballots, answers, remembered endpoints, the TCP listener's descriptor, and the heir. collective_lock is held for one
  * collective, and guards sequence and broken. round_lock is held for one round, and guards round, ballot and cast.
  * Only the service thread reads sockets and answers, so it alone uses incoming, arriving, head, got, word, heard,
  * quiet, ended, asks, looked and the strangers. It writes news and news_at under lock; threads with an inquiry read
@@ -54,7 +55,10 @@ typedef enum hpc_mesh_type {
     HPC_MESH_LOOK,   /* asks a peer for its NEWS */
     HPC_MESH_NEWS,   /* an hpc_shown_rank; one frame */
     HPC_MESH_REVOKE, /* a rank that has left, or leaves, counts as failed */
-    HPC_MESH_WORD    /* sequence has a word for hpc_control_told: its place, and 32 bits of value */
+    HPC_MESH_WORD,   /* sequence has a word for hpc_control_told: its place, and 32 bits of value */
+    HPC_MESH_WANT,   /* asks for the receiver's handle of the object whose number is in sequence (handles.c) */
+    HPC_MESH_GIVE,   /* an hpc_given; one frame, with the handle's descriptor */
+    HPC_MESH_PUT     /* a put into the window whose number is in sequence: an hpc_put_head, and the data (handles.c) */
 } hpc_mesh_type;
 
 typedef struct hpc_mesh_frame {
@@ -78,6 +82,28 @@ typedef struct hpc_message {
 
 /* Bytes of the longest frame that the service thread sends. */
 enum { HPC_TOLD_BYTES = sizeof(hpc_mesh_frame) + sizeof(hpc_shown_rank) };
+
+/* The payload of a GIVE: an object's handle, or a failure and its reason. */
+typedef struct hpc_given {
+    int32_t status;
+    unsigned char bytes[HPC_BLOB_BYTES];
+    char why[188];
+} hpc_given;
+
+typedef struct hpc_put_head {
+    uint64_t offset, value;
+    int64_t signal;
+} hpc_put_head;
+
+/* An answer to a peer's WANT, or a WANT of this rank, that was not sent yet. */
+typedef struct hpc_want {
+    struct hpc_want *next;
+    uint64_t number;
+    int asks; /* it is a WANT */
+    int made; /* given and fd are there */
+    int fd;   /* of the handle, or -1; the answer owns it */
+    hpc_given given;
+} hpc_want;
 
 typedef struct hpc_link {
     _Atomic int fd;
@@ -113,6 +139,9 @@ typedef struct hpc_link {
 
     char host[64];
     int asks;           /* the peer has asked for this rank's news, which are not fully sent */
+    hpc_want *wanted_here; /* not sent yet */
+    int wants;           /* the peer has asked for a handle since the service thread answered */
+    int blocked;         /* the socket had no room for an answer */
     double looked;      /* when this rank last asked for the peer's news */
     _Atomic int wanted; /* an inquiry wants the peer's news: the service thread must ask */
     hpc_message *news;  /* the peer's last news; NULL: none */
@@ -146,6 +175,10 @@ struct hpc_control {
     int unasked;                    /* some rank's socket had no room for a question */
     hpc_accept_lane *accept_lane;
     void *accept_arg;
+    const hpc_giver *giver;
+    void *giver_arg;
+    _Atomic int answering; /* some link may have answers that can be sent now */
+    _Atomic int unmade;    /* some answer waits until its object is made */
     pthread_t thread;
     _Atomic int running;
     pthread_mutex_t lock;
@@ -180,8 +213,10 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
  * HPC_TOLD_BYTES. A frame that goes out only in part is finished before the next one. Returns HPC_ERR_TIMEOUT if the
  * socket has no room or another thread is sending, HPC_ERR_PEER if the peer is gone. */
 int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes);
-/* Does the same for a WORD. */
-int hpc_link_tell_word(hpc_control *c, int rank, uint64_t word);
+/* Does the same for a frame without payload: a WORD, or a WANT. */
+int hpc_link_tell_number(hpc_control *c, int rank, hpc_mesh_type type, uint64_t number);
+/* Does the same for a GIVE; over TCP the descriptor is not sent. */
+int hpc_link_give(hpc_control *c, int rank, uint64_t number, const hpc_given *given, int fd);
 
 /* Returns whether this host's kernel reports the rank's process as stopped. */
 int hpc_link_is_stopped(const hpc_control *c, int rank);
@@ -220,6 +255,18 @@ int hpc_service_start(hpc_control *c); /* 0, or an errno */
 
 /* Tells the heir which of its ranks have departed here or vote again. A thread that records either must call it. */
 void hpc_survivors_look(hpc_control *c);
+
+/* ---- handles.c: called by the service thread ---- */
+
+/* Notes a peer's WANT. Returns NULL, or the frame's fault. */
+const char *hpc_handles_asked(hpc_control *c, int rank, uint64_t number);
+/* Takes the payload of a peer's GIVE, and the descriptor. */
+void hpc_handles_given(hpc_control *c, int rank, uint64_t number, hpc_given *given, int fd);
+/* Does a peer's PUT. Returns NULL, or the frame's fault. */
+const char *hpc_handles_put(hpc_control *c, const hpc_message *put);
+/* Sends the link's answers that are ready. Returns HPC_ERR_TIMEOUT if the socket has no room. */
+int hpc_handles_answer(hpc_control *c, int rank);
+void hpc_handles_free(hpc_control *c, int rank); /* any thread, at the end */
 
 /* ---- jobs.c ---- */
 

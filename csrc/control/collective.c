@@ -168,6 +168,10 @@ out:
     return status;
 }
 
+uint64_t hpc_control_collectives(const hpc_control *c) {
+    return c->sequence;
+}
+
 void hpc_control_free_replies(hpc_control *c, hpc_reply *replies) {
     for (int r = 0; r < c->group->size; r++) {
         free(replies[r].data);

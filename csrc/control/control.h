@@ -65,16 +65,56 @@ const char *hpc_control_path(const hpc_control *control, int rank);
  * Call it after a collective, so that rank has this rank's addresses. */
 int hpc_control_call_lane(hpc_control *control, int rank, uint64_t lane, int stream, const char *op, double deadline,
                           int *fd);
-/* Registers accept, which the service thread calls for each such connection on the called side, before it welcomes
- * the caller. accept must not block. It takes fd over if it returns HPC_OK; otherwise the caller is refused. The
- * welcome is sent right after accept, so no thread may write to fd or close it until the caller has been heard
- * otherwise: in a collective, or by its first bytes. Call it once, before connect. */
+/* Registers accept, which the service thread calls for each such connection on the called side. accept must not block.
+ * It takes fd over if it returns HPC_OK; otherwise the caller is refused. It welcomes the caller by hpc_greeting_end before
+ * any thread may write to fd: the caller waits for the welcome. Call it once, before connect. */
 typedef int hpc_accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd);
 void hpc_control_on_lane(hpc_control *control, hpc_accept_lane *accept, void *arg);
 
 /* Derives a key for one purpose from the job's key and facts that both ends know. Call it only after connect. */
 void hpc_control_derive(const hpc_control *control, const void *facts, size_t nbytes,
                         unsigned char key[HPC_DIGEST_BYTES]);
+
+/* The handle by which a peer reaches an object (a window or a lane) of this rank. fd: a descriptor that goes with it, or
+ * -1; over TCP it does not arrive. */
+enum { HPC_BLOB_BYTES = 64 };
+typedef struct hpc_blob {
+    unsigned char bytes[HPC_BLOB_BYTES];
+    int fd;
+} hpc_blob;
+
+/* How handles pass between two ranks. The ranks number their objects alike. The service thread calls all functions, and
+ * none may block; arg is on_want's.
+ *
+ *   asker                              owner
+ *   hpc_control_want  ------------->   give: makes the handle, whose descriptor the channel closes once it is sent.
+ *                                      HPC_IN_PROGRESS: the object is not there yet; hpc_control_made follows
+ *   take: takes the   <-------------   the handle, or a failure with its reason
+ *   blob and its descriptor over
+ *
+ *   drop: frees a handle that give made and that was not sent.
+ *
+ * put writes data and then a signal into an object of this rank, for hpc_control_put. A status below 0 ends the link. */
+enum { HPC_GONE = 2 }; /* the status of an object that its rank has freed: puts into it are dropped */
+typedef struct hpc_giver {
+    int (*give)(void *arg, int rank, uint64_t number, hpc_blob *blob);
+    void (*take)(void *arg, int rank, uint64_t number, int status, const char *why, hpc_blob *blob);
+    void (*drop)(void *arg, int rank, hpc_blob *blob);
+    int (*put)(void *arg, uint64_t number, const void *data, size_t nbytes, uint64_t offset, int signal, uint64_t value);
+} hpc_giver;
+
+/* Registers the functions. Once, before connect. */
+void hpc_control_on_want(hpc_control *control, const hpc_giver *giver, void *arg);
+/* Asks rank for its handle of an object. HPC_ERR_PEER if the peer is gone, HPC_ERR_MEMORY without memory. */
+int hpc_control_want(hpc_control *control, int rank, uint64_t number);
+/* Puts nbytes into rank's window with this number, and then raises a signal there, without a lane: for a few bytes to a
+ * rank with which this rank shares no data. Puts of one rank keep their order. HPC_ERR_PEER if the peer is gone. */
+int hpc_control_put(hpc_control *control, int rank, uint64_t number, const void *data, size_t nbytes, uint64_t offset,
+                    int signal, uint64_t value, double deadline);
+/* Says that an object was made: a peer may have asked for it. */
+void hpc_control_made(hpc_control *control);
+/* Gives rank a failure in place of a handle, also after the handle. Any thread may call it. */
+void hpc_control_refuse(hpc_control *control, int rank, uint64_t number, int status, const char *why);
 
 /* Returns the bell of a connected peer on a Unix link; NULL over TCP. */
 hpc_bell *hpc_control_bell(const hpc_control *control, int rank);
@@ -95,6 +135,9 @@ typedef enum hpc_sizes { HPC_EQUAL_SIZES, HPC_OWN_SIZES } hpc_sizes;
 int hpc_control_exchange(hpc_control *control, const char *op, const void *data, size_t nbytes, int fd, hpc_sizes sizes,
                          hpc_reply *replies, double deadline);
 void hpc_control_free_replies(hpc_control *control, hpc_reply *replies);
+
+/* Returns how many collectives this rank has begun. */
+uint64_t hpc_control_collectives(const hpc_control *control);
 
 /* A vote by which the surviving ranks agree on who is left (survivors.c). */
 typedef struct hpc_survivors {

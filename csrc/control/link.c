@@ -175,9 +175,25 @@ int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data
     return tell(c, rank, &f, data);
 }
 
-int hpc_link_tell_word(hpc_control *c, int rank, uint64_t word) {
-    const hpc_mesh_frame f = {.magic = MAGIC, .type = HPC_MESH_WORD, .rank = c->group->rank, .sequence = word};
+int hpc_link_tell_number(hpc_control *c, int rank, hpc_mesh_type type, uint64_t number) {
+    const hpc_mesh_frame f = {.magic = MAGIC, .type = type, .rank = c->group->rank, .sequence = number};
     return tell(c, rank, &f, NULL);
+}
+
+int hpc_link_give(hpc_control *c, int rank, uint64_t number, const hpc_given *given, int fd) {
+    hpc_link *l = &c->links[rank];
+    const hpc_mesh_frame f = {.magic = MAGIC,
+                              .type = HPC_MESH_GIVE,
+                              .rank = c->group->rank,
+                              .nbytes = sizeof *given,
+                              .sequence = number,
+                              .total = sizeof *given};
+    if (l->kind == HPC_LINK_TCP || fd < 0) return tell(c, rank, &f, given);
+    if (pthread_mutex_trylock(&l->send_lock) != 0) return HPC_ERR_TIMEOUT;
+    int status = atomic_load(&l->fd) < 0 || l->cut ? HPC_ERR_PEER : finish_told(c, rank, 0);
+    if (status == HPC_OK) status = send_frame(c, rank, &f, given, fd, 0); /* a packet goes whole, or not at all */
+    pthread_mutex_unlock(&l->send_lock);
+    return status;
 }
 
 void hpc_link_drop(hpc_control *c, int rank) {
@@ -264,7 +280,8 @@ static const char *begin_single(hpc_link *l, const hpc_mesh_frame *f) {
 /* The place for the frame's payload. */
 static char *place_of(const hpc_link *l, const hpc_mesh_frame *f) {
     if (f->type == HPC_MESH_GATHER) return l->incoming->data + l->incoming->got;
-    if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS) return l->arriving->data;
+    if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS || f->type == HPC_MESH_GIVE || f->type == HPC_MESH_PUT)
+        return l->arriving->data;
     return (char *)(uintptr_t)&l->word;
 }
 
@@ -279,6 +296,12 @@ static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f
         return begin_single(l, f);
     case HPC_MESH_NEWS:
         return f->nbytes == sizeof(hpc_shown_rank) ? begin_single(l, f) : garbled;
+    case HPC_MESH_GIVE:
+        return f->nbytes == sizeof(hpc_given) ? begin_single(l, f) : garbled;
+    case HPC_MESH_PUT:
+        return f->nbytes >= sizeof(hpc_put_head) ? begin_single(l, f) : garbled;
+    case HPC_MESH_WANT:
+        return f->nbytes == 0 ? hpc_handles_asked(c, rank, f->sequence) : garbled;
     case HPC_MESH_ABORT:
     case HPC_MESH_BYE:
         return f->nbytes == sizeof l->word ? NULL : garbled;
@@ -302,18 +325,19 @@ static void append(hpc_control *c, hpc_message **inbox, hpc_message *m) {
     hpc_bell_ring(c->group->bell);
 }
 
-/* The payload is where place_of said. */
-static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
+/* The payload is where place_of said. Returns NULL, or why the link cannot go on. */
+static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
     hpc_link *l = &c->links[rank];
+    const char *why;
     hpc_message *m;
     switch (f->type) {
     case HPC_MESH_GATHER:
         m = l->incoming;
         m->got += f->nbytes;
-        if (m->got < m->total) return;
+        if (m->got < m->total) return NULL;
         l->incoming = NULL;
         append(c, &l->inbox, m);
-        return;
+        return NULL;
     case HPC_MESH_BALLOT:
         m = l->arriving;
         m->got = f->nbytes;
@@ -322,7 +346,7 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
             hpc_message_free(m);
         else
             append(c, &l->ballots, m);
-        return;
+        return NULL;
     case HPC_MESH_NEWS:
         m = l->news;
         pthread_mutex_lock(&c->lock);
@@ -333,27 +357,41 @@ static void end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
         l->arriving = NULL;
         hpc_message_free(m);
         hpc_bell_ring(c->group->bell);
-        return;
+        return NULL;
     case HPC_MESH_LOOK:
         l->asks = 1;
-        return;
+        return NULL;
+    case HPC_MESH_GIVE:
+        m = l->arriving;
+        l->arriving = NULL;
+        hpc_handles_given(c, rank, m->sequence, (hpc_given *)(void *)m->data, m->fd);
+        m->fd = -1;
+        hpc_message_free(m);
+        return NULL;
+    case HPC_MESH_PUT:
+        m = l->arriving;
+        l->arriving = NULL;
+        why = hpc_handles_put(c, m);
+        hpc_message_free(m);
+        return why;
     case HPC_MESH_WORD:
         atomic_store_explicit(&l->words[f->sequence >> 32], (uint32_t)f->sequence, memory_order_relaxed);
-        return;
+        return NULL;
     case HPC_MESH_DROP:
         atomic_store(&l->dropped, 1);
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, dropped);
-        return;
+        return NULL;
     case HPC_MESH_BYE:
         hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, &l->word);
-        return;
+        return NULL;
     case HPC_MESH_REVOKE:
         hpc_group_revoke(c->group);
-        return;
+        return NULL;
     case HPC_MESH_ABORT:
         hpc_group_depart_saying(c->group, rank, HPC_PEER_FAILED, &l->word);
-        return;
+        return NULL;
     }
+    return NULL;
 }
 
 /* Reads one packet. Returns its size, 0 at the end of the link, or -1 with errno. The caller must close *passed, a
@@ -411,11 +449,12 @@ static const char *read_packets(hpc_control *c, int rank, size_t most) {
             if (!take_bell(c, rank, &passed)) why = garbled;
         } else if ((why = begin_frame(c, rank, &f)) == NULL) {
             if (f.nbytes > 0) memcpy(place_of(l, &f), payload, f.nbytes);
-            if (f.type == HPC_MESH_GATHER && f.offset == 0) {
-                l->incoming->fd = passed;
+            hpc_message *with = f.type == HPC_MESH_GATHER ? l->incoming : f.type == HPC_MESH_GIVE ? l->arriving : NULL;
+            if (with != NULL && f.offset == 0) {
+                with->fd = passed;
                 passed = -1;
             }
-            end_frame(c, rank, &f);
+            why = end_frame(c, rank, &f);
         }
         hpc_close(&passed);
     }
@@ -455,7 +494,8 @@ static const char *read_stream(hpc_control *c, int rank, size_t most) {
         }
         if (l->got >= sizeof *f && l->got == sizeof *f + f->nbytes) {
             l->got = 0;
-            end_frame(c, rank, f);
+            const char *why = end_frame(c, rank, f);
+            if (why != NULL) return why;
         }
     }
     return NULL;

@@ -188,7 +188,7 @@ static int try_all(hpc_control *c, calls *calls, hpc_hello *hello, double deadli
         }
         open = 0;
         for (int i = 0; i < calls->n; i++) open += calls->all[i].open;
-    } while (open > 0 && hpc_now() < deadline);
+    } while (open > 0 && hpc_now() < deadline && !atomic_load(&c->group->closed));
     return HPC_ERR_TRANSPORT;
 }
 

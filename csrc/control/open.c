@@ -152,7 +152,7 @@ void hpc_control_show(hpc_control *control, const char *transports) {
 }
 
 int hpc_control_tell(hpc_control *c, int rank, int place, uint32_t value) {
-    return hpc_link_tell_word(c, rank, (uint64_t)place << 32 | value);
+    return hpc_link_tell_number(c, rank, HPC_MESH_WORD, (uint64_t)place << 32 | value);
 }
 
 uint32_t hpc_control_told(const hpc_control *c, int rank, int place) {
@@ -247,6 +247,7 @@ void hpc_control_free(hpc_control *c) {
         hpc_message_free(c->links[r].incoming);
         hpc_message_free(c->links[r].arriving);
         hpc_message_free(c->links[r].news);
+        hpc_handles_free(c, r);
         hpc_memory_release(c->links[r].bell);
         pthread_mutex_destroy(&c->links[r].send_lock);
     }

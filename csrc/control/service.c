@@ -38,12 +38,17 @@ static void end_link(hpc_control *c, int rank, const char *why) {
     if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);
 }
 
-/* Sends the news that rank asked for. If the socket has no room, newer news are sent when it has. While another
- * thread sends a message on the link, this is tried again whenever the socket has room. */
-static void tell_news(hpc_control *c, int rank) {
+/* Sends the news and handles that rank asked for. If the socket has no room, the rest, or newer news, are sent when it
+ * has. While another thread sends a message on the link, this is tried again whenever the socket has room. */
+static void answer(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
-    l->asks = hpc_jobs_tell(c, rank) == HPC_ERR_TIMEOUT;
-    struct epoll_event event = {.events = l->asks ? EPOLLIN | EPOLLOUT : EPOLLIN,
+    const int waited = l->asks || l->blocked;
+    if (l->asks) l->asks = hpc_jobs_tell(c, rank) == HPC_ERR_TIMEOUT;
+    l->wants = 0;
+    l->blocked = hpc_handles_answer(c, rank) == HPC_ERR_TIMEOUT;
+    const int waits = l->asks || l->blocked;
+    if (!waited && !waits) return;
+    struct epoll_event event = {.events = waits ? EPOLLIN | EPOLLOUT : EPOLLIN,
                                 .data.u64 = (uint64_t)HPC_WATCH_LINK << 32 | (uint32_t)rank};
     epoll_ctl(c->epoll_fd, EPOLL_CTL_MOD, atomic_load(&l->fd), &event);
 }
@@ -56,8 +61,8 @@ static void on_link(hpc_control *c, int rank, size_t most) {
     const char *why = hpc_link_read(c, rank, most);
     if (why != NULL)
         end_link(c, rank, why);
-    else if (c->links[rank].asks)
-        tell_news(c, rank);
+    else if (c->links[rank].asks || c->links[rank].wants || c->links[rank].blocked)
+        answer(c, rank);
 }
 
 static void on_death(hpc_control *c, int rank) {
@@ -235,9 +240,7 @@ static int take_lane(hpc_control *c, int fd, const hpc_hello *hello) {
     hpc_link *l = &c->links[hello->from];
     if (c->accept_lane == NULL || atomic_load(&l->fd) < 0 || l->ended) return 0;
     hpc_net_tune(fd, c->silence);
-    if (c->accept_lane(c->accept_arg, hello->from, hello->lane, hello->stream, fd) != HPC_OK) return 0;
-    hpc_greeting_end(fd); /* a caller that is gone has hung up, which the owner of fd will see */
-    return 1;
+    return c->accept_lane(c->accept_arg, hello->from, hello->lane, hello->stream, fd) == HPC_OK;
 }
 
 static void on_tcp_caller(hpc_control *c, hpc_stranger *s) {
@@ -364,6 +367,9 @@ static void *serve(void *arg) {
         double now = hpc_now();
         drop_silent(c, now);
         tick(c, now);
+        if (atomic_exchange(&c->answering, 0))
+            for (int r = 0; r < c->group->size; r++)
+                if (atomic_load(&c->links[r].fd) >= 0 && !c->links[r].ended) answer(c, r);
         c->unasked = hpc_inquiry_look(c);
         hpc_survivors_look(c);
     }

@@ -223,6 +223,71 @@ static int round_values(hpc_scheme *sc, double deadline) {
     return status;
 }
 
+/* Notes that a put of this rank goes to rank, by a lane of the core. */
+static void note_put(hpc_scheme *sc, int rank, int core, int way) {
+    if (rank != sc->context->group.rank) sc->linked[(size_t)rank * (size_t)sc->n_lanes + (size_t)core] |= (char)way;
+}
+
+enum { IN_LANE = 1, OUT_LANE = 2, BY_OTHERS = 4 };
+
+static void link_edge(hpc_scheme *sc, const hpc_row *row, const hpc_edge *edge) {
+    const int me = sc->context->group.rank;
+    const int over = edge->row <= -2 ? -2 - edge->row : edge->rank; /* the rank that passes the edge's pushes on */
+    if (row->owner == me) note_put(sc, edge->rank, row->core, OUT_LANE);
+    if (row->owner == me) note_put(sc, over, row->core, OUT_LANE);
+    if (edge->rank == me || over == me) note_put(sc, row->owner, row->core, IN_LANE);
+    if (edge->rank == me) note_put(sc, over, row->core, BY_OTHERS);
+    if (over == me) note_put(sc, edge->rank, row->core, BY_OTHERS);
+}
+
+/* Notes with which ranks this rank may share data. */
+static int note_links(hpc_scheme *sc) {
+    const hpc_context *c = sc->context;
+    const hpc_plan *plan = sc->plan;
+    sc->linked = hpc_arena_take(&sc->taken, (size_t)c->group.size * (size_t)sc->n_lanes, sizeof *sc->linked);
+    if (sc->linked == NULL) return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %d ranks", c->group.size);
+    for (int i = 0; i < plan->n_rows; i++) {
+        for (int e = 0; e < plan->rows[i].n_in; e++) link_edge(sc, &plan->rows[i], &plan->rows[i].in[e]);
+        for (int e = 0; e < plan->rows[i].n_out; e++) link_edge(sc, &plan->rows[i], &plan->rows[i].out[e]);
+    }
+    for (int r = 0; r < c->group.size; r++)
+        if (sc->passes_on || (sc->layout.holder >= 0 && hpc_is_mapped(sc, r))) note_put(sc, r, 0, BY_OTHERS);
+    return HPC_OK;
+}
+
+/* Returns a lane by which this rank has reached rank, if there is one; NULL if it shares no data with rank. */
+static hpc_lane *lane_to(const hpc_scheme *sc, int rank) {
+    const char *ways = sc->linked + (size_t)rank * (size_t)sc->n_lanes;
+    hpc_lane *any = rank == sc->context->group.rank ? sc->in_lanes[0] : NULL;
+    for (int i = 0; i < sc->n_lanes; i++) {
+        if (ways[i] & IN_LANE) return sc->in_lanes[i];
+        if (ways[i] & OUT_LANE) return sc->out_lanes[i];
+        if (ways[i] != 0) any = sc->in_lanes[0];
+    }
+    return any;
+}
+
+/* Reaches the ranks to which this rank will put, so that no push waits for that. */
+static int reach_links(hpc_scheme *sc, double deadline) {
+    const int size = sc->context->group.size;
+    hpc_goal *goals = malloc((size_t)size * (1 + 2 * (size_t)sc->n_lanes) * sizeof *goals);
+    int n = 0;
+    if (goals == NULL) return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %d ranks", size);
+    for (int r = 0; r < size; r++) {
+        const char *ways = sc->linked + (size_t)r * (size_t)sc->n_lanes;
+        int puts = 0;
+        for (int i = 0; i < sc->n_lanes; i++) {
+            if (ways[i] & IN_LANE) goals[n++] = (hpc_goal){&sc->in_lanes[i]->object, r};
+            if (ways[i] & OUT_LANE) goals[n++] = (hpc_goal){&sc->out_lanes[i]->object, r};
+            puts |= ways[i] != 0;
+        }
+        if (puts) goals[n++] = (hpc_goal){&sc->window->object, r};
+    }
+    int status = hpc_reach_all(sc->context, goals, n, op_create, deadline);
+    free(goals);
+    return status;
+}
+
 int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *f, double deadline) {
     const hpc_discipline *d = sc->discipline;
     hpc_context *c = sc->context;
@@ -231,6 +296,7 @@ int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *f, double deadlin
     if (status == HPC_OK) status = check_outputs(sc);
     if (status == HPC_OK && d->plan != NULL) status = d->plan(sc, op_create);
     if (status == HPC_OK) status = hpc_layout_slots(sc);
+    if (status == HPC_OK) status = note_links(sc);
     if (status == HPC_OK) status = hpc_params_take_place(sc, op_create);
     if (status == HPC_OK) status = hpc_progress_choose(sc, f->progress, op_create);
     uint64_t(*needs)[2] = malloc((size_t)c->group.size * sizeof *needs);
@@ -247,6 +313,7 @@ int hpc_scheme_open(hpc_scheme *sc, const hpc_exchange_config *f, double deadlin
     sc->stream = writes_past_caches(sc);
     status = hpc_rows_open(sc, op_create);
     if (status == HPC_OK && d->open != NULL) status = d->open(sc, op_create);
+    if (status == HPC_OK) status = reach_links(sc, deadline);
     status = hpc_context_agree(c, op_create, status, deadline);
     if (status != HPC_OK) return status;
     if (c->group.rank == 0) status = send_values(sc, f->values, deadline);
@@ -326,7 +393,7 @@ int hpc_scheme_prepare(hpc_scheme *sc, const hpc_exchange_config *f) {
 
 /* Tells every rank that is not gone how many pushes this rank has made (a push sent in part does not count); or, in a
  * later call, that this rank answers nothing more. The messages go by a lane of the exchange, which is flushed before
- * the memory is freed. */
+ * the memory is freed. A rank that shares no data with this one is told by the control channel, once. */
 static int announce(hpc_scheme *sc, uint64_t what) {
     hpc_context *c = sc->context;
     int me = c->group.rank, first_failure = HPC_OK;
@@ -337,8 +404,13 @@ static int announce(hpc_scheme *sc, uint64_t what) {
     for (int r = 0; r < c->group.size; r++) {
         if (hpc_group_has_departed(&c->group, r)) continue;
         size_t at = sc->layout.places[r].closed + (size_t)me * (size_t)sc->plan->n_keys * sizeof *counts;
-        int status =
-            hpc_put_signal(sc->in_lanes[0], sc->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
+        int status = HPC_OK;
+        hpc_lane *lane = lane_to(sc, r);
+        if (lane != NULL)
+            status = hpc_put_signal(lane, sc->window, r, counts, n * sizeof *counts, at,
+                                    hpc_signal_closed(me), what);
+        else if (!sc->life.closed)
+            status = hpc_window_tell(sc->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
         status = hpc_unless_left(sc, r, status);
         if (status != HPC_OK && status != HPC_ERR_PEER && first_failure == HPC_OK) first_failure = status;
     }

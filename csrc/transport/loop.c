@@ -165,7 +165,7 @@ static void release(hpc_context *c) {
 
 static int hold_back(hpc_lane *lane, int peer, operation_kind kind, hpc_memory *memory, void *dst, const void *src,
                      size_t nbytes, uint64_t value) {
-    const route *to = lane->peers[peer].out;
+    const route *to = atomic_load(&lane->peers[peer].out);
     operation *o = malloc(sizeof *o), **at;
     if (o == NULL)
         return hpc_fail_transport("put", "loop", peer, "put: no memory to hold an operation for rank %d", peer);
@@ -198,9 +198,8 @@ static int window_export(hpc_window *w, int peer, hpc_blob *blob) {
 
 static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     loop_blob b;
-    if (blob->fd >= 0) close(blob->fd); /* meant for ranks of other processes */
     memcpy(&b, blob->bytes, sizeof b);
-    w->parts[peer].memory = b.memory;
+    atomic_store_explicit(&w->parts[peer].memory, b.memory, memory_order_release);
     return HPC_OK;
 }
 
@@ -210,41 +209,54 @@ static void window_detach(hpc_window *w, int peer) {
 
 static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
     inbox *box = own_inbox(lane->context);
-    (void)peer;
+    hpc_lane_peer *p = &lane->peers[peer];
     if (box == NULL) return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for an inbox");
-    return export_memory(lane->memory, box, blob);
+    int status = hpc_memory_create(sizeof(hpc_ring), "lane", &p->in_memory);
+    if (status != HPC_OK) return status;
+    hpc_memory_close_descriptor(p->in_memory);
+    atomic_store_explicit(&p->in, hpc_memory_data(p->in_memory), memory_order_release);
+    return export_memory(p->in_memory, box, blob);
 }
 
-static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
+static void discard(const hpc_blob *blob) {
+    loop_blob b;
+    memcpy(&b, blob->bytes, sizeof b);
+    hpc_memory_release(b.memory);
+    drop_inbox(b.inbox);
+}
+
+static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob) {
     route *to = calloc(1, sizeof *to);
     loop_blob b;
-    (void)deadline;
-    if (blob->fd >= 0) close(blob->fd);
     memcpy(&b, blob->bytes, sizeof b);
-    if (to == NULL) return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for a route");
+    if (to == NULL) {
+        discard(blob);
+        return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for a route");
+    }
     to->inbox = b.inbox;
-    to->ring = (hpc_ring *)hpc_memory_data(b.memory) + lane->context->group.rank;
+    to->ring = hpc_memory_data(b.memory);
     lane->peers[peer].memory = b.memory;
-    lane->peers[peer].out = to;
+    atomic_store_explicit(&lane->peers[peer].out, to, memory_order_release);
     return HPC_OK;
 }
 
 static void lane_detach(hpc_lane *lane, int peer) {
-    route *to = lane->peers[peer].out;
+    route *to = atomic_load(&lane->peers[peer].out);
     if (to == NULL) return;
     while (step(to->inbox, lane) > 0) {
     } /* freeing a lane loses nothing */
     drop_inbox(to->inbox);
     free(to);
-    lane->peers[peer].out = NULL;
+    atomic_store(&lane->peers[peer].out, NULL);
 }
 
 /* ---- data ---- */
 
 static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
-    hpc_memory *memory = w->parts[peer].memory;
-    char *dst = (char *)hpc_memory_data(memory) + offset;
     if (nbytes == 0) return HPC_OK;
+    hpc_memory *memory = hpc_part_memory(&w->parts[peer]);
+    char *dst = (char *)hpc_memory_data(memory) + offset;
+    if (w->context->loop_seed != 0 && atomic_load(&lane->peers[peer].out) == NULL) return HPC_IN_PROGRESS;
     if (w->context->loop_seed != 0) return hold_back(lane, peer, PUT, memory, dst, src, nbytes, 0);
     memcpy(dst, src, nbytes);
     return HPC_OK;
@@ -253,10 +265,11 @@ static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t 
 static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
                       int signal, uint64_t value) {
     hpc_part *part = &w->parts[peer];
+    if (w->context->loop_seed != 0 && atomic_load(&lane->peers[peer].out) == NULL) return HPC_IN_PROGRESS;
     int status = put(lane, w, peer, src, nbytes, offset);
     if (status != HPC_OK) return status;
     if (w->context->loop_seed != 0)
-        return hold_back(lane, peer, SIGNAL, part->memory, (void *)hpc_signal_at(part, signal), NULL, 0, value);
+        return hold_back(lane, peer, SIGNAL, hpc_part_memory(part), (void *)hpc_signal_at(part, signal), NULL, 0, value);
     atomic_store_explicit(hpc_signal_at(part, signal), value, memory_order_release);
     hpc_bell_ring(hpc_control_bell(w->context->control, peer));
     return HPC_OK;
@@ -265,8 +278,8 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
 static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
                       uint32_t imm) {
     hpc_lane_peer *p = &lane->peers[peer];
-    route *to = p->out;
-    if (hpc_ring_is_full(to->ring, to->tail)) return HPC_IN_PROGRESS;
+    route *to = atomic_load_explicit(&p->out, memory_order_acquire);
+    if (to == NULL || hpc_ring_is_full(to->ring, to->tail)) return HPC_IN_PROGRESS;
     int status = put(lane, w, peer, src, nbytes, offset);
     if (status != HPC_OK) return status;
     to->tail++;
@@ -277,14 +290,14 @@ static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
 }
 
 static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
-    int status = hpc_ring_pop(lane->peers[peer].in, event);
+    int status = hpc_ring_pop(atomic_load_explicit(&lane->peers[peer].in, memory_order_relaxed), event);
     if (status == HPC_OK) hpc_bell_ring(hpc_control_bell(lane->context->control, peer)); /* it may wait for room */
     return status;
 }
 
 static int flush(hpc_lane *lane, int peer) {
-    const route *to = lane->peers[peer].out;
-    while (step(to->inbox, lane) > 0) {
+    const route *to = atomic_load(&lane->peers[peer].out);
+    while (to != NULL && step(to->inbox, lane) > 0) {
     }
     hpc_bell_ring(hpc_control_bell(lane->context->control, peer));
     return HPC_OK;
@@ -305,6 +318,7 @@ const hpc_transport hpc_transport_loop = {
     .lane_export = lane_export,
     .lane_attach = lane_attach,
     .lane_detach = lane_detach,
+    .discard = discard,
     .put = put,
     .put_signal = put_signal,
     .put_notify = put_notify,

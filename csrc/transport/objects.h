@@ -10,6 +10,32 @@
 #include "transport/reactor.h"
 #include "transport/transport.h"
 
+/* ---- objects: windows and lanes ----
+ *
+ * A collective call makes an object on all ranks, which number it alike. A rank reaches a peer's part of it at its first
+ * use (context/reach.c). */
+
+typedef enum hpc_distance {
+    HPC_FAR,      /* this rank has not asked the peer for its handle */
+    HPC_ASKED,    /* it has, and no answer has come */
+    HPC_HANDED, /* answer is there, and no thread works on it */
+    HPC_TAKEN,    /* a thread attaches the handle */
+    HPC_NEAR,
+    HPC_FREED_THERE /* the peer has freed its part: what is put there is dropped */
+} hpc_distance;
+
+typedef struct hpc_approach {
+    _Atomic int distance; /* hpc_distance */
+    hpc_blob *answer;     /* the peer's handle; NULL: it has not come */
+    struct hpc_refusal *_Atomic refusal; /* why the peer's part cannot be reached; NULL: no failure is known */
+} hpc_approach;
+
+typedef struct hpc_object {
+    const struct hpc_joint *joint; /* how ranks reach each other's parts; NULL: the object has no number yet */
+    uint64_t number;
+    hpc_approach *ways; /* by rank */
+} hpc_object;
+
 /* ---- context ---- */
 
 enum { HPC_HOST_BYTES = 64, HPC_TRANSPORTS_BYTES = 64, HPC_CPU_WORDS = 16, HPC_USED = 5 };
@@ -44,6 +70,10 @@ struct hpc_context {
     const hpc_transport *used[HPC_USED]; /* each once; NULL after the last */
     hpc_lane *lane;                      /* the first one */
     int user_lanes;                      /* number of lanes created by the user, the same on every rank */
+    pthread_mutex_t reach;               /* guards objects and the lists of lanes' senders; held briefly */
+    hpc_object **objects;                /* that are not freed, by number */
+    int n_objects;
+    uint64_t last_object; /* number of the last one that was made */
     hpc_lane *acks;                      /* for ACKs of queues: no data delays them (Parameter Flow, section 5) */
     uint64_t loop_seed;
     void *held;          /* loop's inbox */
@@ -54,6 +84,7 @@ struct hpc_context {
     char tcp_congestion[HPC_CONGESTION_BYTES]; /* "": not chosen */
     hpc_reactor *reactor;                      /* NULL: no transport has asked for it */
     int all_remote;                            /* no peer shares memory with this rank */
+    int has_eager; /* some ranks of the job may use an eager transport; the same on every rank */
     struct hpc_probes *probes;                 /* of bandwidth: probe/probe.h */
     uint32_t followers; /* number of exchanges so far whose thresholds follow the network, the same on every rank */
     hpc_engine *engine; /* that the user asked for; NULL: none */
@@ -107,21 +138,27 @@ typedef struct hpc_part {
     size_t nbytes;         /* of data */
     size_t signals_offset; /* distance of signal 0 from the start of the data */
     int signals;
-    hpc_memory *memory; /* mapped here, or NULL */
-    uint32_t number;    /* tcp: the number that the part's rank gave it */
-    void *remote;       /* verbs: where it is */
+    _Atomic int open_signals;  /* signals that this rank reaches: 0 at first, then all */
+    _Atomic size_t open_bytes; /* the same for bytes of data */
+    hpc_memory *_Atomic memory; /* mapped here, or NULL */
+    void *remote;               /* verbs: where it is */
 } hpc_part;
 
 struct hpc_window {
+    hpc_object object; /* first */
     hpc_context *context;
     hpc_memory *memory; /* this rank's part */
     hpc_part *parts;    /* by rank, this rank's included */
-    uint32_t number;    /* tcp: the number that this rank gave its part; 0: none yet */
     void *registered;   /* verbs: this rank's part */
 };
 
+/* relaxed: who may use the part has seen its open_bytes, open_signals, or its way. */
+static inline hpc_memory *hpc_part_memory(const hpc_part *part) {
+    return atomic_load_explicit(&part->memory, memory_order_relaxed);
+}
+
 static inline _Atomic uint64_t *hpc_signal_at(const hpc_part *part, int signal) {
-    return (_Atomic uint64_t *)(void *)((char *)hpc_memory_data(part->memory) + part->signals_offset +
+    return (_Atomic uint64_t *)(void *)((char *)hpc_memory_data(hpc_part_memory(part)) + part->signals_offset +
                                         (size_t)signal * HPC_SIGNAL_STRIDE);
 }
 
@@ -141,26 +178,30 @@ static inline _Atomic uint64_t *hpc_own_signal(const hpc_window *window, int sig
 /* ---- lane: one thread's ordered channel to every peer ---- */
 
 typedef struct hpc_lane_peer {
-    void *in;           /* the transport's: events from this peer */
-    void *out;          /* the transport's: events to this peer */
-    hpc_memory *memory; /* the memory that contains out, if mapped */
+    void *_Atomic in;      /* the transport's: events from this peer; NULL: the peer has not reached this rank */
+    void *_Atomic out;     /* the transport's: events to this peer; NULL: not reached */
+    hpc_memory *in_memory; /* the memory that contains in, or NULL */
+    hpc_memory *memory;    /* the memory that contains out, if mapped */
+    int heard;             /* the peer is in the lane's senders */
 } hpc_lane_peer;
 
 /* The rail of lanes that all use one rail to a peer, chosen by worker (PHub, section 4.5). */
 enum { HPC_RAIL_BY_WORKER = -1 };
 
 struct hpc_lane {
+    hpc_object object; /* first */
     hpc_context *context;
     int open;             /* the lane can reach every peer */
     int own;              /* the context's first lane, which holds no reference to the context */
-    hpc_memory *memory;   /* the rings into which peers write events */
+    hpc_memory *memory;   /* the rings into which the peers of an eager transport write events; NULL: none uses one */
     hpc_lane_peer *peers; /* by rank */
-    int next;             /* the peer at which poll begins */
+    int *senders;         /* the ranks that have a ring here, in the order in which they came */
+    _Atomic int n_senders;
+    int next;             /* the sender at which poll begins */
     int keeps;            /* some transport keeps puts back while this lane is corked */
     int corked;           /* its thread makes several puts in a row, and will uncork the lane soon */
     uint32_t turn;        /* place in the sending order of the puts that it makes now (hpc_lane_take_turn); 0: none */
     int rail;             /* verbs: the rail to a peer, mod the number of rails, or HPC_RAIL_BY_WORKER */
-    uint64_t number;      /* tcp: the number that this rank gave the lane; 0: none yet */
     void *verbs;          /* verbs: its queues */
 };
 

@@ -4,7 +4,9 @@
  * release. x86's non-temporal stores, which memcpy uses for large blocks, ignore a release, so an sfence follows
  * them. The waiter loads the word with acquire. Ranks that are threads of one process share the owner's mapping
  * instead of mapping windows twice, so that race detectors see one address. */
+#define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -22,11 +24,26 @@ static int reaches(const hpc_address *self, const hpc_address *peer, const char 
     return self->host[0] == peer->host[0] && self->host[1] == peer->host[1];
 }
 
-static int export_memory(hpc_context *c, hpc_memory *memory, int peer, hpc_blob *blob) {
-    shm_blob b = {hpc_same_process(c, peer) ? hpc_memory_retain(memory) : NULL, memory->nbytes};
+/* Each blob has a descriptor of its own. */
+static int export_memory(hpc_context *c, hpc_memory *memory, int peer, const char *op, hpc_blob *blob) {
+    const int same = hpc_same_process(c, peer);
+    shm_blob b = {NULL, memory->nbytes};
+    blob->fd = same ? -1 : fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
+    if (!same && blob->fd < 0) {
+        char hint[HPC_FILES_HINT];
+        const int error = errno;
+        return hpc_fail(HPC_ERR_MEMORY, op, "rank %d: %s: no descriptor for rank %d: %s%s", c->group.rank, op, peer,
+                        strerror(error), hpc_files_hint(error, hint));
+    }
+    if (same) b.memory = hpc_memory_retain(memory);
     memcpy(blob->bytes, &b, sizeof b);
-    blob->fd = memory->fd;
     return HPC_OK;
+}
+
+static void discard(const hpc_blob *blob) {
+    shm_blob b;
+    memcpy(&b, blob->bytes, sizeof b);
+    hpc_memory_release(b.memory);
 }
 
 static int attach_memory(hpc_context *c, int peer, const hpc_blob *blob, size_t at_least, const char *op,
@@ -51,25 +68,35 @@ static int attach_memory(hpc_context *c, int peer, const hpc_blob *blob, size_t 
 }
 
 static int window_export(hpc_window *w, int peer, hpc_blob *blob) {
-    return export_memory(w->context, w->memory, peer, blob);
+    return export_memory(w->context, w->memory, peer, "window", blob);
 }
 
 static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     hpc_part *part = &w->parts[peer];
-    return attach_memory(w->context, peer, blob, part->signals_offset + (size_t)part->signals * HPC_SIGNAL_STRIDE,
-                         "window", &part->memory);
+    hpc_memory *memory = NULL;
+    int status = attach_memory(w->context, peer, blob,
+                               part->signals_offset + (size_t)part->signals * HPC_SIGNAL_STRIDE, "window", &memory);
+    if (status == HPC_OK) atomic_store_explicit(&part->memory, memory, memory_order_release);
+    return status;
 }
 
+/* Makes the ring of the peer's events. Its descriptor is closed once the blob has its own. */
 static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
-    return export_memory(lane->context, lane->memory, peer, blob);
+    hpc_lane_peer *p = &lane->peers[peer];
+    if (p->in_memory != NULL)
+        return hpc_fail(HPC_ERR_INVALID, "lane", "rank %d has the lane's ring already", peer);
+    int status = hpc_memory_create(sizeof(hpc_ring), "lane", &p->in_memory);
+    if (status == HPC_OK) status = export_memory(lane->context, p->in_memory, peer, "lane", blob);
+    if (status != HPC_OK) return status;
+    hpc_memory_close_descriptor(p->in_memory);
+    atomic_store_explicit(&p->in, hpc_memory_data(p->in_memory), memory_order_release);
+    return HPC_OK;
 }
 
-static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
-    (void)deadline;
-    hpc_context *c = lane->context;
+static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob) {
     hpc_lane_peer *p = &lane->peers[peer];
-    int status = attach_memory(c, peer, blob, (size_t)c->group.size * sizeof(hpc_ring), "lane", &p->memory);
-    if (status == HPC_OK) p->out = (hpc_ring *)hpc_memory_data(p->memory) + c->group.rank;
+    int status = attach_memory(lane->context, peer, blob, sizeof(hpc_ring), "lane", &p->memory);
+    if (status == HPC_OK) atomic_store_explicit(&p->out, hpc_memory_data(p->memory), memory_order_release);
     return status;
 }
 
@@ -78,7 +105,7 @@ static void window_detach(hpc_window *w, int peer) {
 }
 
 static void lane_detach(hpc_lane *lane, int peer) {
-    lane->peers[peer].out = NULL;
+    atomic_store(&lane->peers[peer].out, NULL);
 }
 
 static inline void store_fence(size_t nbytes) {
@@ -91,7 +118,7 @@ static inline void store_fence(size_t nbytes) {
 
 static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
     (void)lane;
-    if (nbytes > 0) memcpy((char *)hpc_memory_data(w->parts[peer].memory) + offset, src, nbytes);
+    if (nbytes > 0) memcpy((char *)hpc_memory_data(hpc_part_memory(&w->parts[peer])) + offset, src, nbytes);
     store_fence(nbytes);
     return HPC_OK;
 }
@@ -109,7 +136,8 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
 
 static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
                       uint32_t imm) {
-    hpc_ring *ring = lane->peers[peer].out;
+    hpc_ring *ring = atomic_load_explicit(&lane->peers[peer].out, memory_order_acquire);
+    if (ring == NULL) return HPC_IN_PROGRESS;
     uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed); /* only this lane writes it */
     if (hpc_ring_is_full(ring, tail)) return HPC_IN_PROGRESS;
     put(lane, w, peer, src, nbytes, offset);
@@ -119,7 +147,7 @@ static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
 }
 
 static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
-    int status = hpc_ring_pop(lane->peers[peer].in, event);
+    int status = hpc_ring_pop(atomic_load_explicit(&lane->peers[peer].in, memory_order_relaxed), event);
     /* A sender may be asleep until the ring has room. */
     if (status == HPC_OK) hpc_bell_ring(hpc_control_bell(lane->context->control, peer));
     return status;
@@ -146,6 +174,7 @@ const hpc_transport hpc_transport_shm = {
     .lane_export = lane_export,
     .lane_attach = lane_attach,
     .lane_detach = lane_detach,
+    .discard = discard,
     .put = put,
     .put_signal = put_signal,
     .put_notify = put_notify,

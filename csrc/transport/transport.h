@@ -14,16 +14,11 @@
 #define HPC_TRANSPORT_H
 
 #include "base/memory.h"
+#include "control/control.h"
 #include "base/wait.h"
 #include "transport/device.h"
 
-enum { HPC_BLOB_BYTES = 64, HPC_ORDER_BYTES = 64 };
-
-/* The handle by which a peer reaches a window or lane of this rank. fd is a descriptor sent with it, or -1 for none. */
-typedef struct hpc_blob {
-    unsigned char bytes[HPC_BLOB_BYTES];
-    int fd;
-} hpc_blob;
+enum { HPC_ORDER_BYTES = 64 };
 
 struct hpc_address;
 
@@ -42,29 +37,43 @@ typedef struct hpc_transport {
     /* Returns whether this transport connects the two ranks, without side effects. If not, *why gets the reason. */
     int (*reaches)(const struct hpc_address *self, const struct hpc_address *peer, const char **why);
 
-    /* Windows. export fills the blob for peer; it is called once for each peer that this transport serves. attach
-     * makes the peer's part reachable from the peer's blob; it takes over the blob's fd, even if it fails. detach
-     * undoes attach. All three may block briefly; they are not on the hot path. */
+    /* Opens the transport's data in the context, at connect, if it serves a peer. NULL: nothing is to be opened. */
+    int (*open)(hpc_context *context);
+
+    /* Windows and lanes are made by collective calls, and a rank reaches a peer's part of one at its first use
+     * (context/reach.c): the peer exports a blob, and this rank attaches it. With HPC_CAP_EAGER both ends do so when the
+     * object is made.
+     *
+     * export fills the blob for peer; the control channel's thread calls it, and owns the blob's fd then. attach makes
+     * the peer's part reachable; it takes the blob's fd over, also if it fails, and is called again while it returns
+     * HPC_IN_PROGRESS, with fd -1. detach undoes attach and export. A window's attach NULL: the object's number is
+     * enough, and nothing is exported. open is called once when the window is made, by each transport that the context
+     * uses; it may be NULL. None waits for a peer. */
+    int (*window_open)(hpc_window *window);
     int (*window_export)(hpc_window *window, int peer, hpc_blob *blob);
     int (*window_attach)(hpc_window *window, int peer, const hpc_blob *blob);
     void (*window_detach)(hpc_window *window, int peer);
 
-    /* Lanes: the same three functions for the ring that receives a peer's events. */
+    /* Lanes: export makes the ring that receives the peer's events (hpc_lane_peer.in), attach the way to the peer's
+     * ring (out). Either may make both, if one connection serves both ways. */
     int (*lane_export)(hpc_lane *lane, int peer, hpc_blob *blob);
-    int (*lane_attach)(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline);
+    int (*lane_attach)(hpc_lane *lane, int peer, const hpc_blob *blob);
     void (*lane_detach)(hpc_lane *lane, int peer);
-    /* Receives a connection that a peer opened for a lane exported to it; takes over fd if it returns HPC_OK. The
-     * control channel's thread calls it. NULL: lanes have no connections. If lanes have connections, control links
-     * are TCP even within a host. */
-    int (*accept_lane)(hpc_context *context, int peer, uint64_t lane, int stream, int fd);
+    /* Receives a connection that a peer opened for this lane, and welcomes it (hpc_greeting_end); takes over fd if it
+     * returns HPC_OK. The control channel's thread calls it. NULL: lanes have no connections. If lanes have connections, control links are TCP even within a
+     * host. */
+    int (*accept_lane)(hpc_lane *lane, int peer, int stream, int fd);
+    /* Frees what a blob holds that this transport exported and that is not attached, but not its fd. NULL: nothing. */
+    void (*discard)(const hpc_blob *blob);
 
+    /* A put returns HPC_IN_PROGRESS, and does nothing, while the lane has not reached the peer. */
     int (*put)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset);
     int (*put_signal)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
                       int signal, uint64_t value);
-    /* Returns HPC_IN_PROGRESS, and does nothing, while the peer's ring is full. */
+    /* Does so too while the peer's ring is full. */
     int (*put_notify)(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset,
                       uint32_t imm);
-    /* Takes the next event from peer: HPC_OK, or HPC_IN_PROGRESS if none has come. */
+    /* Takes the next event from a peer that has a ring here: HPC_OK, or HPC_IN_PROGRESS if none has come. */
     int (*poll)(hpc_lane *lane, int peer, hpc_event *event);
     /* Sends the puts to peer that were kept while the lane was corked (hpc_lane.corked): a transport may keep a few
      * puts, in order, to send them together. NULL: this transport sends each put at once. */
@@ -104,7 +113,8 @@ enum {
     HPC_CAP_PEER_VIEW = 1,   /* window_attach maps the peer's memory: plain loads and stores reach it */
     HPC_CAP_ONE_HOST = 2,    /* connects ranks of one host only; their control links are Unix sockets */
     HPC_CAP_ONE_PROCESS = 4, /* connects threads of one process only; used only when asked for by name */
-    HPC_CAP_NICS = 8         /* carries its data by the context's NICs */
+    HPC_CAP_NICS = 8,        /* carries its data by the context's NICs */
+    HPC_CAP_EAGER = 16       /* windows and lanes reach all its peers when they are made */
 };
 
 /* Only transport.c names these, in its list; other code asks for capabilities. */

@@ -47,9 +47,18 @@ int tcp_link_install(tcp_link *l, int stream, int fd) {
     setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
     hpc_net_set_congestion(fd, l->tcp->context->tcp_congestion);
     if (!atomic_compare_exchange_strong(&l->streams[stream].fd, &none, fd)) return HPC_ERR_INVALID;
-    if (tcp_watch(l->tcp, l, stream, fd, 0) == 0) return HPC_OK;
-    atomic_store(&l->streams[stream].fd, -1);
-    return HPC_ERR_TRANSPORT;
+    if (tcp_watch(l->tcp, l, stream, fd, 0) != 0) {
+        atomic_store(&l->streams[stream].fd, -1);
+        return HPC_ERR_TRANSPORT;
+    }
+    hpc_bell_ring(l->tcp->context->group.bell); /* a thread may wait for the link */
+    return HPC_OK;
+}
+
+int tcp_link_is_whole(const tcp_link *l) {
+    for (int k = 0; k < l->n_streams; k++)
+        if (tcp_stream_fd(&l->streams[k]) < 0) return 0;
+    return 1;
 }
 
 /* Makes the link silent: it sends nothing more, but still reads bytes that the peer sent before. l->why keeps its first
@@ -196,7 +205,7 @@ int tcp_link_flush(tcp_link *l) {
 void tcp_link_give_credit(tcp_link *l) {
     int error = 0;
     pthread_mutex_lock(&l->sending);
-    uint64_t taken = atomic_load_explicit(&l->ring->head, memory_order_acquire);
+    uint64_t taken = atomic_load_explicit(&l->ring.head, memory_order_acquire);
     if (taken != atomic_load_explicit(&l->credited, memory_order_relaxed) && !is_silent(l)) {
         atomic_store(&l->wanted, 0);
         atomic_store_explicit(&l->credited, taken, memory_order_relaxed);
@@ -209,7 +218,10 @@ void tcp_link_close(tcp_link *l) {
     int error = 0;
     pthread_mutex_lock(&l->sending);
     atomic_store(&l->closed_here, 1);
-    if (!is_silent(l)) error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CLOSE}, NULL, 0, 0);
+    if (tcp_stream_fd(&l->streams[0]) < 0)
+        atomic_store(&l->closed_there, 1); /* the peer's end does not know of it */
+    else if (!is_silent(l))
+        error = send_ordered(l, (hpc_frame){.type = HPC_FRAME_CLOSE}, NULL, 0, 0);
     unlock_sent(l, error);
 }
 
@@ -222,6 +234,15 @@ static int is_whole_event(const tcp_link *l, const hpc_frame *f) {
     return f->nbytes == f->value;
 }
 
+/* Returns the window of a number; NULL if there is none. The transport's lock is held. */
+static const tcp_window *find_window(tcp_link *l, uint32_t number) {
+    const hpc_tcp *t = l->tcp;
+    if (l->window < t->n_windows && t->windows[l->window].number == number) return &t->windows[l->window];
+    for (l->window = 0; l->window < t->n_windows; l->window++)
+        if (t->windows[l->window].number == number) return &t->windows[l->window];
+    return NULL;
+}
+
 static int place(void *arg, const hpc_frame *f, char **at, hpc_memory **memory, const char **why) {
     tcp_link *l = arg;
     hpc_tcp *t = l->tcp;
@@ -229,7 +250,7 @@ static int place(void *arg, const hpc_frame *f, char **at, hpc_memory **memory, 
     *at = NULL;
     *memory = NULL;
     pthread_mutex_lock(&t->lock);
-    const tcp_window *w = f->window - 1 < t->n_windows ? &t->windows[f->window - 1] : NULL;
+    const tcp_window *w = find_window(l, f->window);
     if (w == NULL) {
         *why = "a put into a window that does not exist";
         status = HPC_ERR_TRANSPORT;
@@ -260,12 +281,12 @@ static int put_is_done(tcp_link *l, int stream, const hpc_frame *f, hpc_memory *
         hpc_raise_signal((_Atomic uint64_t *)(void *)(word + (size_t)f->word * HPC_SIGNAL_STRIDE), f->value);
         l->rings = 1;
     } else if (f->flags & HPC_FRAME_EVENT) {
-        uint64_t tail = atomic_load_explicit(&l->ring->tail, memory_order_relaxed);
-        if (hpc_ring_is_full(l->ring, tail)) {
+        uint64_t tail = atomic_load_explicit(&l->ring.tail, memory_order_relaxed);
+        if (hpc_ring_is_full(&l->ring, tail)) {
             *why = "more events than this rank has granted";
             return HPC_ERR_TRANSPORT;
         }
-        hpc_ring_push(l->ring, tail, f->word, f->value);
+        hpc_ring_push(&l->ring, tail, f->word, f->value);
         l->rings = 1;
     }
     return HPC_OK;

@@ -1,12 +1,14 @@
 /* The parts of the tcp transport. Each file calls only files below it:
  *
  *   tcp.c     the vtable: windows, lanes, puts; how the context's reactor reads links
+ *   calls.c   threads that connect links
  *   link.c    one lane's connections to one peer: sending, reading
  *   table.c   the table of links, and the byte counts of their connections
  *   orders.c  frames that wait for room in a socket, and their order
  *
  * A *link* joins a lane of this rank with the peer's lane that was created by the same collective call. It has one
- * or more *streams*, each a TCP connection.
+ * or more *streams*, each a TCP connection. It is made when either end first uses its lane: the higher rank calls the
+ * lower one, by a thread of calls.c, and a lower rank that wants the link asks the higher one to call.
  *
  * Locks. The mutex `sending` guards all that is sent on a link, and the orders that wait for room in a socket: the
  * lane's thread sends puts, the reading thread sends answers (FLUSHED, CREDIT). `reading` is a flag; the thread that
@@ -53,16 +55,20 @@ typedef struct tcp_stream {
 typedef struct tcp_link {
     struct hpc_tcp *tcp;
     int peer, slot;
-    uint64_t lane; /* this rank's number for the lane; a peer that connects sends it */
+    uint64_t lane; /* the lane's number, which a peer that connects sends */
     _Atomic int references;
-    hpc_ring *ring; /* the lane's ring for events from this peer */
-    hpc_memory *ring_memory;
+    hpc_ring ring; /* for the lane's events from this peer */
     int n_streams;
+    _Atomic int refused;   /* status of a call that failed; HPC_OK: none did */
+    char refusal[192];     /* its reason, set before */
+    int called;            /* the link was given to calls.c; guarded by the transport's lock */
+    struct tcp_link *next; /* of the links to call */
     tcp_stream streams[HPC_TCP_STREAMS];
 
     _Atomic int reading, again;
     _Atomic int hung_up;              /* bit k: the peer has ended its side of stream k */
     uint64_t landed[HPC_TCP_STREAMS]; /* stripes in place, by stream */
+    int window;                       /* the place in the table of the window of the last frame */
     size_t signals_offset;            /* in the window of the current frame, if the frame has a signal */
     uint64_t flush_asked;             /* value of the peer's last FLUSH, answered after reading */
     int answer_flush, rings, ended_streams;
@@ -87,6 +93,7 @@ typedef struct tcp_link {
 typedef struct tcp_window {
     size_t nbytes, signals_offset;
     int signals;
+    uint32_t number;
     hpc_memory *memory; /* NULL: freed */
 } tcp_window;
 
@@ -95,11 +102,14 @@ typedef struct hpc_tcp {
     hpc_reactor *reactor;
     int source; /* its number in the reactor */
     pthread_mutex_t lock;
-    tcp_window *windows; /* by number, from 1 */
-    uint32_t n_windows;
+    tcp_window *windows; /* in the order of their numbers */
+    int n_windows;
     tcp_link **links; /* by slot; NULL: free */
     int n_links;
-    uint64_t lanes;
+    tcp_link *to_call, **last_to_call;
+    int callers;           /* threads of calls.c */
+    int closing;           /* no thread of calls.c takes another link */
+    pthread_cond_t called; /* a thread of calls.c has ended */
     _Atomic uint32_t told; /* number of times that arrivals were reported to waiters */
     _Atomic int hot;       /* 1 + the slot of the link that brought data last */
 } hpc_tcp;
@@ -112,7 +122,7 @@ static inline int tcp_stream_fd(const tcp_stream *stream) {
 /* ---- table.c ---- */
 
 /* Returns a link with two references, one for its slot and one for the caller; NULL if memory is short. */
-tcp_link *tcp_link_create(hpc_tcp *tcp, int peer, uint64_t lane, hpc_lane *of);
+tcp_link *tcp_link_create(hpc_tcp *tcp, int peer, uint64_t lane);
 tcp_link *tcp_link_retain(tcp_link *link);
 void tcp_link_release(tcp_link *link);
 tcp_link *tcp_link_at(hpc_tcp *tcp, int slot); /* adds a reference; NULL if the slot is free */
@@ -134,9 +144,16 @@ int tcp_send_frame(tcp_stream *stream, const hpc_frame *frame, const uint64_t *f
 int tcp_send_orders(tcp_stream *stream);
 void tcp_drop_orders(tcp_stream *stream);
 
+/* ---- calls.c ---- */
+
+/* Lets a thread connect the link's streams to its peer, once. Returns HPC_OK, or a failure without memory. */
+int tcp_call(tcp_link *link);
+void tcp_end_calls(hpc_tcp *tcp); /* waits for the threads; the group is closed */
+
 /* ---- link.c ---- */
 
 int tcp_link_install(tcp_link *link, int stream, int fd); /* takes fd over if HPC_OK */
+int tcp_link_is_whole(const tcp_link *link);              /* all streams are there */
 
 /* Puts a frame on the link; lane is the link's lane. On a corked lane the frame may wait for tcp_link_uncork, unless
  * many bytes wait already. */

@@ -1,5 +1,6 @@
 /* The table of links, by slot, and the byte counts of their connections. A link is freed when its slot, its lane and
  * every thread that visits it have dropped their references. */
+#define _GNU_SOURCE
 #include <linux/tcp.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -25,7 +26,6 @@ void tcp_link_release(tcp_link *l) {
         hpc_reader_free(&l->streams[k].reader);
         tcp_drop_orders(&l->streams[k]);
     }
-    hpc_memory_release(l->ring_memory);
     pthread_mutex_destroy(&l->sending);
     free(l);
 }
@@ -54,15 +54,14 @@ static int add(hpc_tcp *t, tcp_link *link) {
     return HPC_OK;
 }
 
-tcp_link *tcp_link_create(hpc_tcp *t, int peer, uint64_t lane, hpc_lane *of) {
+tcp_link *tcp_link_create(hpc_tcp *t, int peer, uint64_t lane) {
     int streams = t->context->tcp_streams;
-    tcp_link *l = calloc(1, sizeof *l);
-    if (l == NULL) return NULL;
+    void *place = NULL;
+    if (posix_memalign(&place, _Alignof(tcp_link), sizeof(tcp_link)) != 0) return NULL;
+    tcp_link *l = memset(place, 0, sizeof *l);
     l->tcp = t;
     l->peer = peer;
     l->lane = lane;
-    l->ring = of->peers[peer].in;
-    l->ring_memory = hpc_memory_retain(of->memory);
     l->n_streams = streams;
     l->fenced = 1;
     pthread_mutex_init(&l->sending, NULL);

@@ -1,14 +1,13 @@
 /* tcp: a transport for ranks of different hosts. A put is a frame on the lane's connection to the peer, which reads
  * it straight into its window. A signal or an event is in the frame of its data, so it cannot overtake the data.
  *
- * Each rank numbers its windows and lanes and sends the numbers to its peers in blobs. A frame names its window's
- * number, the hello of a connection its lane's. A freed window keeps its number, so frames that arrive late
- * are dropped. A number that was never given ends the link. */
+ * All ranks number their windows and lanes alike. A frame names its window's number, the hello of a connection its
+ * lane's. A freed window keeps its number, so frames that arrive late are dropped. A number of no window ends the link. */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <unistd.h>
 
 #include "transport/tcp/parts.h"
 
@@ -71,148 +70,137 @@ static int report(void *arg) {
 
 /* ---- life ---- */
 
-/* Returns the transport's data, made at the first call; NULL with the error recorded. */
-static hpc_tcp *tcp_of(hpc_context *c) {
-    hpc_tcp *t = c->tcp;
-    if (t != NULL) return t;
+static int open_tcp(hpc_context *c) {
     hpc_reactor *reactor = hpc_transport_reactor(c);
-    if (reactor == NULL) return NULL;
-    t = calloc(1, sizeof *t);
-    if (t == NULL) {
-        hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for the tcp transport");
-        return NULL;
-    }
+    if (reactor == NULL) return hpc_last_error()->status;
+    hpc_tcp *t = calloc(1, sizeof *t);
+    if (t == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for the tcp transport");
     t->context = c;
     t->reactor = reactor;
+    t->last_to_call = &t->to_call;
     pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->called, NULL);
     t->source = hpc_reactor_add(reactor, &(hpc_source){.arg = t, .handle = handle, .report = report});
-    return c->tcp = t;
+    c->tcp = t;
+    return HPC_OK;
 }
 
 /* Frees the transport's data. Links close their descriptors with their last reference; no visit holds one any more. */
 static void free_tcp(hpc_tcp *t) {
+    tcp_end_calls(t);
     hpc_reactor_remove(t->reactor, t->source);
     for (int i = 0; i < t->n_links; i++)
         if (t->links[i] != NULL) tcp_link_release(t->links[i]);
-    for (uint32_t i = 0; i < t->n_windows; i++) hpc_memory_release(t->windows[i].memory);
+    for (int i = 0; i < t->n_windows; i++) hpc_memory_release(t->windows[i].memory);
     free(t->links);
     free(t->windows);
+    pthread_cond_destroy(&t->called);
     pthread_mutex_destroy(&t->lock);
     free(t);
 }
-
-/* ---- addresses and numbers ---- */
 
 static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
     *why = "one of them listens on no interface";
     return hpc_both_listen(self, peer);
 }
 
-static int export_number(uint64_t number, hpc_blob *blob) {
-    memcpy(blob->bytes, &number, sizeof number);
-    return HPC_OK;
-}
-
-static uint64_t read_number(const hpc_blob *blob) {
-    uint64_t number;
-    if (blob->fd >= 0) close(blob->fd); /* the descriptor is for ranks that share memory */
-    memcpy(&number, blob->bytes, sizeof number);
-    return number;
-}
-
 /* ---- windows ---- */
 
-static int register_window(hpc_tcp *t, hpc_window *w) {
-    const hpc_part *part = &w->parts[t->context->group.rank];
+static int window_open(hpc_window *w) {
+    hpc_tcp *t = w->context->tcp;
+    const hpc_part *part = &w->parts[w->context->group.rank];
     int status = HPC_OK;
     pthread_mutex_lock(&t->lock);
-    tcp_window *windows = realloc(t->windows, (t->n_windows + 1) * sizeof *windows);
-    if (windows == NULL) {
+    tcp_window *windows = realloc(t->windows, ((size_t)t->n_windows + 1) * sizeof *windows);
+    if (windows == NULL || w->object.number > UINT32_MAX) {
         status = hpc_fail(HPC_ERR_MEMORY, "window", "window: no memory to register it");
     } else {
-        t->windows = windows;
-        windows[t->n_windows++] =
-            (tcp_window){part->nbytes, part->signals_offset, part->signals, hpc_memory_retain(w->memory)};
-        w->number = t->n_windows;
+        windows[t->n_windows++] = (tcp_window){part->nbytes, part->signals_offset, part->signals,
+                                               (uint32_t)w->object.number, hpc_memory_retain(w->memory)};
     }
+    if (windows != NULL) t->windows = windows;
     pthread_mutex_unlock(&t->lock);
     return status;
 }
 
-static int window_export(hpc_window *w, int peer, hpc_blob *blob) {
-    hpc_tcp *t = tcp_of(w->context);
-    int status = t == NULL ? hpc_last_error()->status : w->number != 0 ? HPC_OK : register_window(t, w);
-    (void)peer;
-    return status == HPC_OK ? export_number(w->number, blob) : status;
-}
-
-static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
-    w->parts[peer].number = (uint32_t)read_number(blob);
-    return HPC_OK;
-}
-
-/* Frees the window's number at the first call, which is for the first peer that tcp serves. */
+/* Frees the window's memory at the first call, which is for the first peer that tcp serves. */
 static void window_detach(hpc_window *w, int peer) {
     hpc_tcp *t = w->context->tcp;
     hpc_memory *memory = NULL;
     (void)peer;
-    if (t == NULL || w->number == 0) return;
+    if (t == NULL) return;
     pthread_mutex_lock(&t->lock);
-    memory = t->windows[w->number - 1].memory;
-    t->windows[w->number - 1].memory = NULL;
+    for (int i = 0; i < t->n_windows; i++)
+        if (t->windows[i].memory == w->memory && w->memory != NULL) {
+            memory = t->windows[i].memory;
+            t->windows[i].memory = NULL;
+        }
     pthread_mutex_unlock(&t->lock);
-    w->number = 0;
     hpc_memory_release(memory); /* a payload that is still being read has its own reference */
 }
 
 /* ---- lanes ---- */
 
-static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
-    hpc_tcp *t = tcp_of(lane->context);
-    if (t == NULL) return hpc_last_error()->status;
-    if (lane->number == 0) lane->number = ++t->lanes;
-    tcp_link *link = tcp_link_create(t, peer, lane->number, lane);
-    if (link == NULL) return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for a connection to rank %d", peer);
-    lane->peers[peer].out = link;
-    return export_number(lane->number, blob);
+/* Returns the link of a lane to peer; NULL: there is none yet. */
+static tcp_link *link_of(const hpc_lane *lane, int peer) {
+    char *ring = atomic_load_explicit(&lane->peers[peer].in, memory_order_acquire);
+    return ring == NULL ? NULL : (tcp_link *)(void *)(ring - offsetof(tcp_link, ring));
 }
 
-/* As in the control channel, the higher rank connects to the lower one. */
-static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
-    hpc_context *c = lane->context;
-    tcp_link *link = lane->peers[peer].out;
-    uint64_t number = read_number(blob);
-    if (link == NULL) return HPC_OK; /* this rank's own failure is known */
-    for (int k = 0; c->group.rank > peer && k < link->n_streams; k++) {
-        int fd, status = hpc_control_call_lane(c->control, peer, number, k, "lane", deadline, &fd);
-        if (status != HPC_OK) return status;
-        if (tcp_link_install(link, k, fd) == HPC_OK) continue;
-        close(fd);
-        return hpc_fail_transport("lane", "tcp", peer, "lane: cannot watch the connection to rank %d", peer);
+/* Returns the link of a lane to peer, which is made at the first call; NULL without memory. */
+static tcp_link *meet(hpc_lane *lane, int peer) {
+    hpc_tcp *t = lane->context->tcp;
+    tcp_link *link = link_of(lane, peer);
+    void *none = NULL;
+    if (link != NULL) return link;
+    link = tcp_link_create(t, peer, lane->object.number);
+    if (link == NULL) {
+        hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for a connection to rank %d", peer);
+        return NULL;
     }
+    if (atomic_compare_exchange_strong(&lane->peers[peer].in, &none, (void *)&link->ring)) return link;
+    tcp_drop_link(t, link); /* another thread has made one */
+    tcp_link_release(link);
+    return link_of(lane, peer);
+}
+
+/* The higher rank calls the lower one. */
+static int call(hpc_lane *lane, tcp_link *link) {
+    return lane->context->group.rank > link->peer ? tcp_call(link) : HPC_OK;
+}
+
+static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
+    tcp_link *link = meet(lane, peer);
+    (void)blob; /* the lane's number is enough */
+    return link == NULL ? hpc_last_error()->status : call(lane, link);
+}
+
+static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob) {
+    tcp_link *link = meet(lane, peer);
+    (void)blob;
+    int status = link == NULL ? hpc_last_error()->status : call(lane, link);
+    if (status != HPC_OK) return status;
+    status = atomic_load(&link->refused);
+    if (status != HPC_OK) return hpc_fail_transport("lane", "tcp", peer, "%s", link->refusal);
+    if (!tcp_link_is_whole(link)) return HPC_IN_PROGRESS;
+    atomic_store_explicit(&lane->peers[peer].out, link, memory_order_release);
     return HPC_OK;
 }
 
-static int accept_lane(hpc_context *c, int rank, uint64_t lane, int stream, int fd) {
-    hpc_tcp *t = c->tcp;
-    tcp_link *link = NULL;
-    if (t == NULL) return HPC_ERR_INVALID;
-    pthread_mutex_lock(&t->lock);
-    for (int i = 0; i < t->n_links && link == NULL; i++)
-        if (t->links[i] != NULL && t->links[i]->peer == rank && t->links[i]->lane == lane)
-            link = tcp_link_retain(t->links[i]);
-    pthread_mutex_unlock(&t->lock);
-    if (link == NULL) return HPC_ERR_INVALID;
-    int status = tcp_link_install(link, stream, fd);
-    tcp_link_release(link);
-    return status;
+static int accept_lane(hpc_lane *lane, int peer, int stream, int fd) {
+    tcp_link *link = meet(lane, peer);
+    if (link == NULL) return HPC_ERR_MEMORY;
+    if (stream < 0 || stream >= link->n_streams || tcp_stream_fd(&link->streams[stream]) >= 0) return HPC_ERR_INVALID;
+    hpc_greeting_end(fd); /* a caller that is gone has hung up, which the reader of fd will see */
+    return tcp_link_install(link, stream, fd);
 }
 
 /* Closes this end. The connections stay until the peer frees its lane too, because the peer may still put on it. */
 static void lane_detach(hpc_lane *lane, int peer) {
-    tcp_link *link = lane->peers[peer].out;
+    tcp_link *link = link_of(lane, peer);
     if (link == NULL) return;
-    lane->peers[peer].out = NULL;
+    atomic_store(&lane->peers[peer].out, NULL);
+    atomic_store(&lane->peers[peer].in, NULL);
     tcp_link_close(link);
     if (atomic_load(&link->closed_there) || atomic_load(&link->ended)) tcp_drop_link(link->tcp, link);
     tcp_link_release(link);
@@ -220,42 +208,50 @@ static void lane_detach(hpc_lane *lane, int peer) {
 
 /* ---- data ---- */
 
+static tcp_link *out_of(const hpc_lane *lane, int peer) {
+    return atomic_load_explicit(&lane->peers[peer].out, memory_order_acquire);
+}
+
 static int put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
+    tcp_link *link = out_of(lane, peer);
     const hpc_frame frame = {
-        .type = HPC_FRAME_PUT, .window = w->parts[peer].number, .offset = offset, .nbytes = nbytes};
-    return nbytes == 0 ? HPC_OK : tcp_link_put(lane->peers[peer].out, &frame, src, lane);
+        .type = HPC_FRAME_PUT, .window = (uint32_t)w->object.number, .offset = offset, .nbytes = nbytes};
+    if (nbytes == 0) return HPC_OK;
+    return link == NULL ? HPC_IN_PROGRESS : tcp_link_put(link, &frame, src, lane);
 }
 
 static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
                       int signal, uint64_t value) {
     const hpc_frame frame = {.type = HPC_FRAME_PUT,
                              .flags = HPC_FRAME_SIGNAL,
-                             .window = w->parts[peer].number,
+                             .window = (uint32_t)w->object.number,
                              .offset = offset,
                              .nbytes = nbytes,
                              .word = (uint32_t)signal,
                              .value = value};
-    return tcp_link_put(lane->peers[peer].out, &frame, src, lane);
+    tcp_link *link = out_of(lane, peer);
+    return link == NULL ? HPC_IN_PROGRESS : tcp_link_put(link, &frame, src, lane);
 }
 
 static int put_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,
                       uint32_t imm) {
     const hpc_frame frame = {.type = HPC_FRAME_PUT,
                              .flags = HPC_FRAME_EVENT,
-                             .window = w->parts[peer].number,
+                             .window = (uint32_t)w->object.number,
                              .offset = offset,
                              .nbytes = nbytes,
                              .word = imm,
                              .value = nbytes};
-    if (!tcp_link_may_notify(lane->peers[peer].out)) return HPC_IN_PROGRESS;
-    return tcp_link_put(lane->peers[peer].out, &frame, src, lane);
+    tcp_link *link = out_of(lane, peer);
+    if (link == NULL || !tcp_link_may_notify(link)) return HPC_IN_PROGRESS;
+    return tcp_link_put(link, &frame, src, lane);
 }
 
 /* Sends credit when half of the ring was taken, or if the peer waits for it. This load of wanted and the peer's WANT
  * are in one order with the ring's head, so one of the two threads sees the other's store. */
 static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
-    hpc_ring *ring = lane->peers[peer].in;
-    tcp_link *link = lane->peers[peer].out;
+    tcp_link *link = link_of(lane, peer);
+    hpc_ring *ring = &link->ring;
     int status = hpc_ring_pop(ring, event);
     if (status != HPC_OK) return status;
     int wanted = atomic_fetch_add(&link->wanted, 0); /* an atomic add: it is also a full barrier */
@@ -266,11 +262,13 @@ static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
 }
 
 static void uncork(hpc_lane *lane, int peer) {
-    tcp_link_uncork(lane->peers[peer].out);
+    tcp_link *link = out_of(lane, peer);
+    if (link != NULL) tcp_link_uncork(link);
 }
 
 static int flush(hpc_lane *lane, int peer) {
-    return tcp_link_flush(lane->peers[peer].out);
+    tcp_link *link = out_of(lane, peer);
+    return link == NULL ? HPC_OK : tcp_link_flush(link);
 }
 
 static int settle(hpc_context *c) {
@@ -301,8 +299,8 @@ const hpc_transport hpc_transport_tcp = {
     .name = "tcp",
     .caps = 0,
     .reaches = reaches,
-    .window_export = window_export,
-    .window_attach = window_attach,
+    .open = open_tcp,
+    .window_open = window_open,
     .window_detach = window_detach,
     .lane_export = lane_export,
     .lane_attach = lane_attach,

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "transport/verbs/parts.h"
 
@@ -61,10 +60,8 @@ static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
     return HPC_OK;
 }
 
-static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
+static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob) {
     verbs_greeting greeting;
-    (void)deadline;
-    if (blob->fd >= 0) close(blob->fd); /* the descriptor is for ranks that share memory with the owner */
     memcpy(&greeting, blob->bytes, sizeof greeting);
     if (lane->peers[peer].out == NULL) return HPC_OK; /* this rank's own failure is known */
     return verbs_link_connect(lane->peers[peer].out, &greeting);
@@ -96,7 +93,6 @@ static int window_export(hpc_window *w, int peer, hpc_blob *blob) {
 }
 
 static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
-    if (blob->fd >= 0) close(blob->fd);
     return verbs_window_attach(w, peer, blob);
 }
 
@@ -235,7 +231,7 @@ static void release(hpc_context *c) {
 
 const hpc_transport hpc_transport_verbs = {
     .name = "verbs",
-    .caps = HPC_CAP_NICS,
+    .caps = HPC_CAP_NICS | HPC_CAP_EAGER,
     .reaches = reaches,
     .window_export = window_export,
     .window_attach = window_attach,
@@ -262,6 +258,6 @@ const hpc_transport hpc_transport_verbs = {
 #else
 
 /* A build without rdma-core's headers: the transport connects no peers, and says why. */
-const hpc_transport hpc_transport_verbs = {.name = "verbs", .caps = HPC_CAP_NICS, .reaches = reaches};
+const hpc_transport hpc_transport_verbs = {.name = "verbs", .caps = HPC_CAP_NICS | HPC_CAP_EAGER, .reaches = reaches};
 
 #endif

@@ -189,48 +189,25 @@ static void two_deaths(rank *r) {
 
 /* ---- a lane whose peer is stopped ---- */
 
-enum { CALLED = 1, CALLER = 2, STOPS = 9, CALLS };
+enum { CALLED = 1, CALLER = 2, CALLS = 9 };
 
-typedef int attach_fn(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline);
-
-static rank *attaching;
-static attach_fn *attach;
-
-/* Rank 1 has told all ranks where its end of the lane is. The others kill it. */
-static int stop_and_attach(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
-    rank_set(attaching, STOPS, 1);
-    raise(SIGSTOP);
-    return attach(lane, peer, blob, deadline);
-}
-
-static int attach_to_stopped(hpc_lane *lane, int peer, const hpc_blob *blob, double deadline) {
-    rank_await(attaching, STOPS, 1);
-    while (!hpc_host_is_stopped("", attaching->context->addresses[peer].control.pid)) sched_yield();
-    rank_set(attaching, CALLS, 1);
-    return attach(lane, peer, blob, deadline);
-}
-
-/* From here on this rank connects its lanes to peer by `by`. */
-static void attach_by(rank *r, int peer, attach_fn *by) {
-    static hpc_transport own;
-    own = *r->context->transports[peer];
-    attaching = r;
-    attach = own.lane_attach;
-    own.lane_attach = by;
-    r->context->transports[peer] = &own;
-}
-
-/* The higher of two ranks connects a lane. So rank 2 calls rank 1, which is stopped, and rank 0 waits for both. Rank 2
- * is seen to wait too: both name rank 1 alone. */
+/* Rank 2 wants to reach rank 1, which is stopped, and rank 0 waits for rank 2. Rank 2 is seen to wait too: both name
+ * rank 1 alone. */
 static void stopped_before_lane(rank *r) {
     hpc_lane *lane;
-    if (r->rank == CALLED) attach_by(r, 0, stop_and_attach);
-    if (r->rank == CALLER) attach_by(r, CALLED, attach_to_stopped);
-    rank_meet(r);
-    CHECK_STATUS(hpc_lane_create(r->context, ranks_patience(r->rank == CALLER ? 1.5 : 0.3), &lane), HPC_ERR_TIMEOUT);
-    if (r->rank == 0) { /* on a busy machine rank 2 may begin its call only now */
+    r->config.init_timeout = ranks_patience(1.5);
+    CHECK_OK(hpc_init(&r->oob, &r->config, &r->context));
+    hpc_window *w = window_of_all(r);
+    CHECK_OK(hpc_lane_create(r->context, -1, &lane));
+    if (r->rank == CALLED) raise(SIGSTOP); /* the others kill it */
+    while (!hpc_host_is_stopped("", r->context->addresses[CALLED].control.pid)) sched_yield();
+    if (r->rank == CALLER) {
+        rank_set(r, CALLS, 1);
+        CHECK_STATUS(hpc_put_notify(lane, w, CALLED, NULL, 0, 0, 0, ranks_patience(1.5)), HPC_ERR_TIMEOUT);
+    } else {
         rank_await(r, CALLS, 1);
-        for (int tries = 0; tries < 10 && hpc_last_error()->n_culprits != 1; tries++)
+        CHECK_STATUS(wait_for(r, w, 1, CALLER, ranks_patience(0.3)), HPC_ERR_TIMEOUT);
+        for (int tries = 0; tries < 10 && hpc_last_error()->n_culprits != 1; tries++) /* rank 2 may begin only now */
             CHECK_STATUS(hpc_follow_timeout(0.3), HPC_ERR_TIMEOUT);
     }
     check_culprits(1, CALLED, HPC_CULPRIT_STOPPED);
@@ -238,7 +215,11 @@ static void stopped_before_lane(rank *r) {
     rank_set(r, r->rank, 1);
     rank_await(r, 0, 1);
     rank_await(r, CALLER, 1);
+    hpc_lane_free(lane);
+    hpc_window_free(w);
     if (r->rank == 0) kill((pid_t)r->context->addresses[CALLED].control.pid, SIGKILL);
+    hpc_context_free(r->context);
+    r->context = NULL;
 }
 
 /* Slices are not asked about, but the wait that they were is, at its end. */
@@ -283,7 +264,8 @@ int main(int argc, char **argv) {
          .size = 3,
          .run = stopped_before_lane,
          .victims = 1 << CALLED,
-         .where = RANKS_PROCESSES | RANKS_TCP,
+         .where = RANKS_PROCESSES,
+         .bare = true,
          .apart = true},
         {.name = "because", .size = 4, .run = because, .victims = 1 << VICTIM, .apart = true},
         {.name = "because_abort", .size = 4, .run = because, .victims = 1 << VICTIM, .arg = 1, .apart = true},

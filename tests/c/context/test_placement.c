@@ -39,6 +39,7 @@ static void check_places(const char *data, size_t nbytes, const hpc_placement *p
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     int checked = 0;
     for (size_t at = 0; at < nbytes; at += page) {
+        (void)*(const volatile char *)(data + at); /* a peer's pages are mapped when they are touched */
         int wanted = NUMA_WHEREVER, node = numa_node_of(data + at);
         for (int i = 0; i < n; i++)
             if (places[i].node != NUMA_WHEREVER && places[i].offset < at + page &&

@@ -140,6 +140,7 @@ static int listen_at(int last, int backlog, uint16_t *port) {
 
 static int take_lane(void *arg, int from, uint64_t lane, int stream, int fd) {
     (void)from, (void)lane, (void)stream;
+    hpc_greeting_end(fd);
     atomic_store((_Atomic int *)arg, fd);
     return HPC_OK;
 }
@@ -238,6 +239,7 @@ static int accept_lane(void *arg, int from, uint64_t lane, int stream, int fd) {
         return HPC_ERR_INVALID;
     }
     CHECK_EQ(stream, from % 3);
+    hpc_greeting_end(fd);
     atomic_store(&l->fds[from], fd);
     atomic_fetch_add(&l->taken, 1);
     return HPC_OK;

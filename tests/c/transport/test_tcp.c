@@ -20,7 +20,9 @@ static void bring_up(rank *r, int streams) {
 }
 
 static tcp_link *link_to(rank *r, hpc_lane *lane, int peer) {
-    return hpc_context_lane(r->context, lane)->peers[peer].out;
+    lane = hpc_context_lane(r->context, lane);
+    CHECK_OK(hpc_reach(r->context, &lane->object, peer, "lane"));
+    return lane->peers[peer].out;
 }
 
 static size_t between(uint64_t *seed, size_t least, size_t most) {
@@ -149,11 +151,11 @@ static void two_windows(rank *r) {
         const hpc_frame first = {.magic = HPC_FRAME_MAGIC,
                                  .type = HPC_FRAME_PUT,
                                  .flags = HPC_FRAME_SIGNAL,
-                                 .window = w->parts[1].number,
+                                 .window = (uint32_t)w->object.number,
                                  .nbytes = 8,
                                  .value = 1};
         const hpc_frame between = {
-            .magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT, .window = other->parts[1].number, .nbytes = 8};
+            .magic = HPC_FRAME_MAGIC, .type = HPC_FRAME_PUT, .window = (uint32_t)other->object.number, .nbytes = 8};
         tcp_link *l = link_to(r, NULL, 1);
         CHECK_EQ(write(l->streams[0].fd, &first, sizeof first), sizeof first);
         CHECK_EQ(write(l->streams[0].fd, data, 4), 4);
@@ -279,7 +281,7 @@ static void credits(rank *r) {
     uint32_t sent = 0, seen = 0;
     CHECK_OK(hpc_window_create(r->context, 8, 0, NULL, -1, &w));
     if (r->rank == 0) {
-        for (int k = 0; k < depth; k++) CHECK_OK(notify(w, 1, sent++, 0));
+        for (int k = 0; k < depth; k++) CHECK_OK(notify(w, 1, sent++, k == 0 ? -1 : 0));
     }
     for (size_t i = 0; i < sizeof polls / sizeof *polls; i++) {
         if (r->rank == 0) CHECK_STATUS(notify(w, 1, sent, i % 2 ? 0 : 0.02), HPC_ERR_TIMEOUT);

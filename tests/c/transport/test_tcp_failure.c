@@ -26,7 +26,9 @@ static void bring_up(rank *r, int streams) {
 }
 
 static tcp_link *link_to(rank *r, hpc_lane *lane, int peer) {
-    return hpc_context_lane(r->context, lane)->peers[peer].out;
+    lane = hpc_context_lane(r->context, lane);
+    CHECK_OK(hpc_reach(r->context, &lane->object, peer, "lane"));
+    return lane->peers[peer].out;
 }
 
 static int state_of(rank *r, int peer) {
@@ -140,7 +142,7 @@ static void bad_frames(rank *r) {
     } else {
         const bad *b = &bads[r->rank - 1];
         hpc_frame frame = b->frame;
-        if (frame.window == 1) frame.window = w->parts[VICTIM].number;
+        if (frame.window == 1) frame.window = (uint32_t)w->object.number;
         int fd = link_to(r, NULL, VICTIM)->streams[0].fd;
         for (int k = 0; k < b->again; k++) {
             send_all(fd, &frame, sizeof frame);
@@ -181,7 +183,7 @@ static void lying_events(rank *r) {
     } else {
         hpc_frame frame = lies[r->rank - 1];
         frame.magic = HPC_FRAME_MAGIC, frame.type = HPC_FRAME_PUT, frame.flags = HPC_FRAME_EVENT;
-        frame.window = w->parts[VICTIM].number;
+        frame.window = (uint32_t)w->object.number;
         int fd = link_to(r, NULL, VICTIM)->streams[0].fd;
         send_all(fd, &frame, sizeof frame);
         send_all(fd, payload, (size_t)frame.nbytes);

@@ -1,0 +1,358 @@
+/* Reaches a peer's part of a window or a lane, at its first use.
+ *
+ * The asking thread sends a question on the control channel (control/handles.c). The peer's control thread finds the
+ * object by its number and exports a blob. This rank's control thread keeps the answer, and rings the bell. Then a thread
+ * that uses the object attaches the blob, and marks the way as near.
+ *
+ * Who writes what. A way goes from FAR to ASKED to ANSWERED under the context's `reach`. A thread takes the answer by
+ * changing ANSWERED to TAKEN; then it alone works on the peer's part, and its release store of NEAR or ANSWERED publishes
+ * that. A refusal is stored once, and stays. `reach` also guards the table of objects: while it is held, no object that is in the table is freed.
+ * No thread maps a peer's memory, or waits, while it holds `reach`. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/overdue.h"
+#include "context/context.h"
+
+typedef struct hpc_refusal {
+    char why[192];
+} refusal;
+
+/* ---- the table of objects ---- */
+
+/* Returns the place of the first object in the table whose number is at least this one. */
+static int place_of(const hpc_context *c, uint64_t number) {
+    int from = 0, to = c->n_objects;
+    while (from < to) {
+        const int middle = from + (to - from) / 2;
+        if (c->objects[middle]->number < number)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    return from;
+}
+
+hpc_object *hpc_object_find(const hpc_context *c, uint64_t number) {
+    const int at = place_of(c, number);
+    return at < c->n_objects && c->objects[at]->number == number ? c->objects[at] : NULL;
+}
+
+/* The number of collectives so far is the same on all ranks, also after calls that failed on some of them. */
+int hpc_object_open(hpc_context *c, hpc_object *o, const hpc_joint *joint, const char *op) {
+    hpc_approach *ways = calloc((size_t)c->group.size, sizeof *ways);
+    pthread_mutex_lock(&c->reach);
+    hpc_object **objects = realloc(c->objects, ((size_t)c->n_objects + 1) * sizeof *objects);
+    if (objects != NULL) c->objects = objects;
+    const int has_room = ways != NULL && objects != NULL;
+    if (has_room) {
+        *o = (hpc_object){joint, hpc_control_collectives(c->control), ways};
+        objects[c->n_objects++] = o;
+        c->last_object = o->number;
+    }
+    pthread_mutex_unlock(&c->reach);
+    if (has_room) return HPC_OK;
+    free(ways);
+    return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a handle", op);
+}
+
+static void set(hpc_approach *way, int distance) {
+    atomic_store_explicit(&way->distance, distance, memory_order_release);
+}
+
+static int distance_of(const hpc_approach *way) {
+    return atomic_load_explicit(&way->distance, memory_order_acquire);
+}
+
+/* Frees what the blob holds. */
+static void discard(const hpc_context *c, int rank, hpc_blob *blob) {
+    const hpc_transport *t = c->transports[rank];
+    if (t != NULL && t->discard != NULL) t->discard(blob);
+    if (blob->fd >= 0) close(blob->fd);
+    blob->fd = -1;
+}
+
+void hpc_object_close(hpc_context *c, hpc_object *o) {
+    pthread_mutex_lock(&c->reach);
+    const int at = o->joint == NULL ? c->n_objects : place_of(c, o->number);
+    if (at < c->n_objects) {
+        memmove(c->objects + at, c->objects + at + 1, (size_t)(c->n_objects - at - 1) * sizeof *c->objects);
+        c->n_objects--;
+    }
+    pthread_mutex_unlock(&c->reach);
+    for (int r = 0; o->joint != NULL && r < c->group.size; r++) {
+        hpc_blob *left = o->ways[r].answer;
+        if (left != NULL && distance_of(&o->ways[r]) == HPC_HANDED) discard(c, r, left);
+        free(left);
+        free(atomic_load(&o->ways[r].refusal));
+    }
+    free(o->ways);
+    *o = (hpc_object){NULL, 0, NULL};
+}
+
+/* ---- the control channel's thread ---- */
+
+static int give(void *arg, int rank, uint64_t number, hpc_blob *blob) {
+    hpc_context *c = arg;
+    const hpc_transport *t = c->transports == NULL ? NULL : c->transports[rank];
+    int status;
+    pthread_mutex_lock(&c->reach);
+    hpc_object *o = hpc_object_find(c, number);
+    if (o != NULL && t != NULL && !(t->caps & HPC_CAP_EAGER))
+        status = o->joint->export_to(t, o, rank, blob);
+    else if (number > c->last_object)
+        status = HPC_IN_PROGRESS;
+    else
+        status = HPC_GONE;
+    pthread_mutex_unlock(&c->reach);
+    return status;
+}
+
+static void refuse(hpc_approach *way, const char *why) {
+    refusal *fresh = malloc(sizeof *fresh), *none = NULL;
+    if (fresh == NULL) return; /* the wait ends at its timeout */
+    snprintf(fresh->why, sizeof fresh->why, "%s", why);
+    if (!atomic_compare_exchange_strong(&way->refusal, &none, fresh)) free(fresh);
+}
+
+static void take(void *arg, int rank, uint64_t number, int status, const char *why, hpc_blob *blob) {
+    hpc_context *c = arg;
+    hpc_blob *fresh = status == HPC_OK ? malloc(sizeof *fresh) : NULL;
+    pthread_mutex_lock(&c->reach);
+    hpc_object *o = hpc_object_find(c, number);
+    hpc_approach *way = o == NULL ? NULL : &o->ways[rank];
+    const int kept = fresh != NULL && way != NULL && distance_of(way) == HPC_ASKED;
+    if (way != NULL && status == HPC_GONE) {
+        set(way, HPC_FREED_THERE);
+    } else if (kept) {
+        *fresh = *blob;
+        way->answer = fresh;
+        set(way, HPC_HANDED);
+    } else if (way != NULL) {
+        refuse(way, status == HPC_OK ? "this rank has no memory for its handle" : why);
+    }
+    pthread_mutex_unlock(&c->reach);
+    if (!kept && status == HPC_OK) discard(c, rank, blob);
+    if (!kept) free(fresh);
+    hpc_bell_ring(c->group.bell);
+}
+
+static void drop(void *arg, int rank, hpc_blob *blob) {
+    const hpc_transport *t = ((hpc_context *)arg)->transports[rank];
+    if (t != NULL && t->discard != NULL) t->discard(blob);
+}
+
+static int put(void *arg, uint64_t number, const void *data, size_t nbytes, uint64_t offset, int signal,
+               uint64_t value) {
+    hpc_context *c = arg;
+    int status = HPC_OK;
+    pthread_mutex_lock(&c->reach);
+    hpc_object *o = hpc_object_find(c, number);
+    if (o != NULL && o->joint->put != NULL)
+        status = o->joint->put(o, data, nbytes, offset, signal, value);
+    else if (o != NULL || number > c->last_object)
+        status = HPC_ERR_INVALID;
+    pthread_mutex_unlock(&c->reach);
+    hpc_bell_ring(c->group.bell);
+    return status;
+}
+
+const hpc_giver hpc_reach_giver = {give, take, drop, put};
+
+/* ---- threads that use an object ---- */
+
+static void mark_near(hpc_object *o, int rank) {
+    o->joint->come_near(o, rank);
+    set(&o->ways[rank], HPC_NEAR);
+}
+
+/* Attaches the answer, which only this thread holds. */
+static int attach(const hpc_context *c, hpc_object *o, int peer) {
+    hpc_approach *way = &o->ways[peer];
+    hpc_blob blob = *way->answer;
+    way->answer->fd = -1;
+    int status = o->joint->attach(c->transports[peer], o, peer, &blob);
+    if (status == HPC_OK) mark_near(o, peer);
+    if (status < 0) refuse(way, hpc_last_error()->message);
+    if (status == HPC_IN_PROGRESS) set(way, HPC_HANDED);
+    return status;
+}
+
+static void ask(hpc_context *c, hpc_object *o, int peer) {
+    hpc_approach *way = &o->ways[peer];
+    pthread_mutex_lock(&c->reach);
+    /* If the question cannot be sent now, the caller tries again. */
+    if (distance_of(way) == HPC_FAR && hpc_control_want(c->control, peer, o->number) == HPC_OK) set(way, HPC_ASKED);
+    pthread_mutex_unlock(&c->reach);
+}
+
+int hpc_reach_try(hpc_context *c, hpc_object *o, int peer, const char *op) {
+    hpc_approach *way = &o->ways[peer];
+    int answered = HPC_HANDED;
+    if (distance_of(way) == HPC_NEAR) return HPC_OK;
+    if (distance_of(way) == HPC_FREED_THERE) return HPC_GONE;
+    int status = hpc_group_peer_present(&c->group, peer, op);
+    if (status != HPC_OK) return status;
+    const refusal *no = atomic_load(&way->refusal);
+    if (no != NULL)
+        return hpc_fail_transport(op, c->transports[peer]->name, peer, "rank %d: %s: cannot reach rank %d's %s: %s",
+                                  c->group.rank, op, peer, o->joint->name, no->why);
+    if (distance_of(way) == HPC_FAR && o->joint->is_met(c->transports[peer], o, peer)) {
+        mark_near(o, peer);
+        return HPC_OK;
+    }
+    if (distance_of(way) == HPC_FAR) ask(c, o, peer);
+    if (!atomic_compare_exchange_strong(&way->distance, &answered, HPC_TAKEN)) return HPC_IN_PROGRESS;
+    return attach(c, o, peer);
+}
+
+struct reaching {
+    hpc_context *context;
+    hpc_object *object;
+    int peer, status;
+    const char *op;
+};
+
+static int is_near(void *arg) {
+    struct reaching *r = arg;
+    r->status = hpc_group_usable(&r->context->group, r->op); /* this rank may be aborted meanwhile */
+    if (r->status == HPC_OK) r->status = hpc_reach_try(r->context, r->object, r->peer, r->op);
+    return r->status != HPC_IN_PROGRESS;
+}
+
+static int whom(void *arg, int *ranks) {
+    ranks[0] = ((struct reaching *)arg)->peer;
+    return 1;
+}
+
+/* A task may call this, so the wait works for no task. The peer's control thread answers it, and that one waits for
+ * nothing. */
+int hpc_reach(hpc_context *c, hpc_object *o, int peer, const char *op) {
+    struct reaching r = {c, o, peer, HPC_IN_PROGRESS, op};
+    const hpc_wait wait = {op, is_near, whom, &r, .every = 0};
+    const double start = hpc_now();
+    if (is_near(&r)) return r.status;
+    hpc_group *calm = hpc_group_calm(&c->group);
+    if (calm == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    double since = start;
+    const int shown = hpc_watch_wait(&c->group.watch, -1, hpc_doing_of(op, 0), &peer, 1, &since);
+    const int status = hpc_wait_for(calm, &wait, c->group.init_timeout);
+    hpc_watch_end(&c->group.watch, shown, 0, hpc_now());
+    free(calm);
+    if (status == HPC_OK) return r.status;
+    return hpc_group_fail_timeout(&c->group, op, &peer, 1, hpc_now() - start,
+                                  "rank %d has not answered how this rank reaches its %s", peer, o->joint->name);
+}
+
+struct goals {
+    hpc_context *context;
+    hpc_goal *goals;
+    int n, status;
+    const char *op;
+};
+
+/* Asks all peers before it waits for any. Goals that are reached leave the list. */
+static int are_near(void *arg) {
+    struct goals *g = arg;
+    for (int i = 0; i < g->n;) {
+        const int status = hpc_reach_try(g->context, g->goals[i].object, g->goals[i].peer, g->op);
+        if (status < 0) {
+            g->status = status;
+            return 1;
+        }
+        if (status == HPC_IN_PROGRESS)
+            i++;
+        else
+            g->goals[i] = g->goals[--g->n];
+    }
+    return g->n == 0;
+}
+
+static int who_is_far(void *arg, int *ranks) {
+    const struct goals *g = arg;
+    int n = 0;
+    for (int i = 0; i < g->n; i++) {
+        int known = 0;
+        for (int k = 0; k < n && !known; k++) known = ranks[k] == g->goals[i].peer;
+        if (!known) ranks[n++] = g->goals[i].peer;
+    }
+    return n;
+}
+
+int hpc_reach_all(hpc_context *c, hpc_goal *goals, int n, const char *op, double deadline) {
+    struct goals g = {c, goals, n, HPC_OK, op};
+    const hpc_wait wait = {op, are_near, who_is_far, &g, .every = 1};
+    const int status = hpc_wait_for(&c->group, &wait, hpc_left(deadline));
+    return status != HPC_OK ? status : g.status;
+}
+
+/* ---- when an object is made ---- */
+
+/* The part of this rank is reached like the part of any rank of this process. */
+static int join_self(const hpc_context *c, hpc_object *o) {
+    const int me = c->group.rank;
+    const hpc_transport *t = c->transports[me];
+    hpc_blob blob = {.fd = -1};
+    int status = o->joint->export_to(t, o, me, &blob);
+    if (status != HPC_OK) return status;
+    status = o->joint->attach(t, o, me, &blob);
+    if (status == HPC_OK) mark_near(o, me);
+    return status;
+}
+
+static int is_eager(const hpc_context *c, int rank) {
+    return rank != c->group.rank && (c->transports[rank]->caps & HPC_CAP_EAGER) != 0;
+}
+
+/* Exports blobs to the peers whose transport is eager, and attaches theirs. Each rank gives all ranks a blob each.
+ * status: of this rank so far. */
+static int join_eager(hpc_context *c, const char *op, hpc_object *o, int status, double deadline) {
+    size_t size = (size_t)c->group.size, me = (size_t)c->group.rank;
+    hpc_blob *blobs = calloc(size, sizeof *blobs);
+    hpc_reply *replies = calloc(size, sizeof *replies);
+    if (blobs == NULL || replies == NULL) {
+        free(blobs);
+        free(replies);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    }
+    /* A rank that has left since the call began takes no blob, and no rank would take a blob exported after that. */
+    for (size_t r = 0; r < size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, (int)r, op);
+    for (size_t r = 0; r < size && status == HPC_OK; r++)
+        if (is_eager(c, (int)r)) status = o->joint->export_to(c->transports[r], o, (int)r, &blobs[r]);
+    /* A rank that failed writes its status into its blob for itself; the others then take none of its blobs. */
+    memcpy(blobs[me].bytes, &status, sizeof status);
+    int exchanged =
+        hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, -1, HPC_EQUAL_SIZES, replies, deadline);
+    if (exchanged != HPC_OK) status = exchanged;
+    for (size_t r = 0; r < size && exchanged == HPC_OK; r++) {
+        hpc_blob blob;
+        int exported, attached;
+        memcpy(&exported, ((hpc_blob *)replies[r].data + r)->bytes, sizeof exported);
+        if (!is_eager(c, (int)r) || exported != HPC_OK) continue;
+        memcpy(&blob, (hpc_blob *)replies[r].data + me, sizeof blob);
+        blob.fd = -1;
+        /* Attach all blobs, also after a failure: a blob may hold a reference that only attach takes over. */
+        attached = o->joint->attach(c->transports[r], o, (int)r, &blob);
+        if (attached == HPC_OK) mark_near(o, (int)r);
+        if (status == HPC_OK) status = attached;
+    }
+    if (exchanged == HPC_OK) hpc_control_free_replies(c->control, replies);
+    free(blobs);
+    free(replies);
+    return status;
+}
+
+int hpc_object_join(hpc_context *c, const char *op, hpc_object *o, int status, double deadline) {
+    hpc_control_made(c->control);
+    if (c->has_eager) status = hpc_context_agree(c, op, status, deadline);
+    if (c->has_eager && status != HPC_OK) return status;
+    for (int r = 0; r < c->group.size; r++) { /* a rank may have left after its part of the call */
+        const int there = hpc_group_peer_present(&c->group, r, op);
+        if (there != HPC_OK) return there;
+    }
+    if (status == HPC_OK) status = join_self(c, o);
+    if (c->has_eager) status = join_eager(c, op, o, status, deadline);
+    return hpc_context_agree(c, op, status, deadline);
+}
