@@ -97,6 +97,7 @@ RUNS = (
     ),
     Run("limits", "limits", 2, (), ("-b", "8M", "-e", "8M", "-R", "8M", *FEW)),
     Run("footprint", "footprint", 0, (), ("--ranks", "8")),
+    Run("links", "links", 0, ("--rounds", "1"), ("--quick",)),
     Run("cluster", "cluster_bench", 0, (), ("--quick",), again="itself", memory=4),
     Run(
         "many keys",

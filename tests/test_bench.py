@@ -378,6 +378,23 @@ def test_the_memory_of_ranks_is_told_by_transport() -> None:
         assert 0 < row["pss"] < 4 << 20
 
 
+def test_links_of_ranks_are_measured_beside_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build whose ranks fail is a row with the error."""
+    monkeypatch.syspath_prepend(ROOT)
+    links = importlib.import_module("bench.machine.links")
+    document = own_mpirun("links", "--quick", "--transports", "tcp", "--against", str(links.package()))
+    rows = {row["name"]: row for row in document["rows"]}
+    assert {row["wrong"] for row in rows.values()} == {0}
+    for name in ("init", "hub", "first step", "step", "RSS after steps", "threads of rank 0", "death", "a context"):
+        assert min(rows[name]["here"], rows[name]["against"], *rows[name]["ratio"]) > 0, name
+    for kind in ("descriptors", "threads"):
+        assert rows[f"{kind} left over"]["here"] == 0, kind
+    case = links.Case("job", "pigeon", 2, ("16", "0", "0"))
+    (failed,) = links.rows_of(case, {"against": [links.run(links.BUILD / "links", case)]})
+    assert failed["name"] == "failed"
+    assert "pigeon" in failed["error"]
+
+
 def test_exchanges_of_one_process_are_measured_beside_each_other() -> None:
     document = own_mpirun("tenants", "--seconds", "0.02", "--rounds", "1", "--mib", "1")
     assert {row["wrong"] for row in document["rows"]} == {0}

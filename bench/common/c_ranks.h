@@ -6,22 +6,25 @@
 
 #ifndef BENCH_LIBRARY
 #include <getopt.h>
-#include <sched.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 enum {
-    BENCH_RANKS_MAX = 64,
+    BENCH_RANKS_MAX = 256,
     BENCH_CONTENDERS = 4,
     BENCH_SAMPLES = 1 << 16,
     BENCH_CYCLES_MAX = 1000,
     BENCH_DEGREE_MAX = 16,
-    BENCH_ADDRESS_BYTES = 4096
+    BENCH_ADDRESS_BYTES = 4096,
+    BENCH_PERIOD = 4093 /* of bench_fill_whole */
 };
 
 /* nccl-tests' names. */
@@ -29,6 +32,7 @@ typedef struct bench_options {
     size_t minbytes, maxbytes;
     int stepfactor, iters, warmup_iters, agg_iters, run_cycles, ranks, json;
     int power_of_two;                      /* the number of ranks must be a power of two */
+    int deaths;                            /* ranks that may end by SIGKILL, because the benchmark kills them */
     int degree, offsets[BENCH_DEGREE_MAX]; /* of the graph; see queue.c */
     double timeout;
     const char *transport; /* NULL: what reaches the peer best */
@@ -45,11 +49,11 @@ typedef struct bench_series {
 
 /* This process's own memory, and the kernel's memory for objects and sockets of all processes. */
 typedef struct bench_memory {
-    uint64_t private_dirty, pss, kernel;
+    uint64_t private_dirty, pss, rss, kernel; /* rss counts pages that this process shares with others in full */
 } bench_memory;
 
 typedef struct bench_board {
-    _Atomic int started, arrived;
+    _Atomic int started, arrived; /* of bench_arrive */
     unsigned char addresses[BENCH_RANKS_MAX][BENCH_ADDRESS_BYTES];
     bench_line lines[BENCH_RANKS_MAX];
 } bench_board;
@@ -57,12 +61,33 @@ typedef struct bench_board {
 typedef struct bench_rank {
     hpc_context *context;
     int rank, size;
-    bench_memory before; /* the context was made */
-    bench_line *board;   /* one bench_line per rank, shared by all */
+    bench_memory before;     /* the context was made */
+    double begun, connected; /* times of before the context was made and after it was connected */
+    double cpu_begun;        /* processor time of this process at begun */
+    bench_line *board;       /* one bench_line per rank, shared by all */
     bench_options options;
     double seconds[BENCH_SAMPLES];
     bench_series series[BENCH_CONTENDERS];
 } bench_rank;
+
+/* Returns the processor time of all threads of this process. */
+static inline double bench_cpu_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Returns a whole number from 1 to 8, or its negative. Sums of such updates are exact. rank -1: the parameter at
+ * first. */
+static inline float bench_whole(int rank, uint64_t j) {
+    const uint64_t word = bench_word((uint64_t)(rank + 1) * BENCH_PERIOD + j % BENCH_PERIOD);
+    return (word & 8 ? -1.0F : 1.0F) * (float)(word % 8 + 1);
+}
+
+static inline void bench_fill_whole(float *to, int rank, uint64_t count) {
+    for (uint64_t j = 0; j < count && j < BENCH_PERIOD; j++) to[j] = bench_whole(rank, j);
+    for (uint64_t j = BENCH_PERIOD; j < count; j++) to[j] = to[j - BENCH_PERIOD];
+}
 
 /* Returns the number after name in a file of /proc, times 1024; 0 if there is no such line. */
 static inline uint64_t bench_kib(const char *path, const char *name) {
@@ -77,17 +102,34 @@ static inline uint64_t bench_kib(const char *path, const char *name) {
 }
 
 static inline void bench_measure_memory(bench_memory *m) {
-    unsigned long long pages = 0;
+    static const char *const names[] = {"Rss:", "Pss:", "Private_Dirty:"}; /* in the file's order */
+    unsigned long long pages = 0, kib[3] = {0, 0, 0};
     char line[256];
-    FILE *file = fopen("/proc/net/sockstat", "re");
+    FILE *file = fopen("/proc/self/smaps_rollup", "re"); /* read once: the kernel walks all pages for it */
+    for (int i = 0; file != NULL && i < 3 && fgets(line, sizeof line, file) != NULL;) {
+        if (strncmp(line, names[i], strlen(names[i])) != 0) continue;
+        sscanf(line + strlen(names[i]), " %llu", &kib[i]);
+        i++;
+    }
+    if (file != NULL) fclose(file);
+    m->rss = kib[0] << 10;
+    m->pss = kib[1] << 10;
+    m->private_dirty = kib[2] << 10;
+    file = fopen("/proc/net/sockstat", "re");
     while (file != NULL && fgets(line, sizeof line, file) != NULL) {
         char *mem = strncmp(line, "TCP:", 4) == 0 ? strstr(line, " mem ") : NULL;
         if (mem != NULL) sscanf(mem, " mem %llu", &pages);
     }
     if (file != NULL) fclose(file);
     m->kernel = bench_kib("/proc/meminfo", "Slab:") + (pages << 12);
-    m->private_dirty = bench_kib("/proc/self/smaps_rollup", "Private_Dirty:");
-    m->pss = bench_kib("/proc/self/smaps_rollup", "Pss:");
+}
+
+/* Returns when n ranks have called it equally often with one counter of shared memory, which begins at 0. A rank that
+ * waits sleeps: it takes no CPU from those that work. Each call is a barrier. */
+static inline void bench_arrive(_Atomic int *counter, int n) {
+    const int before = atomic_fetch_add(counter, 1), all = (before / n + 1) * n;
+    if (before + 1 == all) syscall(SYS_futex, counter, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    for (int now; (now = atomic_load(counter)) < all;) syscall(SYS_futex, counter, FUTEX_WAIT, now, NULL, NULL, 0);
 }
 
 /* Returns whether the ranks share no memory, so that the bound uses sockets. */
@@ -267,20 +309,21 @@ static int bench_live(int rank, const bench_options *options, bench_board *board
     r->size = options->ranks;
     r->options = *options;
     r->board = board->lines;
-    bench_measure_memory(&r->before); /* first call: it costs memory itself */
-    atomic_fetch_add(&board->started, 1);
-    /* Wait for all forks, which share pages with this process. */
-    while (atomic_load(&board->started) < r->size) sched_yield();
+    bench_measure_memory(&r->before);       /* first call: it costs memory itself */
+    bench_arrive(&board->started, r->size); /* wait for all forks, which share pages with this process */
     bench_measure_memory(&r->before);
     hpc_config_init(&config);
     config.transports = options->transport;
+    bench_arrive(&board->started, r->size);
+    r->begun = bench_now();
+    r->cpu_begun = bench_cpu_now();
     status = hpc_context_create(rank, r->size, &config, &r->context);
     if (status < 0) goto out;
     hpc_context_address(r->context, board->addresses[rank]);
-    atomic_fetch_add(&board->arrived, 1);
-    while (atomic_load(&board->arrived) < r->size) sched_yield();
+    bench_arrive(&board->arrived, r->size);
     for (int p = 0; p < r->size; p++) memcpy(addresses + (size_t)p * nbytes, board->addresses[p], nbytes);
     status = hpc_context_connect(r->context, addresses, -1);
+    r->connected = bench_now();
     if (status >= 0) status = run(r);
 out:
     if (status < 0 && hpc_last_error()->message[0] != '\0')
@@ -320,6 +363,7 @@ static int bench_main(int argc, char **argv, const char *name, bench_options opt
         for (int p = 0; p < options.ranks; p++)
             if (ranks[p] == ended) ranks[p] = -1;
         if (status == 0 || failed) continue;
+        if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && options.deaths-- > 0) continue;
         failed = 1; /* the bounds have no deadline */
         for (int p = 0; p < options.ranks; p++)
             if (ranks[p] > 0) kill(ranks[p], SIGKILL);

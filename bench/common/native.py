@@ -223,12 +223,19 @@ def programs(folder: Path = BUILD) -> list[Path]:
     return made
 
 
-def compile_c(target: Path, sources: Sequence[str], *flags: str, libraries: Sequence[str] = ()) -> None:
-    """Runs the C compiler once against the installed package; the target appears only when it is complete."""
+def compile_c(
+    target: Path, sources: Sequence[str], *flags: str, libraries: Sequence[str] = (), of: Path | None = None
+) -> None:
+    """Runs the C compiler once; the target appears only when it is complete. of: the folder of a built package, whose
+    headers and library it uses; default: the installed package. Raises SystemExit if the folder has no library."""
+    folder = package() if of is None else of
+    linked = folder / "lib" / library().name
+    if not linked.exists():
+        raise SystemExit(f"{folder} has no lib/{linked.name}: give the folder of a built package (.../hpcomm)")
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(f".{os.getpid()}")
-    command = ["cc", *FLAGS, *flags, f"-I{package() / 'include'}", f"-I{HERE / 'common'}", "-o", str(unfinished)]
-    command += [*(str(HERE / name) for name in sources), str(library()), f"-Wl,-rpath,{library().parent}", *libraries]
+    command = ["cc", *FLAGS, *flags, f"-I{folder / 'include'}", f"-I{HERE / 'common'}", "-o", str(unfinished)]
+    command += [*(str(HERE / name) for name in sources), str(linked), f"-Wl,-rpath,{linked.parent}", *libraries]
     subprocess.run(command, check=True)
     unfinished.replace(target)
 

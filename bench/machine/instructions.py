@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hpcomm
-from bench.common.native import BUILD, FLAGS, HERE, package
+from bench.common.native import BUILD, compile_c, package
 from bench.common.options import add_output, write
 from hpcomm.bench.rows import Row
 
@@ -24,14 +24,8 @@ FEW, MANY = 100, 1100  # operations of two runs: their difference counts, as the
 
 def compiled(of: Path, name: str) -> Path:
     """Compiles the program with a package's headers and library."""
-    target, library = BUILD / name, of / "lib" / "libhpcomm.so.0"
-    if not library.exists():
-        raise SystemExit(f"instructions: {of} has no lib/libhpcomm.so.0: give the folder of a built package")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    source = HERE / "machine" / "instructions.c"
-    command = ["cc", *FLAGS, f"-I{of / 'include'}", "-o", str(target), str(source), str(library)]
-    subprocess.run([*command, f"-Wl,-rpath,{library.parent}", "-lpthread"], check=True)
-    return target
+    compile_c(BUILD / name, ["machine/instructions.c"], libraries=["-lpthread"], of=of)
+    return BUILD / name
 
 
 def operations(program: Path) -> list[str]:

@@ -10,6 +10,7 @@
 #include <linux/futex.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 
 #include "c_ranks.h"
@@ -18,7 +19,6 @@
 enum {
     RANKS = 2,
     MOST_KEYS = 16,
-    PERIOD = 4093,
     SAMPLES = 1 << 20,
     MIB = 1 << 20,
     CHUNK = 32 << 10,
@@ -87,17 +87,6 @@ static int out_of_memory(const bench_rank *r) {
 
 /* ---- exchanges ---- */
 
-/* Returns a whole number from 1 to 8, or its negative. rank -1: the parameter at first. */
-static float whole(int rank, uint64_t j) {
-    const uint64_t word = bench_word((uint64_t)(rank + 1) * PERIOD + j % PERIOD);
-    return (word & 8 ? -1.0F : 1.0F) * (float)(word % 8 + 1);
-}
-
-static void fill(float *to, int rank, uint64_t count) {
-    for (uint64_t j = 0; j < count && j < PERIOD; j++) to[j] = whole(rank, j);
-    for (uint64_t j = PERIOD; j < count; j++) to[j] = to[j - PERIOD];
-}
-
 /* Makes an exchange of equal keys; all ranks are workers and servers. */
 static int create(hpc_context *context, const float *const *values, tenant *t) {
     static const int ranks[RANKS] = {0, 1};
@@ -146,29 +135,29 @@ static int tenant_open(tenant *t, bench_rank *r, hpc_context *context, int numbe
     if (r->rank == 0) atomic_store(t->last, 0); /* before rank 1 can drive it: create is collective */
     float *first = malloc(key_bytes);
     if (first == NULL) return out_of_memory(r);
-    fill(first, -1, t->count);
+    bench_fill_whole(first, -1, t->count);
     for (int k = 0; k < n_keys; k++) values[k] = first;
     int status = create(context, values, t);
     free(first);
     for (int k = 0; status == HPC_OK && k < n_keys; k++) {
         status = hpc_exchange_gradient(t->exchange, k, r->options.timeout, &place);
-        if (status == HPC_OK) fill(place, r->rank, t->count);
+        if (status == HPC_OK) bench_fill_whole(place, r->rank, t->count);
     }
     return status;
 }
 
 static int64_t wrong_of(const tenant *t) {
     int64_t wrong = 0;
-    float first[PERIOD], sum[PERIOD];
-    for (int j = 0; j < PERIOD; j++) {
-        first[j] = whole(-1, (uint64_t)j);
-        sum[j] = whole(0, (uint64_t)j) + whole(1, (uint64_t)j);
+    float first[BENCH_PERIOD], sum[BENCH_PERIOD];
+    for (int j = 0; j < BENCH_PERIOD; j++) {
+        first[j] = bench_whole(-1, (uint64_t)j);
+        sum[j] = bench_whole(0, (uint64_t)j) + bench_whole(1, (uint64_t)j);
     }
     for (int k = 0; k < t->n_keys; k++) {
         const float *got = hpc_exchange_params(t->exchange, k);
         const double by = RATE / RANKS * (double)t->steps[k];
         for (uint64_t j = 0; j < t->count; j++)
-            wrong += (double)got[j] != (double)first[j % PERIOD] - by * (double)sum[j % PERIOD];
+            wrong += (double)got[j] != (double)first[j % BENCH_PERIOD] - by * (double)sum[j % BENCH_PERIOD];
     }
     return wrong;
 }
@@ -481,7 +470,7 @@ static int tell_slice(void) {
     double samples[SLICES];
     hpc_rule rule;
     int status = memory != NULL && sum != NULL ? hpc_rule_find("sgd", HPC_ISA_BEST, &rule) : HPC_ERR_MEMORY;
-    if (status == HPC_OK) fill(memory, 0, 3 * SLICES * count);
+    if (status == HPC_OK) bench_fill_whole(memory, 0, 3 * SLICES * count);
     for (size_t i = 0; status == HPC_OK && i < SLICES; i++) {
         float *params = memory + 3 * i * count;
         const void *in[RANKS] = {params + count, params + 2 * count};
