@@ -102,10 +102,8 @@ static int give(void *arg, int rank, uint64_t number, hpc_blob *blob) {
     hpc_object *o = hpc_object_find(c, number);
     if (o != NULL && t != NULL && !(t->caps & HPC_CAP_EAGER))
         status = o->joint->export_to(t, o, rank, blob);
-    else if (number > c->last_object)
-        status = HPC_IN_PROGRESS;
     else
-        status = HPC_GONE;
+        status = number > c->last_object ? hpc_fail(HPC_ERR_INVALID, "reach", "it was never made") : HPC_GONE;
     pthread_mutex_unlock(&c->reach);
     return status;
 }
@@ -345,7 +343,6 @@ static int join_eager(hpc_context *c, const char *op, hpc_object *o, int status,
 }
 
 int hpc_object_join(hpc_context *c, const char *op, hpc_object *o, int status, double deadline) {
-    hpc_control_made(c->control);
     if (c->has_eager) status = hpc_context_agree(c, op, status, deadline);
     if (c->has_eager && status != HPC_OK) return status;
     for (int r = 0; r < c->group.size; r++) { /* a rank may have left after its part of the call */

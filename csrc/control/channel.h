@@ -178,7 +178,6 @@ struct hpc_control {
     const hpc_giver *giver;
     void *giver_arg;
     _Atomic int answering; /* some link may have answers that can be sent now */
-    _Atomic int unmade;    /* some answer waits until its object is made */
     pthread_t thread;
     _Atomic int running;
     pthread_mutex_t lock;

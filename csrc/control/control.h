@@ -87,8 +87,7 @@ typedef struct hpc_blob {
  * none may block; arg is on_want's.
  *
  *   asker                              owner
- *   hpc_control_want  ------------->   give: makes the handle, whose descriptor the channel closes once it is sent.
- *                                      HPC_IN_PROGRESS: the object is not there yet; hpc_control_made follows
+ *   hpc_control_want  ------------->   give: makes the handle, whose descriptor the channel closes once it is sent
  *   take: takes the   <-------------   the handle, or a failure with its reason
  *   blob and its descriptor over
  *
@@ -111,8 +110,6 @@ int hpc_control_want(hpc_control *control, int rank, uint64_t number);
  * rank with which this rank shares no data. Puts of one rank keep their order. HPC_ERR_PEER if the peer is gone. */
 int hpc_control_put(hpc_control *control, int rank, uint64_t number, const void *data, size_t nbytes, uint64_t offset,
                     int signal, uint64_t value, double deadline);
-/* Says that an object was made: a peer may have asked for it. */
-void hpc_control_made(hpc_control *control);
 /* Gives rank a failure in place of a handle, also after the handle. Any thread may call it. */
 void hpc_control_refuse(hpc_control *control, int rank, uint64_t number, int status, const char *why);
 

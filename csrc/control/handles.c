@@ -1,8 +1,8 @@
 /* Gives peers the handles by which they reach this rank's windows and lanes, at their first use (hpc_giver).
  *
  * A peer's WANT becomes an answer in its link's list. The service thread makes the handles and sends them in order; an
- * answer whose object was not made yet stays in the list, and so does one that the socket has no room for. A question
- * that another thread cannot send at once is in the list too. */
+ * answer that the socket has no room for stays in the list. A question that another thread cannot send at once is in the
+ * list too. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,14 +18,6 @@ static const char short_of_memory[] = "this rank has no memory for its question"
 void hpc_control_on_want(hpc_control *c, const hpc_giver *giver, void *arg) {
     c->giver_arg = arg;
     c->giver = giver;
-}
-
-/* Order: the service thread stores unmade, then asks for the handle again; another thread makes the object, then loads
- * unmade. So one of them sees what the other did. */
-void hpc_control_made(hpc_control *c) {
-    if (!atomic_exchange(&c->unmade, 0)) return;
-    atomic_store(&c->answering, 1);
-    hpc_mesh_poke(c);
 }
 
 /* Appends a message to the link's list; returns 0 if the list has too many. */
@@ -85,24 +77,16 @@ const char *hpc_handles_asked(hpc_control *c, int rank, uint64_t number) {
     return many;
 }
 
-/* Makes the handle of an answer. Returns HPC_IN_PROGRESS if the object is not there yet. */
-static int make(hpc_control *c, int rank, hpc_want *a) {
+/* Makes the handle of an answer, or notes why it cannot. */
+static void make(hpc_control *c, int rank, hpc_want *a) {
     hpc_blob blob = {.fd = -1};
-    if (a->made) return HPC_OK;
-    int status = c->giver == NULL ? HPC_ERR_INVALID : c->giver->give(c->giver_arg, rank, a->number, &blob);
-    if (status == HPC_IN_PROGRESS) {
-        atomic_store(&c->unmade, 1);
-        status = c->giver->give(c->giver_arg, rank, a->number, &blob);
-    }
-    if (status == HPC_IN_PROGRESS) return status;
+    if (a->made) return;
+    const int status = c->giver == NULL ? HPC_ERR_INVALID : c->giver->give(c->giver_arg, rank, a->number, &blob);
     a->made = 1;
     a->given.status = status;
     a->fd = blob.fd;
     memcpy(a->given.bytes, blob.bytes, sizeof a->given.bytes);
-    if (status != HPC_OK)
-        snprintf(a->given.why, sizeof a->given.why, "%s",
-                 c->giver == NULL ? hpc_status_text(status) : hpc_last_error()->message);
-    return HPC_OK;
+    if (status < 0) snprintf(a->given.why, sizeof a->given.why, "%s", hpc_last_error()->message);
 }
 
 static void take_out(hpc_control *c, int rank, hpc_want *a) {
@@ -126,15 +110,14 @@ int hpc_handles_answer(hpc_control *c, int rank) {
     pthread_mutex_lock(&c->lock);
     hpc_want *a = c->links[rank].wanted_here, *next;
     pthread_mutex_unlock(&c->lock);
-    for (; a != NULL && status != HPC_ERR_TIMEOUT; a = next) {
-        if (a->asks)
-            status = hpc_link_tell_number(c, rank, HPC_MESH_WANT, a->number);
-        else if (make(c, rank, a) == HPC_OK)
-            status = hpc_link_give(c, rank, a->number, &a->given, a->fd);
+    for (; a != NULL; a = next) {
+        make(c, rank, a);
+        status = a->asks ? hpc_link_tell_number(c, rank, HPC_MESH_WANT, a->number)
+                         : hpc_link_give(c, rank, a->number, &a->given, a->fd);
         pthread_mutex_lock(&c->lock);
         next = a->next; /* another thread may have appended one */
         pthread_mutex_unlock(&c->lock);
-        if (!a->made || status == HPC_ERR_TIMEOUT) continue;
+        if (status == HPC_ERR_TIMEOUT) break;
         take_out(c, rank, a);
         if (status == HPC_OK) a->made = 0; /* the peer has the handle */
         discard(c, rank, a);

@@ -21,7 +21,7 @@ struct description {
     uint64_t digest; /* of the plan */
     double grace;
     int32_t consistency, shared_params, in_place, n_keys, n_phases, staleness, quorum, split;
-    int32_t n_schemes, threads; /* threads: how many threads of the rank compute */
+    int32_t n_schemes, unused;
 };
 
 struct key_description {
@@ -416,6 +416,31 @@ static uint64_t weights_digest(const hpc_graph *g) {
     return digest;
 }
 
+/* The ranks first exchange digests of their descriptions, and the descriptions only if the digests differ. */
+struct outline {
+    unsigned char digest[HPC_DIGEST_BYTES];
+    int32_t threads;
+};
+
+/* Returns HPC_OK if all descriptions are equal, and HPC_IN_PROGRESS if some differ. */
+static int compare_digests(hpc_scheme *sc, const struct description *mine, size_t nbytes, int threads,
+                           hpc_reply *replies, double deadline) {
+    hpc_context *c = sc->context;
+    const hpc_bytes whole = {mine, nbytes};
+    struct outline own = {.threads = threads};
+    hpc_sha256(&whole, 1, own.digest);
+    int status =
+        hpc_control_exchange(c->control, op_create, &own, sizeof own, -1, HPC_EQUAL_SIZES, replies, deadline);
+    if (status != HPC_OK) return status;
+    for (int r = 0; r < c->group.size; r++) {
+        const struct outline *its = replies[r].data;
+        sc->threads[r] = its->threads;
+        if (memcmp(its->digest, own.digest, sizeof own.digest) != 0) status = HPC_IN_PROGRESS;
+    }
+    hpc_control_free_replies(c->control, replies);
+    return status;
+}
+
 int hpc_scheme_agree(hpc_scheme *sc, const hpc_exchange_config *f, const hpc_exchange *of, double deadline) {
     hpc_context *c = sc->context;
     size_t nbytes = sizeof(struct description) + (size_t)sc->plan->n_keys * sizeof(struct key_description);
@@ -435,7 +460,6 @@ int hpc_scheme_agree(hpc_scheme *sc, const hpc_exchange_config *f, const hpc_exc
     mine->n_keys = sc->plan->n_keys;
     mine->n_schemes = of->n_schemes;
     mine->split = f->split != 0;
-    mine->threads = f->threads > 0 ? f->threads : c->self.threads;
     struct key_description *keys = (void *)(mine + 1);
     for (int k = 0; k < sc->plan->n_keys; k++) {
         snprintf(keys[k].name, sizeof keys[k].name, "%.*s", NAME_BYTES - 1, sc->plan->keys[k].name);
@@ -452,6 +476,8 @@ int hpc_scheme_agree(hpc_scheme *sc, const hpc_exchange_config *f, const hpc_exc
         snprintf(keys[k].prox, sizeof keys[k].prox, "%s", hpc_prox_text(rule->prox));
         hpc_codec_describe(sc, k, &keys[k].codec);
     }
+    status = compare_digests(sc, mine, nbytes, f->threads > 0 ? f->threads : c->self.threads, replies, deadline);
+    if (status != HPC_IN_PROGRESS) goto out;
     status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
     if (status != HPC_OK) goto out;
     for (int r = 0; r < c->group.size && status == HPC_OK; r++)
@@ -461,8 +487,6 @@ int hpc_scheme_agree(hpc_scheme *sc, const hpc_exchange_config *f, const hpc_exc
                               replies[r].nbytes);
     for (int r = 1; r < c->group.size && status == HPC_OK; r++)
         status = compare(sc, r, replies[r].data, replies[0].data);
-    for (int r = 0; r < c->group.size && status == HPC_OK; r++)
-        sc->threads[r] = ((const struct description *)replies[r].data)->threads;
     hpc_control_free_replies(c->control, replies);
 out:
     free(mine);
