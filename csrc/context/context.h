@@ -54,8 +54,8 @@ int hpc_context_agree(hpc_context *context, const char *op, int status, double d
 /* How ranks reach each other's parts of an object (reach.c), by the transport of the pair. */
 typedef struct hpc_joint {
     const char *name; /* of the kind of object, for errors */
-    /* Returns whether peer's part is reached without a question: by the object's number, or because the peer has reached
-     * this rank's part and both use one connection. */
+    /* Returns whether peer's part is reached without a question: by the object's number, or because the peer has
+     * reached this rank's part and both use one connection. */
     int (*is_met)(const hpc_transport *transport, hpc_object *object, int peer);
     int (*export_to)(const hpc_transport *transport, hpc_object *object, int peer, hpc_blob *blob);
     int (*attach)(const hpc_transport *transport, hpc_object *object, int peer, const hpc_blob *blob);
@@ -64,11 +64,11 @@ typedef struct hpc_joint {
     int (*put)(hpc_object *object, const void *data, size_t nbytes, uint64_t offset, int signal, uint64_t value);
 } hpc_joint;
 
-/* Numbers an object; peers may then reach this rank's part. All ranks call it at the same place of a collective call, and
- * another collective follows before the next object is opened. */
+/* Numbers an object; peers may then reach this rank's part. All ranks call it at the same place of a collective call,
+ * and another collective follows before the next object is opened. */
 int hpc_object_open(hpc_context *context, hpc_object *object, const hpc_joint *joint, const char *op);
-/* Collective, after open, whose result is status: reaches this rank's own part, and the parts of the peers whose transport
- * is eager. A failure on one rank fails all ranks. When it returns, all ranks have opened the object. */
+/* Collective, after open, whose result is status: reaches this rank's own part, and the parts of the peers whose
+ * transport is eager. A failure on one rank fails all ranks. When it returns, all ranks have opened the object. */
 int hpc_object_join(hpc_context *context, const char *op, hpc_object *object, int status, double deadline);
 /* After it no thread of the control channel uses the object. An object that was not opened is allowed. */
 void hpc_object_close(hpc_context *context, hpc_object *object);
@@ -106,8 +106,8 @@ int hpc_context_first_rank(const hpc_context *context, int rank);
 int hpc_window_create_parts(hpc_context *context, const char *op, size_t nbytes, int signals,
                             const hpc_placement *places, int n_places, double deadline, hpc_window **window);
 
-/* Puts a few bytes and a signal by the control channel, to a peer that this rank may never reach by a lane. Puts of a lane
- * have no order with it. */
+/* Puts a few bytes and a signal by the control channel, to a peer that this rank may never reach by a lane. Puts of a
+ * lane have no order with it. */
 int hpc_window_tell(hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset, int signal,
                     uint64_t value);
 

@@ -66,8 +66,7 @@ static int make_lane(hpc_context *c, int own, int rail, const char *op, hpc_lane
     l->rail = rail;
     l->peers = calloc(size, sizeof *l->peers);
     l->senders = calloc(size, sizeof *l->senders);
-    if (l->peers == NULL || l->senders == NULL)
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a handle", op);
+    if (l->peers == NULL || l->senders == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a handle", op);
     for (int i = 0; c->used[i] != NULL; i++) l->keeps |= c->used[i]->uncork != NULL;
     if (!c->has_eager) return HPC_OK;
     int status = hpc_memory_create(size * sizeof(hpc_ring), op, &l->memory);
@@ -123,12 +122,12 @@ static __attribute__((noinline)) int check_part(hpc_window *w, int peer, size_t 
     const hpc_part *part = &w->parts[peer];
     if (offset <= part->nbytes && nbytes <= part->nbytes - offset)
         return hpc_reach_try(w->context, &w->object, peer, op);
-    return hpc_fail(HPC_ERR_INVALID, op, "%s: %zu bytes at offset %zu do not fit rank %d's window of %zu bytes", op, nbytes,
-                    offset, peer, part->nbytes);
+    return hpc_fail(HPC_ERR_INVALID, op, "%s: %zu bytes at offset %zu do not fit rank %d's window of %zu bytes", op,
+                    nbytes, offset, peer, part->nbytes);
 }
 
-/* Checks a put. Every put must pass this check, so a put that does not fit writes nothing. Returns HPC_IN_PROGRESS while
- * the peer's part is not reached. */
+/* Checks a put. Every put must pass this check, so a put that does not fit writes nothing. Returns HPC_IN_PROGRESS
+ * while the peer's part is not reached. */
 static inline int check_put(const hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes,
                             size_t offset, const char *op) {
     if (w == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);

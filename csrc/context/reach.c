@@ -1,13 +1,13 @@
 /* Reaches a peer's part of a window or a lane, at its first use.
  *
  * The asking thread sends a question on the control channel (control/handles.c). The peer's control thread finds the
- * object by its number and exports a blob. This rank's control thread keeps the answer, and rings the bell. Then a thread
- * that uses the object attaches the blob, and marks the way as near.
+ * object by its number and exports a blob. This rank's control thread keeps the answer, and rings the bell. Then a
+ * thread that uses the object attaches the blob, and marks the way as near.
  *
  * Who writes what. A way goes from FAR to ASKED to ANSWERED under the context's `reach`. A thread takes the answer by
- * changing ANSWERED to TAKEN; then it alone works on the peer's part, and its release store of NEAR or ANSWERED publishes
- * that. A refusal is stored once, and stays. `reach` also guards the table of objects: while it is held, no object that is in the table is freed.
- * No thread maps a peer's memory, or waits, while it holds `reach`. */
+ * changing ANSWERED to TAKEN; then it alone works on the peer's part, and its release store of NEAR or ANSWERED
+ * publishes that. A refusal is stored once, and stays. `reach` also guards the table of objects: while it is held, no
+ * object that is in the table is freed. No thread maps a peer's memory, or waits, while it holds `reach`. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

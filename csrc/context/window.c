@@ -196,7 +196,8 @@ int hpc_window_tell(hpc_window *w, int peer, const void *src, size_t nbytes, siz
     const double start = hpc_now(), deadline = start + c->group.init_timeout;
     status = hpc_control_put(c->control, peer, w->object.number, src, nbytes, offset, signal, value, deadline);
     if (status == HPC_ERR_TIMEOUT)
-        return hpc_group_fail_timeout(&c->group, op, &peer, 1, hpc_now() - start, "rank %d does not read its socket", peer);
+        return hpc_group_fail_timeout(&c->group, op, &peer, 1, hpc_now() - start, "rank %d does not read its socket",
+                                      peer);
     return status == HPC_OK ? HPC_OK : hpc_group_peer_present(&c->group, peer, op);
 }
 
@@ -229,7 +230,8 @@ static hpc_memory *view(const hpc_window *w, int rank) {
     hpc_window *window = (hpc_window *)(uintptr_t)w;
     if (rank < 0 || rank >= c->group.size) return NULL;
     if (rank != c->group.rank && !(c->transports[rank]->caps & HPC_CAP_PEER_VIEW)) return NULL;
-    if (hpc_part_memory(&w->parts[rank]) == NULL && hpc_reach(c, &window->object, rank, "window") != HPC_OK) return NULL;
+    if (hpc_part_memory(&w->parts[rank]) == NULL && hpc_reach(c, &window->object, rank, "window") != HPC_OK)
+        return NULL;
     return hpc_part_memory(&w->parts[rank]);
 }
 

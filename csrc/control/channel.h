@@ -138,13 +138,13 @@ typedef struct hpc_link {
     int ended; /* nothing more will be read */
 
     char host[64];
-    int asks;           /* the peer has asked for this rank's news, which are not fully sent */
+    int asks;              /* the peer has asked for this rank's news, which are not fully sent */
     hpc_want *wanted_here; /* not sent yet */
-    int wants;           /* the peer has asked for a handle since the service thread answered */
-    int blocked;         /* the socket had no room for an answer */
-    double looked;      /* when this rank last asked for the peer's news */
-    _Atomic int wanted; /* an inquiry wants the peer's news: the service thread must ask */
-    hpc_message *news;  /* the peer's last news; NULL: none */
+    int wants;             /* the peer has asked for a handle since the service thread answered */
+    int blocked;           /* the socket had no room for an answer */
+    double looked;         /* when this rank last asked for the peer's news */
+    _Atomic int wanted;    /* an inquiry wants the peer's news: the service thread must ask */
+    hpc_message *news;     /* the peer's last news; NULL: none */
     double news_at;
 } hpc_link;
 

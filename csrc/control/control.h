@@ -66,8 +66,8 @@ const char *hpc_control_path(const hpc_control *control, int rank);
 int hpc_control_call_lane(hpc_control *control, int rank, uint64_t lane, int stream, const char *op, double deadline,
                           int *fd);
 /* Registers accept, which the service thread calls for each such connection on the called side. accept must not block.
- * It takes fd over if it returns HPC_OK; otherwise the caller is refused. It welcomes the caller by hpc_greeting_end before
- * any thread may write to fd: the caller waits for the welcome. Call it once, before connect. */
+ * It takes fd over if it returns HPC_OK; otherwise the caller is refused. It welcomes the caller by hpc_greeting_end
+ * before any thread may write to fd: the caller waits for the welcome. Call it once, before connect. */
 typedef int hpc_accept_lane(void *arg, int rank, uint64_t lane, int stream, int fd);
 void hpc_control_on_lane(hpc_control *control, hpc_accept_lane *accept, void *arg);
 
@@ -75,8 +75,8 @@ void hpc_control_on_lane(hpc_control *control, hpc_accept_lane *accept, void *ar
 void hpc_control_derive(const hpc_control *control, const void *facts, size_t nbytes,
                         unsigned char key[HPC_DIGEST_BYTES]);
 
-/* The handle by which a peer reaches an object (a window or a lane) of this rank. fd: a descriptor that goes with it, or
- * -1; over TCP it does not arrive. */
+/* The handle by which a peer reaches an object (a window or a lane) of this rank. fd: a descriptor that goes with it,
+ * or -1; over TCP it does not arrive. */
 enum { HPC_BLOB_BYTES = 64 };
 typedef struct hpc_blob {
     unsigned char bytes[HPC_BLOB_BYTES];
@@ -93,13 +93,15 @@ typedef struct hpc_blob {
  *
  *   drop: frees a handle that give made and that was not sent.
  *
- * put writes data and then a signal into an object of this rank, for hpc_control_put. A status below 0 ends the link. */
+ * put writes data and then a signal into an object of this rank, for hpc_control_put. A status below 0 ends the link.
+ */
 enum { HPC_GONE = 2 }; /* the status of an object that its rank has freed: puts into it are dropped */
 typedef struct hpc_giver {
     int (*give)(void *arg, int rank, uint64_t number, hpc_blob *blob);
     void (*take)(void *arg, int rank, uint64_t number, int status, const char *why, hpc_blob *blob);
     void (*drop)(void *arg, int rank, hpc_blob *blob);
-    int (*put)(void *arg, uint64_t number, const void *data, size_t nbytes, uint64_t offset, int signal, uint64_t value);
+    int (*put)(void *arg, uint64_t number, const void *data, size_t nbytes, uint64_t offset, int signal,
+               uint64_t value);
 } hpc_giver;
 
 /* Registers the functions. Once, before connect. */

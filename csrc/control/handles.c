@@ -1,8 +1,8 @@
 /* Gives peers the handles by which they reach this rank's windows and lanes, at their first use (hpc_giver).
  *
  * A peer's WANT becomes an answer in its link's list. The service thread makes the handles and sends them in order; an
- * answer that the socket has no room for stays in the list. A question that another thread cannot send at once is in the
- * list too. */
+ * answer that the socket has no room for stays in the list. A question that another thread cannot send at once is in
+ * the list too. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

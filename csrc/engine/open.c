@@ -245,7 +245,8 @@ static int note_links(hpc_scheme *sc) {
     const hpc_context *c = sc->context;
     const hpc_plan *plan = sc->plan;
     sc->linked = hpc_arena_take(&sc->taken, (size_t)c->group.size * (size_t)sc->n_lanes, sizeof *sc->linked);
-    if (sc->linked == NULL) return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %d ranks", c->group.size);
+    if (sc->linked == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %d ranks", c->group.size);
     for (int i = 0; i < plan->n_rows; i++) {
         for (int e = 0; e < plan->rows[i].n_in; e++) link_edge(sc, &plan->rows[i], &plan->rows[i].in[e]);
         for (int e = 0; e < plan->rows[i].n_out; e++) link_edge(sc, &plan->rows[i], &plan->rows[i].out[e]);
@@ -407,8 +408,7 @@ static int announce(hpc_scheme *sc, uint64_t what) {
         int status = HPC_OK;
         hpc_lane *lane = lane_to(sc, r);
         if (lane != NULL)
-            status = hpc_put_signal(lane, sc->window, r, counts, n * sizeof *counts, at,
-                                    hpc_signal_closed(me), what);
+            status = hpc_put_signal(lane, sc->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
         else if (!sc->life.closed)
             status = hpc_window_tell(sc->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
         status = hpc_unless_left(sc, r, status);

@@ -253,7 +253,7 @@ struct hpc_scheme {
     const struct hpc_fold_kernels *kernels;
     hpc_exchange_config asked; /* the settings that a user gave; settings that do not apply to this scheme are 0 */
     int puts;                  /* set if updates are put even where the owner could read them in the worker's memory */
-    char *linked;        /* by rank and lane, how this rank may put to the rank by the plan (open.c) */
+    char *linked;              /* by rank and lane, how this rank may put to the rank by the plan (open.c) */
     int passes_on;       /* set if pushes may reach a row through other ranks, whose cores put them to the next rank */
     hpc_key_facts facts; /* facts that hold for all keys; facts that depend on the single key are 0 */
     int *own_rows;       /* if passes_on, by row: this rank's row of the same elements, or -1; otherwise NULL */

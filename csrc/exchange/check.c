@@ -429,8 +429,7 @@ static int compare_digests(hpc_scheme *sc, const struct description *mine, size_
     const hpc_bytes whole = {mine, nbytes};
     struct outline own = {.threads = threads};
     hpc_sha256(&whole, 1, own.digest);
-    int status =
-        hpc_control_exchange(c->control, op_create, &own, sizeof own, -1, HPC_EQUAL_SIZES, replies, deadline);
+    int status = hpc_control_exchange(c->control, op_create, &own, sizeof own, -1, HPC_EQUAL_SIZES, replies, deadline);
     if (status != HPC_OK) return status;
     for (int r = 0; r < c->group.size; r++) {
         const struct outline *its = replies[r].data;

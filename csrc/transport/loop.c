@@ -269,7 +269,8 @@ static int put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, 
     int status = put(lane, w, peer, src, nbytes, offset);
     if (status != HPC_OK) return status;
     if (w->context->loop_seed != 0)
-        return hold_back(lane, peer, SIGNAL, hpc_part_memory(part), (void *)hpc_signal_at(part, signal), NULL, 0, value);
+        return hold_back(lane, peer, SIGNAL, hpc_part_memory(part), (void *)hpc_signal_at(part, signal), NULL, 0,
+                         value);
     atomic_store_explicit(hpc_signal_at(part, signal), value, memory_order_release);
     hpc_bell_ring(hpc_control_bell(w->context->control, peer));
     return HPC_OK;

@@ -12,21 +12,21 @@
 
 /* ---- objects: windows and lanes ----
  *
- * A collective call makes an object on all ranks, which number it alike. A rank reaches a peer's part of it at its first
- * use (context/reach.c). */
+ * A collective call makes an object on all ranks, which number it alike. A rank reaches a peer's part of it at its
+ * first use (context/reach.c). */
 
 typedef enum hpc_distance {
-    HPC_FAR,      /* this rank has not asked the peer for its handle */
-    HPC_ASKED,    /* it has, and no answer has come */
+    HPC_FAR,    /* this rank has not asked the peer for its handle */
+    HPC_ASKED,  /* it has, and no answer has come */
     HPC_HANDED, /* answer is there, and no thread works on it */
-    HPC_TAKEN,    /* a thread attaches the handle */
+    HPC_TAKEN,  /* a thread attaches the handle */
     HPC_NEAR,
     HPC_FREED_THERE /* the peer has freed its part: what is put there is dropped */
 } hpc_distance;
 
 typedef struct hpc_approach {
-    _Atomic int distance; /* hpc_distance */
-    hpc_blob *answer;     /* the peer's handle; NULL: it has not come */
+    _Atomic int distance;                /* hpc_distance */
+    hpc_blob *answer;                    /* the peer's handle; NULL: it has not come */
     struct hpc_refusal *_Atomic refusal; /* why the peer's part cannot be reached; NULL: no failure is known */
 } hpc_approach;
 
@@ -74,7 +74,7 @@ struct hpc_context {
     hpc_object **objects;                /* that are not freed, by number */
     int n_objects;
     uint64_t last_object; /* number of the last one that was made */
-    hpc_lane *acks;                      /* for ACKs of queues: no data delays them (Parameter Flow, section 5) */
+    hpc_lane *acks;       /* for ACKs of queues: no data delays them (Parameter Flow, section 5) */
     uint64_t loop_seed;
     void *held;          /* loop's inbox */
     struct hpc_tcp *tcp; /* tcp's */
@@ -84,8 +84,8 @@ struct hpc_context {
     char tcp_congestion[HPC_CONGESTION_BYTES]; /* "": not chosen */
     hpc_reactor *reactor;                      /* NULL: no transport has asked for it */
     int all_remote;                            /* no peer shares memory with this rank */
-    int has_eager; /* some ranks of the job may use an eager transport; the same on every rank */
-    struct hpc_probes *probes;                 /* of bandwidth: probe/probe.h */
+    int has_eager;             /* some ranks of the job may use an eager transport; the same on every rank */
+    struct hpc_probes *probes; /* of bandwidth: probe/probe.h */
     uint32_t followers; /* number of exchanges so far whose thresholds follow the network, the same on every rank */
     hpc_engine *engine; /* that the user asked for; NULL: none */
     hpc_member *member; /* of an engine, from connect on */
@@ -138,8 +138,8 @@ typedef struct hpc_part {
     size_t nbytes;         /* of data */
     size_t signals_offset; /* distance of signal 0 from the start of the data */
     int signals;
-    _Atomic int open_signals;  /* signals that this rank reaches: 0 at first, then all */
-    _Atomic size_t open_bytes; /* the same for bytes of data */
+    _Atomic int open_signals;   /* signals that this rank reaches: 0 at first, then all */
+    _Atomic size_t open_bytes;  /* the same for bytes of data */
     hpc_memory *_Atomic memory; /* mapped here, or NULL */
     void *remote;               /* verbs: where it is */
 } hpc_part;
@@ -197,12 +197,12 @@ struct hpc_lane {
     hpc_lane_peer *peers; /* by rank */
     int *senders;         /* the ranks that have a ring here, in the order in which they came */
     _Atomic int n_senders;
-    int next;             /* the sender at which poll begins */
-    int keeps;            /* some transport keeps puts back while this lane is corked */
-    int corked;           /* its thread makes several puts in a row, and will uncork the lane soon */
-    uint32_t turn;        /* place in the sending order of the puts that it makes now (hpc_lane_take_turn); 0: none */
-    int rail;             /* verbs: the rail to a peer, mod the number of rails, or HPC_RAIL_BY_WORKER */
-    void *verbs;          /* verbs: its queues */
+    int next;      /* the sender at which poll begins */
+    int keeps;     /* some transport keeps puts back while this lane is corked */
+    int corked;    /* its thread makes several puts in a row, and will uncork the lane soon */
+    uint32_t turn; /* place in the sending order of the puts that it makes now (hpc_lane_take_turn); 0: none */
+    int rail;      /* verbs: the rail to a peer, mod the number of rails, or HPC_RAIL_BY_WORKER */
+    void *verbs;   /* verbs: its queues */
 };
 
 #endif

@@ -74,8 +74,8 @@ static int window_export(hpc_window *w, int peer, hpc_blob *blob) {
 static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     hpc_part *part = &w->parts[peer];
     hpc_memory *memory = NULL;
-    int status = attach_memory(w->context, peer, blob,
-                               part->signals_offset + (size_t)part->signals * HPC_SIGNAL_STRIDE, "window", &memory);
+    int status = attach_memory(w->context, peer, blob, part->signals_offset + (size_t)part->signals * HPC_SIGNAL_STRIDE,
+                               "window", &memory);
     if (status == HPC_OK) atomic_store_explicit(&part->memory, memory, memory_order_release);
     return status;
 }
@@ -83,8 +83,7 @@ static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
 /* Makes the ring of the peer's events. Its descriptor is closed once the blob has its own. */
 static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
     hpc_lane_peer *p = &lane->peers[peer];
-    if (p->in_memory != NULL)
-        return hpc_fail(HPC_ERR_INVALID, "lane", "rank %d has the lane's ring already", peer);
+    if (p->in_memory != NULL) return hpc_fail(HPC_ERR_INVALID, "lane", "rank %d has the lane's ring already", peer);
     int status = hpc_memory_create(sizeof(hpc_ring), "lane", &p->in_memory);
     if (status == HPC_OK) status = export_memory(lane->context, p->in_memory, peer, "lane", blob);
     if (status != HPC_OK) return status;

@@ -41,8 +41,8 @@ typedef struct hpc_transport {
     int (*open)(hpc_context *context);
 
     /* Windows and lanes are made by collective calls, and a rank reaches a peer's part of one at its first use
-     * (context/reach.c): the peer exports a blob, and this rank attaches it. With HPC_CAP_EAGER both ends do so when the
-     * object is made.
+     * (context/reach.c): the peer exports a blob, and this rank attaches it. With HPC_CAP_EAGER both ends do so when
+     * the object is made.
      *
      * export fills the blob for peer; the control channel's thread calls it, and owns the blob's fd then. attach makes
      * the peer's part reachable; it takes the blob's fd over, also if it fails, and is called again while it returns
@@ -60,8 +60,8 @@ typedef struct hpc_transport {
     int (*lane_attach)(hpc_lane *lane, int peer, const hpc_blob *blob);
     void (*lane_detach)(hpc_lane *lane, int peer);
     /* Receives a connection that a peer opened for this lane, and welcomes it (hpc_greeting_end); takes over fd if it
-     * returns HPC_OK. The control channel's thread calls it. NULL: lanes have no connections. If lanes have connections, control links are TCP even within a
-     * host. */
+     * returns HPC_OK. The control channel's thread calls it. NULL: lanes have no connections. If lanes have
+     * connections, control links are TCP even within a host. */
     int (*accept_lane)(hpc_lane *lane, int peer, int stream, int fd);
     /* Frees what a blob holds that this transport exported and that is not attached, but not its fd. NULL: nothing. */
     void (*discard)(const hpc_blob *blob);

@@ -1,5 +1,5 @@
-/* Connects links, on a few threads that end when no link is left: a call may take long, and whoever wants a link goes on
- * meanwhile. A call that fails refuses the way to both ends. */
+/* Connects links, on a few threads that end when no link is left: a call may take long, and whoever wants a link goes
+ * on meanwhile. A call that fails refuses the way to both ends. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -20,10 +20,12 @@ static void refuse(tcp_link *l, int status) {
 static void connect_all(tcp_link *l) {
     hpc_context *c = l->tcp->context;
     for (int k = 0; k < l->n_streams && !atomic_load(&l->closed_here); k++) {
-        int fd, status = hpc_control_call_lane(c->control, l->peer, l->lane, k, "lane", hpc_deadline(&c->group, -1), &fd);
+        int fd,
+            status = hpc_control_call_lane(c->control, l->peer, l->lane, k, "lane", hpc_deadline(&c->group, -1), &fd);
         if (status == HPC_OK && (status = tcp_link_install(l, k, fd)) != HPC_OK) {
             close(fd);
-            status = hpc_fail_transport("lane", "tcp", l->peer, "lane: cannot watch the connection to rank %d", l->peer);
+            status =
+                hpc_fail_transport("lane", "tcp", l->peer, "lane: cannot watch the connection to rank %d", l->peer);
         }
         if (status != HPC_OK) {
             refuse(l, status);

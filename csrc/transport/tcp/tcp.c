@@ -2,7 +2,8 @@
  * it straight into its window. A signal or an event is in the frame of its data, so it cannot overtake the data.
  *
  * All ranks number their windows and lanes alike. A frame names its window's number, the hello of a connection its
- * lane's. A freed window keeps its number, so frames that arrive late are dropped. A number of no window ends the link. */
+ * lane's. A freed window keeps its number, so frames that arrive late are dropped. A number of no window ends the link.
+ */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* A rank reaches a peer's part of a window or a lane at its first use: nothing before, the right part then, whichever thread
- * comes first, and nothing is lost when one end has freed its part. */
+/* A rank reaches a peer's part of a window or a lane at its first use: nothing before, the right part then, whichever
+ * thread comes first, and nothing is lost when one end has freed its part. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -97,8 +97,8 @@ static void come_at_once(rank *r) {
 
 /* ---- freed parts ---- */
 
-/* A peer has freed its lane before this rank first uses its own: data and signals arrive all the same. What is put into a
- * window that its rank has freed is dropped, and the next window is right. */
+/* A peer has freed its lane before this rank first uses its own: data and signals arrive all the same. What is put into
+ * a window that its rank has freed is dropped, and the next window is right. */
 static void freed_before(rank *r) {
     const int peer = 1 - r->rank, first = r->arg;
     for (uint64_t round = 1; round <= (uint64_t)ranks_rounds(10); round++) {

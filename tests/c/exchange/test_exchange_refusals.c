@@ -76,8 +76,8 @@ static void disagree(rank *r) {
     good_exchange(r);
 }
 
-/* Rank 1's part of hpc_exchange_create up to its description, which is these bytes and has another digest than rank 0's;
- * rank 0's comes back. */
+/* Rank 1's part of hpc_exchange_create up to its description, which is these bytes and has another digest than rank
+ * 0's; rank 0's comes back. */
 static void describe(rank *r, const void *said, size_t nbytes, hpc_reply replies[2]) {
     const struct {
         unsigned char digest[HPC_DIGEST_BYTES];
@@ -85,8 +85,8 @@ static void describe(rank *r, const void *said, size_t nbytes, hpc_reply replies
     } outline = {{1}, 1};
     double deadline = hpc_now() + 20;
     for (int i = 0; i < 3; i++) CHECK_OK(hpc_context_agree(r->context, "exchange", HPC_OK, deadline));
-    CHECK_OK(hpc_control_exchange(r->context->control, "exchange", &outline, sizeof outline, -1, HPC_EQUAL_SIZES, replies,
-                                  deadline));
+    CHECK_OK(hpc_control_exchange(r->context->control, "exchange", &outline, sizeof outline, -1, HPC_EQUAL_SIZES,
+                                  replies, deadline));
     hpc_control_free_replies(r->context->control, replies);
     CHECK_OK(hpc_control_exchange(r->context->control, "exchange", said, nbytes, -1, HPC_OWN_SIZES, replies, deadline));
 }
