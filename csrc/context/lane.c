@@ -128,8 +128,9 @@ static __attribute__((noinline)) int check_part(hpc_window *w, int peer, size_t 
 
 /* Checks a put. Every put must pass this check, so a put that does not fit writes nothing. Returns HPC_IN_PROGRESS
  * while the peer's part is not reached. */
-static inline int check_put(const hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes,
-                            size_t offset, const char *op) {
+static inline __attribute__((always_inline)) int check_put(const hpc_lane *lane, hpc_window *w, int peer,
+                                                           const void *src, size_t nbytes, size_t offset,
+                                                           const char *op) {
     if (w == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: window is NULL", op);
     hpc_context *c = w->context;
     int status = hpc_group_usable(&c->group, op);
@@ -160,48 +161,55 @@ static int reach_both(hpc_lane **lane, hpc_window *w, int peer, const char *op) 
     return hpc_reach(w->context, &(*lane)->object, peer, op);
 }
 
-/* used: the lane by which the put went. A flush of the caller's lane, NULL or not, must cover it. */
-static int end_put(const hpc_lane *asked, const hpc_lane *used, hpc_window *w, int peer, int status) {
-    if (status == HPC_GONE) return HPC_OK;
-    if (status != HPC_OK || asked == NULL || asked == used) return status;
-    return hpc_flush(NULL, w, peer, -1);
-}
-
-int hpc_put(hpc_lane *asked, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
-    static const char op[] = "put";
-    for (hpc_lane *lane = asked;;) {
-        int status = check_put(lane, w, peer, src, nbytes, offset, op);
-        if (status < 0 || status == HPC_GONE) return status < 0 ? status : HPC_OK;
-        lane = hpc_context_lane(w->context, lane);
-        if (status == HPC_OK) status = w->context->transports[peer]->put(lane, w, peer, src, nbytes, offset);
-        if (status != HPC_IN_PROGRESS) return end_put(asked, lane, w, peer, status);
-        status = reach_both(&lane, w, peer, op);
-        if (status != HPC_OK) return end_put(asked, lane, w, peer, status);
-    }
-}
+enum { NO_SIGNAL = -1 };
 
 /* Called if the signal is none of those that are open. */
-static __attribute__((noinline)) int check_signals(hpc_window *w, int peer, int signal, const char *op) {
+static __attribute__((noinline)) int check_signal(hpc_window *w, int peer, int signal, const char *op) {
     if (signal >= 0 && signal < w->parts[peer].signals) return hpc_reach_try(w->context, &w->object, peer, op);
     return hpc_fail(HPC_ERR_INVALID, op, "%s: signal %d is out of range; rank %d's window has %d", op, signal, peer,
                     w->parts[peer].signals);
 }
 
-int hpc_put_signal(hpc_lane *asked, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset, int signal,
+static inline int has_open(const hpc_window *w, int peer, int signal) {
+    return (unsigned)signal < (unsigned)atomic_load_explicit(&w->parts[peer].open_signals, memory_order_acquire);
+}
+
+/* Does a put whose peer is not reached yet, or has freed its part. signal NO_SIGNAL: it has none. */
+static __attribute__((noinline)) int put_later(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes,
+                                               size_t offset, int signal, uint64_t value) {
+    hpc_context *c = w->context;
+    const char *op = signal == NO_SIGNAL ? "put" : "put_signal";
+    const hpc_transport *t = c->transports[peer];
+    hpc_lane *used = hpc_context_lane(c, lane);
+    int status = HPC_IN_PROGRESS;
+    while (status == HPC_IN_PROGRESS) {
+        status = reach_both(&used, w, peer, op);
+        if (status == HPC_OK) status = check_put(used, w, peer, src, nbytes, offset, op);
+        if (status == HPC_OK)
+            status = signal == NO_SIGNAL ? t->put(used, w, peer, src, nbytes, offset)
+                                         : t->put_signal(used, w, peer, src, nbytes, offset, signal, value);
+    }
+    if (status == HPC_GONE) return HPC_OK;
+    /* A flush of the caller's lane must cover the put. */
+    return status == HPC_OK && lane != NULL && used != lane ? hpc_flush(NULL, w, peer, -1) : status;
+}
+
+int hpc_put(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset) {
+    int status = check_put(lane, w, peer, src, nbytes, offset, "put");
+    if (status == HPC_OK)
+        status = w->context->transports[peer]->put(hpc_context_lane(w->context, lane), w, peer, src, nbytes, offset);
+    return status <= HPC_OK ? status : put_later(lane, w, peer, src, nbytes, offset, NO_SIGNAL, 0);
+}
+
+int hpc_put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset, int signal,
                    uint64_t value) {
     static const char op[] = "put_signal";
-    for (hpc_lane *lane = asked;;) {
-        int status = check_put(lane, w, peer, src, nbytes, offset, op);
-        if (status < 0 || status == HPC_GONE) return status < 0 ? status : HPC_OK;
-        lane = hpc_context_lane(w->context, lane);
-        const int open = atomic_load_explicit(&w->parts[peer].open_signals, memory_order_acquire);
-        if (status == HPC_OK && (signal < 0 || signal >= open)) status = check_signals(w, peer, signal, op);
-        if (status == HPC_OK)
-            status = w->context->transports[peer]->put_signal(lane, w, peer, src, nbytes, offset, signal, value);
-        if (status != HPC_IN_PROGRESS) return end_put(asked, lane, w, peer, status);
-        status = reach_both(&lane, w, peer, op);
-        if (status != HPC_OK) return end_put(asked, lane, w, peer, status);
-    }
+    int status = check_put(lane, w, peer, src, nbytes, offset, op);
+    if (status == HPC_OK && !has_open(w, peer, signal)) status = check_signal(w, peer, signal, op);
+    if (status == HPC_OK)
+        status = w->context->transports[peer]->put_signal(hpc_context_lane(w->context, lane), w, peer, src, nbytes,
+                                                          offset, signal, value);
+    return status <= HPC_OK ? status : put_later(lane, w, peer, src, nbytes, offset, signal, value);
 }
 
 int hpc_lane_try_notify(hpc_lane *lane, hpc_window *w, int peer, const void *src, size_t nbytes, size_t offset,

@@ -61,12 +61,11 @@ typedef struct comer {
 static void *come(void *arg) {
     comer *c = arg;
     rank *r = c->r;
+    const size_t at = (size_t)(r->rank * THREADS + c->number);
+    const uint64_t word = at + 1;
     pthread_barrier_wait(c->start);
-    for (int p = 0; p < r->size; p++) {
-        const uint64_t word = (uint64_t)(r->rank * THREADS + c->number) + 1;
-        const size_t at = (size_t)(r->rank * THREADS + c->number);
+    for (int p = 0; p < r->size; p++)
         CHECK_OK(hpc_put_signal(c->lane, c->w, p, &word, sizeof word, at * STRIDE, (int)at, word));
-    }
     CHECK_OK(hpc_flush(c->lane, c->w, -1, -1));
     return NULL;
 }
