@@ -263,7 +263,10 @@ static void refuse(void *arg) {
 static int claim(void *arg) {
     hpc_reactor *r = arg;
     if (r->all_remote && !atomic_exchange(&r->drowsy, 1)) {
-        if (atomic_load(&r->listening)) hpc_service_look(&r->client);
+        if (atomic_load(&r->listening)) {
+            hpc_service_look(&r->client);
+            if (is_called(r)) raise_event(r->poke_fd); /* the caller may have looked for this wait too early */
+        }
         arm(r, atomic_load(&r->to_arm));
         return 1;
     }
