@@ -123,7 +123,8 @@ class LoadStats:
     Attributes:
         processor: a dict from threads to their processor seconds, in user mode and in the kernel together. "trainer" is
             the thread that made the exchange; its training counts too. "hpcomm-core-0", "hpcomm-reactor" and
-            "hpcomm-control" are hpcomm's threads, which other exchanges may use too. "others" are all other threads.
+            "hpcomm-control" are hpcomm's threads, which all contexts of the process share. "others" are all other
+            threads.
         events: events that this exchange's cores have handled: updates, forwards, and with split=True requests about
             folds.
         sends: calls that send to a socket.

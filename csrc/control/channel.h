@@ -8,16 +8,16 @@
  *   jobs.c        shows this rank's state, and asks other ranks for theirs
  *   inquiry.c     follows a chain of waits to the ranks at its end
  *   survivors.c   lets the ranks that are left agree after others departed
- *   service.c     is the thread that answers and listens
+ *   service.c     answers and listens, on the service thread
  *   open.c        opens and closes
  *
- * Threads: the service thread; the connecting thread; threads that run collectives or connect lanes; the stopping
- * thread.
+ * Threads: the service thread, which all channels of this process share; the connecting thread; threads that run
+ * collectives or connect lanes; the stopping thread.
  *
  * link->fd is -1 until the link is made: links to lower ranks by the connecting thread, to higher ranks by the
  * service thread. That thread first fills in kind, path, endpoint and heard; its store of fd publishes them, and the
- * peer's state becomes HPC_PEER_ALIVE after that. Only stop closes fd, under send_lock, after it has ended the
- * service thread.
+ * peer's state becomes HPC_PEER_ALIVE after that. Only stop closes fd, under send_lock, after the service
+ * thread has let the channel go.
  *
  * Locks. A link's send_lock is held to send one message, and guards cut, told and told_left. lock guards inboxes,
  * ballots, answers, remembered endpoints, the TCP listener's descriptor, and the heir. collective_lock is held for one
@@ -35,6 +35,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "base/service.h"
 #include "control/control.h"
 
 enum {
@@ -178,7 +179,7 @@ struct hpc_control {
     const hpc_giver *giver;
     void *giver_arg;
     _Atomic int answering; /* some link may have answers that can be sent now */
-    pthread_t thread;
+    hpc_client client;     /* of the service thread */
     _Atomic int running;
     pthread_mutex_t lock;
     pthread_mutex_t collective_lock;
@@ -248,7 +249,7 @@ void hpc_message_free(hpc_message *m);
 
 /* ---- service.c ---- */
 
-int hpc_service_start(hpc_control *c); /* 0, or an errno */
+int hpc_control_serve(hpc_control *c); /* 0, or an errno */
 
 /* ---- survivors.c ---- */
 

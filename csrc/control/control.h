@@ -1,11 +1,11 @@
 /* The control channel: a connection between every two ranks. It carries collectives, descriptors, and the state of
  * each rank.
  *
- * Two ranks that can share memory are linked by an abstract Unix socket, others by TCP. A service thread reads every
- * link, so a rank that computes for an hour still answers. On a Unix link the kernel reports a peer's death: its
- * socket hangs up, or, if a forked child keeps the socket open, its pidfd becomes readable. Over TCP a host may
- * vanish silently. So every rank sends a beat several times within config.silence, and a rank from which nothing
- * came for config.silence has failed. */
+ * Two ranks that can share memory are linked by an abstract Unix socket, others by TCP. A service thread, one for all
+ * contexts of a process, reads every link, so a rank that computes for an hour still answers. On a Unix link the kernel
+ * reports a peer's death: its socket hangs up, or, if a forked child keeps the socket open, its pidfd becomes readable.
+ * Over TCP a host may vanish silently. So every rank sends a beat several times within config.silence, and a rank from
+ * which nothing came for config.silence has failed. */
 #ifndef HPC_CONTROL_H
 #define HPC_CONTROL_H
 
@@ -39,7 +39,7 @@ typedef struct hpc_control_config {
     size_t secret_bytes;
 } hpc_control_config;
 
-/* Opens a control channel: listens and starts the service thread. Peers with a Unix link may ring bell. */
+/* Opens a control channel: listens, on the service thread. Peers with a Unix link may ring bell. */
 int hpc_control_open(hpc_group *group, hpc_memory *bell, const hpc_control_config *config, hpc_control **control);
 void hpc_control_address_of(const hpc_control *control, hpc_control_address *address);
 
@@ -183,8 +183,9 @@ void hpc_control_lose(hpc_control *control, int rank, const char *why);
 /* Tells the peers to count a rank that has left, or leaves, as failed. */
 void hpc_control_revoke(hpc_control *control);
 
-/* Stops the service thread after telling the peers why: NULL for leaving, otherwise the failure. free comes after
- * stop. In a forked child stop does nothing, and free only frees. */
+/* Ends the service of this channel, and tells the peers why: NULL for leaving, otherwise the failure. It waits for the
+ * channel's own service alone, and must not be called on the service thread. free comes after stop. In a forked child
+ * stop does nothing, and free only frees. */
 void hpc_control_stop(hpc_control *control, const char *why);
 void hpc_control_free(hpc_control *control);
 

@@ -95,7 +95,7 @@ int hpc_control_open(hpc_group *group, hpc_memory *bell, const hpc_control_confi
         goto err_errno;
     if (config->tcp && (status = hpc_net_listen(config->interfaces, c->self.endpoints, &c->tcp_fd, "init")) != HPC_OK)
         goto err;
-    errno = hpc_service_start(c);
+    errno = hpc_control_serve(c);
     if (errno != 0) goto err_errno;
     c->running = 1;
     group->follow = hpc_inquiry_follow;
@@ -224,8 +224,7 @@ static void close_all(hpc_control *c) {
 void hpc_control_stop(hpc_control *c, const char *why) {
     if (!hpc_group_is_mine(c->group) || !atomic_exchange(&c->running, 0)) return;
     atomic_store(&c->stopping, 1);
-    hpc_mesh_poke(c);
-    pthread_join(c->thread, NULL);
+    hpc_service_remove(&c->client);
     say_goodbye(c, why);
     await_ends(c);
     close_all(c);

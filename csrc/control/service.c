@@ -1,5 +1,7 @@
-/* The service thread: it reads every link, greets callers, and watches processes and the clock. It waits in epoll,
- * and elsewhere only briefly: at most a second, to answer a caller on the Unix socket.
+/* The work of the service thread, which all channels of a process share: it reads every link, greets callers, and
+ * watches processes and the clock. It sleeps until the channel's epoll set has an event (base/service.h), and elsewhere
+ * only briefly: at most a second, to answer a caller on the Unix socket. It waits for nothing that another channel of
+ * this process must do: the kernel has room for that answer, the first bytes on a new socket.
  *
  * While there is a TCP link, the clock ticks eight times within config.silence. Each tick sends a beat on links on
  * which this rank has sent nothing for two ticks, and gives up peers from which nothing came for config.silence. If
@@ -7,8 +9,8 @@
  * so all peers' clocks start again. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -311,9 +313,9 @@ static void tick(hpc_control *c, double now) {
     c->next_tick = now + c->silence / TICKS;
 }
 
-/* Returns the milliseconds until the next due time; -1 if nothing is due. */
-static int wait_ms(hpc_control *c, double now) {
-    double due = c->next_tick > 0 ? c->next_tick : now + 3600, since;
+/* Returns the seconds until the next due time; INFINITY if nothing is due. */
+static double seconds_left(hpc_control *c, double now) {
+    double due = c->next_tick > 0 ? c->next_tick : INFINITY, since;
     for (int i = 0; i < HPC_STRANGERS && c->greeting > 0; i++) {
         const hpc_stranger *s = &c->strangers[i];
         if (s->fd >= 0 && s->kind == HPC_LINK_TCP && s->since + GREETING_SECONDS < due)
@@ -321,7 +323,7 @@ static int wait_ms(hpc_control *c, double now) {
     }
     if (c->full && find_place(c, now, &since) == NULL && since + PLACE_SECONDS < due) due = since + PLACE_SECONDS;
     if (c->unasked && now + UNASKED_SECONDS < due) due = now + UNASKED_SECONDS;
-    return due <= now ? 0 : due - now > 1000 ? -1 : (int)((due - now) * 1e3) + 1;
+    return due - now;
 }
 
 /* ---- the thread ---- */
@@ -351,38 +353,45 @@ static void handle(hpc_control *c, const struct epoll_event *event) {
     }
 }
 
-static void *serve(void *arg) {
+static hpc_service service = HPC_SERVICE("hpcomm-control", 0);
+
+static double prepare(void *arg) {
     hpc_control *c = arg;
-    struct epoll_event events[EVENTS];
-    while (!atomic_load(&c->stopping)) {
-        int n = epoll_wait(c->epoll_fd, events, EVENTS, wait_ms(c, hpc_now()));
-        if (n < 0 && errno != EINTR) {
-            char why[HPC_REASON_BYTES];
-            snprintf(why, sizeof why, "this rank can no longer read its connections: epoll_wait: %s", strerror(errno));
-            for (int r = 0; r < c->group->size; r++)
-                if (r != c->group->rank) hpc_group_depart(c->group, r, HPC_PEER_FAILED, why);
-            return NULL;
-        }
-        for (int i = 0; i < n; i++) handle(c, &events[i]);
-        double now = hpc_now();
-        drop_silent(c, now);
-        tick(c, now);
-        if (atomic_exchange(&c->answering, 0))
-            for (int r = 0; r < c->group->size; r++)
-                if (atomic_load(&c->links[r].fd) >= 0 && !c->links[r].ended) answer(c, r);
-        c->unasked = hpc_inquiry_look(c);
-        hpc_survivors_look(c);
-    }
-    return NULL;
+    return seconds_left(c, hpc_now());
 }
 
-int hpc_service_start(hpc_control *c) {
-    sigset_t all, before;
-    int error;
-    sigfillset(&all); /* leaves signals to the caller's threads: Python's handlers, mpirun's SIGTERM */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&c->thread, NULL, serve, c);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error == 0) pthread_setname_np(c->thread, "hpcomm-control");
-    return error;
+/* The thread can no longer serve this channel, so its ranks count as failed. Other channels go on. */
+static int give_up(hpc_control *c, int error) {
+    char why[HPC_REASON_BYTES];
+    snprintf(why, sizeof why, "this rank can no longer read its connections: epoll_wait: %s", strerror(error));
+    for (int r = 0; r < c->group->size; r++)
+        if (r != c->group->rank) hpc_group_depart(c->group, r, HPC_PEER_FAILED, why);
+    return 1;
+}
+
+static int serve(void *arg, int ms) {
+    hpc_control *c = arg;
+    struct epoll_event events[EVENTS];
+    int n = epoll_wait(c->epoll_fd, events, EVENTS, ms);
+    if (n < 0 && errno != EINTR) return give_up(c, errno);
+    for (int i = 0; i < n; i++) handle(c, &events[i]);
+    double now = hpc_now();
+    drop_silent(c, now);
+    tick(c, now);
+    if (atomic_exchange(&c->answering, 0))
+        for (int r = 0; r < c->group->size; r++)
+            if (atomic_load(&c->links[r].fd) >= 0 && !c->links[r].ended) answer(c, r);
+    c->unasked = hpc_inquiry_look(c);
+    hpc_survivors_look(c);
+    return 0;
+}
+
+static void wake(void *arg) {
+    hpc_mesh_poke(arg);
+}
+
+int hpc_control_serve(hpc_control *c) {
+    c->client =
+        (hpc_client){.arg = c, .fd = c->epoll_fd, .call_fd = -1, .prepare = prepare, .serve = serve, .wake = wake};
+    return hpc_service_add(&service, &c->client);
 }

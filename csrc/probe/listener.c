@@ -1,24 +1,25 @@
-/* The listener of bandwidth probes: a thread that stamps the packets of peers, and reports the stamps. */
+/* The listener of bandwidth probes: it stamps the packets of peers, and reports the stamps. One service thread listens
+ * for all contexts of the process (base/service.h). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/service.h"
 #include "probe/probe.h"
 
-enum { MOST_CALLS = 256, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 1000000000 };
+enum { MOST_CALLS = 256, EVENTS = 64, BATCH = 32, MOST_BATCHES = 64, ROOM = 4 << 20, NS = 1000000000 };
 
 static const double STRAGGLERS = 0.06; /* seconds after END for late packets; a link may hold them for 50 ms */
 static const double PATIENCE = 0.25;   /* seconds for which a grant waits for a pause in the job's incoming traffic */
@@ -30,7 +31,7 @@ static const double GRANT_SLACK = 0.5; /* seconds that a caller may need beyond 
 typedef enum call_state { CALL_NEW, CALL_IDLE, CALL_ASKS, CALL_STREAMS, CALL_ENDS } call_state;
 
 typedef struct probe_call {
-    int rank, tcp, udp;
+    int rank, tcp, udp, place; /* place: index in calls */
     call_state state;
     unsigned char key[HPC_DIGEST_BYTES];
     hpc_probe_message in;
@@ -49,15 +50,14 @@ typedef struct probe_call {
 
 struct hpc_probes {
     pthread_mutex_t lock;
-    pthread_t thread;
-    int running, stopped, poke;
-    int n_waiting; /* calls that were accepted, but not yet taken by the thread */
+    hpc_client client;
+    int running, stopped, poke, epoll; /* epoll: the set of poke and of all calls' sockets */
+    int n_waiting;                     /* calls that were accepted, but not yet taken by the thread */
     struct {
         int rank, fd;
     } waiting[MOST_CALLS];
-    /* The following members belong to the listener's thread. */
-    probe_call *calls[MOST_CALLS];
-    int n_calls;
+    /* The following members belong to the service thread. */
+    probe_call *calls[MOST_CALLS]; /* NULL: a free place */
     uint64_t turns;
     probe_call *holder; /* the caller that has the grant */
     uint64_t received;  /* received: bytes at the last look; looked: time of that look */
@@ -124,11 +124,17 @@ static void read_packets(probe_call *c) {
 
 static void hang_up(hpc_probes *p, probe_call *c) {
     if (p->holder == c) p->holder = NULL;
-    for (int i = 0; i < p->n_calls; i++)
-        if (p->calls[i] == c) p->calls[i] = p->calls[--p->n_calls];
-    close(c->tcp);
+    p->calls[c->place] = NULL;
+    close(c->tcp); /* which also takes it out of the set */
     if (c->udp >= 0) close(c->udp);
     free(c);
+}
+
+enum { WATCH_POKE, WATCH_TCP, WATCH_UDP };
+
+static int watch(const hpc_probes *p, int fd, int kind, int place) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = (uint64_t)kind << 32 | (uint32_t)place};
+    return epoll_ctl(p->epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
 /* Opens a UDP socket at the address at which the call arrived; returns its port, or 0. */
@@ -155,7 +161,9 @@ static int open_udp(probe_call *c) {
 static int welcome(hpc_context *context, probe_call *c) {
     uint64_t nonce[2];
     int port = open_udp(c);
-    if (port == 0 || getrandom(nonce, sizeof nonce, 0) != sizeof nonce) return 0;
+    if (port == 0 || watch(context->probes, c->udp, WATCH_UDP, c->place) != 0 ||
+        getrandom(nonce, sizeof nonce, 0) != sizeof nonce)
+        return 0;
     const hpc_probe_message answer = hpc_probe_say(HPC_PROBE_WELCOME, 0, port, nonce[0], nonce[1]);
     hpc_probes_key(context, c->rank, context->group.rank, &c->in, &answer, c->key);
     c->state = CALL_IDLE;
@@ -239,23 +247,28 @@ static int grant(hpc_context *context, probe_call *c) {
 
 /* ---- all calls ---- */
 
-static void take_calls(hpc_context *context) {
-    hpc_probes *p = context->probes;
+static void take_call(hpc_probes *p, int rank, int fd) {
+    int place = 0;
+    while (place < MOST_CALLS && p->calls[place] != NULL) place++;
+    probe_call *c = place < MOST_CALLS ? calloc(1, sizeof *c) : NULL;
+    if (c == NULL || watch(p, fd, WATCH_TCP, place) != 0) {
+        close(fd);
+        free(c);
+        return;
+    }
+    c->rank = rank;
+    c->tcp = fd;
+    c->udp = -1;
+    c->place = place;
+    p->calls[place] = c;
+}
+
+static void take_calls(hpc_probes *p) {
     uint64_t rings;
     ssize_t n = read(p->poke, &rings, sizeof rings);
     (void)n;
     pthread_mutex_lock(&p->lock);
-    for (int i = 0; i < p->n_waiting; i++) {
-        probe_call *c = p->n_calls < MOST_CALLS ? calloc(1, sizeof *c) : NULL;
-        if (c == NULL) {
-            close(p->waiting[i].fd);
-            continue;
-        }
-        c->rank = p->waiting[i].rank;
-        c->tcp = p->waiting[i].fd;
-        c->udp = -1;
-        p->calls[p->n_calls++] = c;
-    }
+    for (int i = 0; i < p->n_waiting; i++) take_call(p, p->waiting[i].rank, p->waiting[i].fd);
     p->n_waiting = 0;
     pthread_mutex_unlock(&p->lock);
 }
@@ -265,9 +278,10 @@ static void take_calls(hpc_context *context) {
 static double look_at_calls(hpc_context *context) {
     hpc_probes *p = context->probes;
     double now = hpc_now(), next = 3600;
-    for (int i = p->n_calls - 1; i >= 0; i--) {
+    for (int i = 0; i < MOST_CALLS; i++) {
         probe_call *c = p->calls[i];
         int good = 1;
+        if (c == NULL) continue;
         if (c->state == CALL_ENDS && (c->arrived >= c->count || now >= c->until)) {
             good = report(c);
             if (p->holder == c) p->holder = NULL;
@@ -280,8 +294,10 @@ static double look_at_calls(hpc_context *context) {
     }
     if (p->holder != NULL) return next;
     probe_call *first = NULL;
-    for (int i = 0; i < p->n_calls; i++)
-        if (p->calls[i]->state == CALL_ASKS && (first == NULL || p->calls[i]->turn < first->turn)) first = p->calls[i];
+    for (int i = 0; i < MOST_CALLS; i++) {
+        probe_call *c = p->calls[i];
+        if (c != NULL && c->state == CALL_ASKS && (first == NULL || c->turn < first->turn)) first = c;
+    }
     if (first == NULL) return next;
     uint64_t received = hpc_probes_carried(context, -1).received;
     int is_pause = received == p->received && now - p->looked < 10 * LOOK;
@@ -292,35 +308,39 @@ static double look_at_calls(hpc_context *context) {
     return 0;
 }
 
-static void *listen_on(void *arg) {
+static double prepare(void *arg) {
+    return look_at_calls(arg);
+}
+
+/* A call may end while its other event waits, but no new call takes its place before the last event. */
+static int serve(void *arg, int ms) {
     hpc_context *context = arg;
     hpc_probes *p = context->probes;
-    struct pollfd polls[1 + 2 * MOST_CALLS];
-    for (;;) {
-        double left = look_at_calls(context);
-        int n = p->n_calls;
-        polls[0] = (struct pollfd){.fd = p->poke, .events = POLLIN};
-        for (int i = 0; i < n; i++) {
-            polls[1 + 2 * i] = (struct pollfd){.fd = p->calls[i]->tcp, .events = POLLIN};
-            polls[2 + 2 * i] = (struct pollfd){.fd = p->calls[i]->udp, .events = POLLIN};
-        }
-        if (poll(polls, (nfds_t)(1 + 2 * n), left > 0 ? (int)(left * 1e3) + 1 : 0) < 0 && errno != EINTR) break;
-        for (int i = n - 1; i >= 0; i--) { /* downwards: the last call moves to the place of one that ends */
-            probe_call *c = p->calls[i];
-            if (polls[2 + 2 * i].revents != 0) read_packets(c);
-            if (polls[1 + 2 * i].revents != 0 && !read_messages(context, c)) hang_up(p, c);
-        }
-        if (polls[0].revents != 0) {
-            pthread_mutex_lock(&p->lock);
-            int stopped = p->stopped;
-            pthread_mutex_unlock(&p->lock);
-            if (stopped) break;
-            take_calls(context);
-        }
+    struct epoll_event events[EVENTS];
+    int n = epoll_wait(p->epoll, events, EVENTS, ms), poked = 0;
+    if (n < 0 && errno != EINTR) return -1;
+    for (int i = 0; i < n; i++) {
+        const int kind = (int)(events[i].data.u64 >> 32);
+        probe_call *c = p->calls[(uint32_t)events[i].data.u64];
+        if (kind == WATCH_POKE) poked = 1;
+        if (kind == WATCH_UDP && c != NULL) read_packets(c);
+        if (kind == WATCH_TCP && c != NULL && !read_messages(context, c)) hang_up(p, c);
     }
-    while (p->n_calls > 0) hang_up(p, p->calls[0]);
-    return NULL;
+    if (poked) take_calls(p);
+    return 0;
 }
+
+static void poke(const hpc_probes *p) {
+    const uint64_t one = 1;
+    ssize_t n = write(p->poke, &one, sizeof one);
+    (void)n;
+}
+
+static void wake(void *arg) {
+    poke(((const hpc_context *)arg)->probes);
+}
+
+static hpc_service service = HPC_SERVICE("hpcomm-prober", 0);
 
 /* ---- life ---- */
 
@@ -332,7 +352,7 @@ int hpc_probes_open(hpc_context *context) {
         free(noted);
         return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", context->group.size);
     }
-    p->poke = -1;
+    p->poke = p->epoll = -1;
     p->noted = noted;
     pthread_mutex_init(&p->lock, NULL);
     pthread_mutex_init(&p->calling, NULL);
@@ -342,22 +362,20 @@ int hpc_probes_open(hpc_context *context) {
 
 static int start(hpc_context *context) {
     hpc_probes *p = context->probes;
-    sigset_t all, before;
     if (p->running) return 1;
     if (p->poke < 0) p->poke = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (p->poke < 0) return 0;
-    sigfillset(&all); /* signals are for the caller's threads */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    p->running = pthread_create(&p->thread, NULL, listen_on, context) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (p->running) pthread_setname_np(p->thread, "hpcomm-probes");
+    if (p->epoll < 0) {
+        p->epoll = epoll_create1(EPOLL_CLOEXEC);
+        if (p->epoll >= 0 && watch(p, p->poke, WATCH_POKE, 0) != 0) {
+            close(p->epoll);
+            p->epoll = -1;
+        }
+    }
+    if (p->epoll < 0) return 0;
+    p->client =
+        (hpc_client){.arg = context, .fd = p->epoll, .call_fd = -1, .prepare = prepare, .serve = serve, .wake = wake};
+    p->running = hpc_service_add(&service, &p->client) == 0;
     return p->running;
-}
-
-static void poke(const hpc_probes *p) {
-    const uint64_t one = 1;
-    ssize_t n = write(p->poke, &one, sizeof one);
-    (void)n;
 }
 
 int hpc_probes_accept(hpc_context *context, int rank, int fd) {
@@ -380,9 +398,11 @@ void hpc_probes_stop(hpc_context *context) {
     pthread_mutex_lock(&p->lock);
     int running = p->running && !p->stopped;
     p->stopped = 1;
-    if (running) poke(p);
     pthread_mutex_unlock(&p->lock);
-    if (running) pthread_join(p->thread, NULL);
+    if (!running) return;
+    hpc_service_remove(&p->client);
+    for (int i = 0; i < MOST_CALLS; i++)
+        if (p->calls[i] != NULL) hang_up(p, p->calls[i]);
 }
 
 void hpc_probes_free(hpc_context *context) {
@@ -391,6 +411,7 @@ void hpc_probes_free(hpc_context *context) {
     hpc_probes_stop(context);
     for (int i = 0; i < p->n_waiting; i++) close(p->waiting[i].fd);
     if (p->poke >= 0) close(p->poke);
+    if (p->epoll >= 0) close(p->epoll);
     pthread_mutex_destroy(&p->lock);
     pthread_mutex_destroy(&p->calling);
     free(p->noted);

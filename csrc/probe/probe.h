@@ -1,9 +1,9 @@
 /* Bandwidth probes between two ranks on different hosts.
  *
  * The *caller* is the rank that sends: on a thread that calls hpc_context_bandwidth it finds out how much bandwidth is
- * left on the path to a peer. The *listener* is a thread of the peer's context, which starts with the first call that
- * arrives. It stamps packets and knows no rates. The caller judges the stamps (trend.h), because it knows when each
- * packet left. A stream is a number of packets at one rate; other terms are in trend.h.
+ * left on the path to a peer. The *listener* is the peer's end, which begins with the first call that arrives. It
+ * stamps packets and knows no rates. The caller judges the stamps (trend.h), because it knows when each packet left. A
+ * stream is a number of packets at one rate; other terms are in trend.h.
  *
  *   caller                                listener
  *   TCP call, as of a lane  ----------->  proven by the control channel's handshake (control/hello.h)
@@ -24,8 +24,8 @@
  * fleets of all paths of a call). Each calls only files before it. context/ opens and closes the listener, and has the
  * public call.
  *
- * Threads: the control channel's service thread accepts calls. The listener's thread owns all connections. A mutex
- * guards the objects that the first hands to the second, and the end. */
+ * Threads: the control channel's service thread accepts calls. The listeners' service thread, one for all contexts of
+ * the process, owns all connections. A mutex guards the objects that the first hands to the second, and the end. */
 #ifndef HPC_PROBE_H
 #define HPC_PROBE_H
 
@@ -41,7 +41,7 @@ typedef struct hpc_probes hpc_probes;
 int hpc_probes_open(hpc_context *context);
 /* Accepts a call, on the control channel's service thread. The listener owns fd if this returns HPC_OK. */
 int hpc_probes_accept(hpc_context *context, int rank, int fd);
-/* Ends the listener's thread; no call is accepted any more. A second call does nothing. */
+/* Ends the listener; no call is accepted any more. A second call does nothing. */
 void hpc_probes_stop(hpc_context *context);
 void hpc_probes_free(hpc_context *context); /* after stop; does nothing if there are no probes */
 

@@ -1,9 +1,15 @@
-/* The epoll set of a context, its service thread, and the bed: the way in which a wait sleeps in the set.
+/* The epoll set of a context, its service, and the bed: the way in which a wait sleeps in the set.
+ *
+ * One service thread works for the reactors of all contexts of the process (base/service.h). For each reactor it
+ * *naps*, until poke_fd is raised or a short time has passed, or it *listens*, until the set has an event. If there is
+ * one reactor, the thread sleeps in that reactor's set itself. Otherwise it sleeps in the service's set, which contains
+ * the sets of the reactors for which it listens. Below, both are a sleep of the thread in the reactor's set.
  *
  * Streams are edge-triggered, so one thread gets each event. While other threads wait, the service thread naps; if
  * it woke at every message, it would only take a core from them. The kernel wakes the thread that began to sleep
- * last, which is the wait. If the service thread gets an event nevertheless, it handles it, and the source rings the
- * bell.
+ * last, which is the wait. A thread that sleeps in the service's set would always wake too, so the service does not
+ * watch the reactor's set while a wait sleeps there (watches). If the service thread gets an event nevertheless, it
+ * handles it, and the source rings the bell.
  *
  * If all peers of a rank are remote, its bell has an alarm: an eventfd in the set. The alarm is level-triggered. If
  * it wakes the service thread, that thread leaves it raised, so it also wakes the wait. Only one wait sleeps in the
@@ -17,15 +23,20 @@
  * flags after it took the event, so it sees the sleeper's flag and arms for it, unless the sleeper is already awake.
  * If its look leaves work, it sets owed for the service thread and wakes all threads in the set, as its own wait may
  * be over. While no flag is set no thread arms, so waits that poll cause no events. A wait that cannot sleep in the
- * set ends the service thread's nap; the service thread then arms and sleeps in its place. */
+ * set ends the service thread's nap; the service thread then arms and sleeps in its place.
+ *
+ * The service thread sets listening (or napping) in prepare and clears it in serve. Between the two it may work for
+ * other reactors before it sleeps, and after it woke. A flag that is set for longer only makes other threads arm or
+ * raise an eventfd where the thread did not need it. An event, the alarm or poke_fd that comes in this time ends the
+ * sleep at once: the set and the eventfds keep them, and the kernel looks at them when the sleep begins. It also looks
+ * at the set when the service watches it again, after a wait has left it. */
 #define _GNU_SOURCE
 #include "transport/reactor.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -34,6 +45,7 @@
 
 #include "base/calls.h"
 #include "base/host.h"
+#include "base/service.h"
 
 enum { EVENTS = 16, WAIT_BUDGET = 512 << 10, SERVICE_BUDGET = 1 << 20, NAP_MS = 1, LONGEST_NAP_MS = 16, TAG_BITS = 56 };
 
@@ -48,15 +60,30 @@ typedef struct slot {
     _Atomic int calls; /* number of calls in progress */
 } slot;
 
+/* How the service thread sleeps for a reactor. */
+typedef enum rest {
+    LISTENS,
+    NAPS,
+    NAPS_AND_POLLS, /* looks at all sources after the nap, because calls look at one connection each */
+} rest;
+
+/* The state of a reactor's service; only the service thread uses it. */
+typedef struct duty {
+    rest rest;
+    int nap_ms;               /* length of the next nap */
+    int called, left, looked; /* called: the nap was ended; left: a source has more that may make no event; looked: the
+                                 thread napped since it found that */
+    uint32_t polls, loops;    /* the reactor's counts at the last turn */
+} duty;
+
 struct hpc_reactor {
     hpc_group *group;
     int all_remote;
     int epoll_fd;
     int alarm_fd; /* in the set: wakes the thread that sleeps in it */
     int poke_fd;  /* ends a nap of the service thread */
-    pthread_t thread;
-    int running;
-    _Atomic int stopping;
+    hpc_client client;
+    duty duty;
     slot slots[HPC_REACTOR_SOURCES];
     _Atomic int n_slots;
     _Atomic unsigned to_arm; /* bit i: the source in slot i must be armed */
@@ -97,10 +124,11 @@ static void take_alarm(hpc_reactor *r, int is_sleeper) {
     if ((!is_sleeper && atomic_load(&r->drowsy)) || is_called(r)) raise_event(r->alarm_fd);
 }
 
-/* Wakes the service thread. Call it after the store of broken or owed, which is_called loads. */
+/* Wakes the service thread, also if it does not look at the set because a wait sleeps there. Call it after the store of
+ * broken or owed, which is_called loads. */
 static void call_thread(hpc_reactor *r) {
     raise_event(r->alarm_fd);
-    if (atomic_load(&r->napping)) raise_event(r->poke_fd);
+    if (atomic_load(&r->napping) || atomic_load(&r->drowsy)) raise_event(r->poke_fd);
 }
 
 void hpc_reactor_report(hpc_reactor *r) {
@@ -235,6 +263,10 @@ static void refuse(void *arg) {
 static int claim(void *arg) {
     hpc_reactor *r = arg;
     if (r->all_remote && !atomic_exchange(&r->drowsy, 1)) {
+        if (atomic_load(&r->listening)) {
+            hpc_service_look(&r->client);
+            if (is_called(r)) raise_event(r->poke_fd); /* the caller may have looked for this wait too early */
+        }
         arm(r, atomic_load(&r->to_arm));
         return 1;
     }
@@ -261,6 +293,7 @@ static int sleep_in_set(void *arg, double seconds) {
 static void leave_bed(void *arg) {
     hpc_reactor *r = arg;
     atomic_store(&r->drowsy, 0);
+    if (atomic_load(&r->listening)) hpc_service_look(&r->client);
     if (atomic_load(&r->group->bell->sleepers) != 0 && atomic_load(&r->napping)) raise_event(r->poke_fd);
 }
 
@@ -284,12 +317,18 @@ static void report_broken(hpc_reactor *r) {
     if (!left) atomic_compare_exchange_strong(&r->broken, &known, 0);
 }
 
-static int nap(hpc_reactor *r, int milliseconds) {
-    struct pollfd poked = {.fd = r->poke_fd, .events = POLLIN};
+/* Begins a nap; returns its seconds. */
+static double begin_nap(hpc_reactor *r, int milliseconds) {
     atomic_store(&r->napping, 1);
+    return atomic_load(&r->owed) ? 0 : milliseconds * 1e-3;
+}
+
+/* Ends a nap, perhaps after a sleep. Returns whether it was ended by a call. */
+static int end_nap(hpc_reactor *r, int ms) {
+    struct pollfd poked = {.fd = r->poke_fd, .events = POLLIN};
     int called = atomic_load(&r->owed);
     if (!called) {
-        called = poll(&poked, 1, milliseconds) > 0;
+        called = poll(&poked, 1, ms) > 0;
         hpc_calls_count(HPC_CALL_POLL);
         hpc_calls_count(HPC_CALL_WAKEUP);
     }
@@ -298,24 +337,30 @@ static int nap(hpc_reactor *r, int milliseconds) {
     return called;
 }
 
-/* Sleeps in the set once and handles its events. Returns nonzero if a source has more that may make no event. */
-static int listen_once(hpc_reactor *r) {
-    struct epoll_event events[EVENTS];
-    unsigned mask = atomic_load(&r->to_arm), spent;
-    int n, left;
+/* Begins to sleep in the set; returns the seconds. */
+static double begin_to_listen(hpc_reactor *r) {
+    unsigned mask = atomic_load(&r->to_arm);
     atomic_exchange(&r->listening, 1);
     atomic_exchange(&r->owed, 0);
     arm(r, mask);
-    left = look(r, mask);
-    if (left) atomic_store(&r->listening, 0); /* this thread looks again by itself */
-    n = epoll_wait(r->epoll_fd, events, EVENTS, left ? 0 : atomic_load(&r->broken) ? 100 : -1);
+    r->duty.left = look(r, mask);
+    if (r->duty.left) atomic_store(&r->listening, 0); /* this thread looks again by itself */
+    return r->duty.left ? 0 : atomic_load(&r->broken) ? 0.1 : INFINITY;
+}
+
+/* Takes the events of the set, perhaps after a sleep in it. Returns 0, or -1 if there is no set any more. */
+static int end_listening(hpc_reactor *r, int ms) {
+    struct epoll_event events[EVENTS];
+    unsigned spent;
+    int n = epoll_wait(r->epoll_fd, events, EVENTS, ms);
     hpc_calls_count(HPC_CALL_POLL);
-    if (!left) hpc_calls_count(HPC_CALL_WAKEUP);
+    if (!r->duty.left) hpc_calls_count(HPC_CALL_WAKEUP);
     atomic_store(&r->listening, 0);
+    if (n < 0 && errno != EINTR) return -1;
     if (has_alarm(events, n) && !atomic_load(&r->drowsy)) take_alarm(r, 0);
     handle(r, events, n, SERVICE_BUDGET, &spent);
     if (spent != 0 && atomic_load(&r->drowsy)) arm_again(r, spent);
-    return left;
+    return 0;
 }
 
 static int longer(const hpc_reactor *r, int milliseconds, int drowsy) {
@@ -323,48 +368,65 @@ static int longer(const hpc_reactor *r, int milliseconds, int drowsy) {
     return milliseconds < LONGEST_NAP_MS ? 2 * milliseconds : LONGEST_NAP_MS;
 }
 
-static void *serve(void *arg) {
+/* hpc_client.prepare: chooses how the service thread sleeps, and begins the sleep. */
+static double prepare(void *arg) {
     hpc_reactor *r = arg;
-    uint32_t seen = 0, seen_loops = 0;
-    int milliseconds = NAP_MS, called = 0, left = 0, due = 0;
-    while (!atomic_load(&r->stopping)) {
-        uint32_t polls = atomic_load_explicit(&r->polls, memory_order_relaxed);
-        uint32_t loops = atomic_load_explicit(&r->loops, memory_order_relaxed);
-        int drowsy = atomic_load(&r->drowsy);
-        if (atomic_load(&r->broken)) report_broken(r);
-        if (!called && (polls != seen || drowsy)) { /* waits poll, and handle the rest too */
-            called = nap(r, milliseconds);
-            milliseconds = longer(r, milliseconds, drowsy);
-        } else if (!called && loops != seen_loops && atomic_load(&r->group->bell->sleepers) == 0) {
-            called = nap(r, milliseconds);
-            milliseconds = longer(r, milliseconds, 0);
-            left = hpc_reactor_poll(r, SERVICE_BUDGET);
-            left |= look(r, atomic_load(&r->to_arm));
-        } else if (!called && !due && left) { /* no event will report it */
-            called = nap(r, NAP_MS);
-            due = 1;
-        } else {
-            milliseconds = NAP_MS;
-            called = due = 0;
-            left = listen_once(r);
-        }
-        seen = polls;
-        seen_loops = loops;
+    duty *d = &r->duty;
+    const uint32_t polls = atomic_load_explicit(&r->polls, memory_order_relaxed);
+    const uint32_t loops = atomic_load_explicit(&r->loops, memory_order_relaxed);
+    const int drowsy = atomic_load(&r->drowsy);
+    int ms = d->nap_ms;
+    if (atomic_load(&r->broken)) report_broken(r);
+    if (!d->called && (polls != d->polls || drowsy)) { /* waits poll, and handle the rest too */
+        d->rest = NAPS;
+        d->nap_ms = longer(r, ms, drowsy);
+    } else if (!d->called && loops != d->loops && atomic_load(&r->group->bell->sleepers) == 0) {
+        d->rest = NAPS_AND_POLLS;
+        d->nap_ms = longer(r, ms, 0);
+    } else if (!d->called && !d->looked && d->left) { /* no event will report it */
+        d->rest = NAPS;
+        d->looked = 1;
+        ms = NAP_MS;
+    } else {
+        d->rest = LISTENS;
+        d->nap_ms = NAP_MS;
+        d->looked = 0;
     }
-    return NULL;
+    d->polls = polls;
+    d->loops = loops;
+    return d->rest == LISTENS ? begin_to_listen(r) : begin_nap(r, ms);
 }
 
-static int start_thread(hpc_reactor *r) {
-    sigset_t all, before;
-    sigfillset(&all); /* signals are for the caller's threads */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&r->thread, NULL, serve, r);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error != 0) return error;
-    pthread_setname_np(r->thread, "hpcomm-reactor");
-    r->running = 1;
+/* hpc_client.serve: ends the sleep, and handles what has come. */
+static int serve(void *arg, int ms) {
+    hpc_reactor *r = arg;
+    duty *d = &r->duty;
+    if (d->rest == LISTENS) {
+        d->called = 0;
+        return end_listening(r, ms);
+    }
+    d->called = end_nap(r, ms);
+    if (d->rest == NAPS_AND_POLLS) {
+        d->left = hpc_reactor_poll(r, SERVICE_BUDGET);
+        d->left |= look(r, atomic_load(&r->to_arm));
+    }
     return 0;
 }
+
+/* hpc_client.watches. A wait that sleeps in the set gets its events. */
+static int watches(void *arg) {
+    hpc_reactor *r = arg;
+    return atomic_load(&r->listening) && !atomic_load(&r->drowsy);
+}
+
+/* hpc_client.wake: ends a sleep of either kind. */
+static void wake(void *arg) {
+    const hpc_reactor *r = arg;
+    raise_event(r->poke_fd);
+    raise_event(r->alarm_fd);
+}
+
+static hpc_service service = HPC_SERVICE("hpcomm-reactor", 1);
 
 hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote) {
     struct epoll_event alarm = {.events = EPOLLIN, .data.u64 = ALARM};
@@ -376,13 +438,21 @@ hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote) {
     }
     r->group = group;
     r->all_remote = all_remote;
+    r->duty.nap_ms = NAP_MS;
     r->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     r->alarm_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    r->client = (hpc_client){.arg = r,
+                             .fd = r->epoll_fd,
+                             .call_fd = r->poke_fd,
+                             .prepare = prepare,
+                             .serve = serve,
+                             .wake = wake,
+                             .watches = watches};
     error = r->epoll_fd < 0 || r->alarm_fd < 0 || r->poke_fd < 0 ||
                     epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, r->alarm_fd, &alarm) != 0
                 ? errno
-                : start_thread(r);
+                : hpc_service_add(&service, &r->client);
     if (error != 0) {
         char hint[HPC_FILES_HINT];
         hpc_reactor_close(r);
@@ -397,12 +467,7 @@ hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote) {
 void hpc_reactor_close(hpc_reactor *r) {
     if (r == NULL) return;
     atomic_store(&r->group->bell->alarm, 0);
-    if (r->running) {
-        atomic_store(&r->stopping, 1);
-        raise_event(r->poke_fd);
-        raise_event(r->alarm_fd);
-        pthread_join(r->thread, NULL);
-    }
+    hpc_service_remove(&r->client);
     if (r->epoll_fd >= 0) close(r->epoll_fd);
     if (r->alarm_fd >= 0) close(r->alarm_fd);
     if (r->poke_fd >= 0) close(r->poke_fd);

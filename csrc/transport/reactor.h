@@ -2,8 +2,9 @@
  *
  * A context has one epoll set with the descriptors of its transports: tcp's streams and verbs' completion channels.
  * A thread that waits polls for itself (hpc_transport.progress), so it handles the arrival that it waits for. When
- * it sleeps, it sleeps in the set (hpc_bed). A service thread reads while no thread waits, so a rank that computes
- * still receives. While other threads poll or sleep in the set, the service thread naps to leave them the core. */
+ * it sleeps, it sleeps in the set (hpc_bed). A service thread, one for all contexts of the process, reads while no
+ * thread waits, so a rank that computes still receives. While other threads poll or sleep in the set, the service
+ * thread does not look at it, to leave them the core. */
 #ifndef HPC_REACTOR_H
 #define HPC_REACTOR_H
 
@@ -42,7 +43,7 @@ typedef struct hpc_source {
 /* Opens a reactor. all_remote: no peer shares memory with this rank; only this process then rings its bell, so a
  * wait may sleep in the set. Returns NULL with the error recorded. */
 hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote);
-void hpc_reactor_close(hpc_reactor *reactor); /* ends the thread; accepts NULL */
+void hpc_reactor_close(hpc_reactor *reactor); /* ends its service; accepts NULL */
 
 /* Adds a transport and returns its number, for watch. Returns -1 after HPC_REACTOR_SOURCES calls on this reactor. */
 int hpc_reactor_add(hpc_reactor *reactor, const hpc_source *source);

@@ -1,6 +1,7 @@
 /* The reactor with sources of its own: queues that make an event only when armed, as completion queues do, and plain
  * descriptors. No wait sleeps through what comes, whoever takes the events; the service thread handles what comes while
- * nobody waits; a source that was removed is not called. */
+ * nobody waits; a source that was removed is not called. All of this holds for a reactor that is alone in its process,
+ * and for one beside another. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <pthread.h>
@@ -464,8 +465,7 @@ static int entries(const char *folder) {
     return n;
 }
 
-int main(void) {
-    int files = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+static void all_cases(void) {
     waits_that_sleep();
     while_nobody_waits();
     after_a_wait();
@@ -474,6 +474,15 @@ int main(void) {
     awaited(1);
     removed();
     reports();
+}
+
+int main(void) {
+    static job beside; /* it has nothing to do, so it never wakes the service thread */
+    int files = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+    all_cases();
+    open_job(&beside, 1, 0, 1);
+    all_cases();
+    close_job(&beside);
     CHECK_EQ(entries("/proc/self/fd"), files);
     double end = ranks_now() + 5; /* a joined thread may stay in /proc for a moment */
     while (!RANKS_TSAN && entries("/proc/self/task") != threads) CHECK(ranks_now() < end);
