@@ -24,14 +24,15 @@
  * service thread.
  *
  * Locks. A link's send_lock is held to send one message, and guards cut, told and told_left. lock guards inboxes,
- * ballots, answers, remembered endpoints, the TCP listener's descriptor, the heir, and the parts of the roll that roll.c
- * names. collective_lock is held for one collective, and guards sequence and broken. round_lock is held for one round, and guards round, ballot and cast.
- * Only the service thread reads sockets and answers, so it alone uses incoming, arriving, here, head, got, word, heard,
- * quiet, ended, asks, looked, unsent, next_told and the strangers. It writes news and news_at under lock; threads with an inquiry read
- * them under lock. connect writes key, address and allowed before the TCP listener is watched and before the first
- * call; epoll_ctl comes before the epoll_wait that reports a caller. Until then TCP callers wait in the backlog. It also
- * makes the tree, which no thread changes any more; the store of roll.open publishes it to the service thread. A thread
- * whose collective has passed its deadline makes a relay, and its store of relay hands it to the service thread.
+ * ballots, answers, remembered endpoints, the TCP listener's descriptor, the heir, and the parts of the roll that
+ * roll.c names. collective_lock is held for one collective, and guards sequence and broken. round_lock is held for one
+ * round, and guards round, ballot and cast. Only the service thread reads sockets and answers, so it alone uses
+ * incoming, arriving, here, head, got, word, heard, quiet, ended, asks, looked, unsent, next_told and the strangers. It
+ * writes news and news_at under lock; threads with an inquiry read them under lock. connect writes key, address and
+ * allowed before the TCP listener is watched and before the first call; epoll_ctl comes before the epoll_wait that
+ * reports a caller. Until then TCP callers wait in the backlog. It also makes the tree, which no thread changes any
+ * more; the store of roll.open publishes it to the service thread. A thread whose collective has passed its deadline
+ * makes a relay, and its store of relay hands it to the service thread.
  *
  * collective_lock and round_lock are taken before the others; the others are never held together. The service thread
  * never waits for a lock that another thread holds during a wait: it tries a send_lock, and goes on without it. */

@@ -404,9 +404,9 @@ static void send_gather(hpc_context *c, int to, const char *called) {
                            hpc_now() + SECONDS));
 }
 
-/* In the shrink of an heir the highest rank gives rank 0 another word than the other, so that this one goes on in the new
- * context and closes the heir, while rank 0 fails. Its second shrink counts it as present. Only so few ranks hear each
- * other's words themselves. */
+/* In the shrink of an heir the highest rank gives rank 0 another word than the other, so that this one goes on in the
+ * new context and closes the heir, while rank 0 fails. Its second shrink counts it as present. Only so few ranks hear
+ * each other's words themselves. */
 static void goes_ahead(rank *r) {
     enum { ODD = 2 };
     hpc_context *heir = shrink(r, r->context), *c = NULL;
