@@ -119,10 +119,11 @@ void hpc_relay_hand_over(hpc_control *c, hpc_relay *relay) {
     hpc_mesh_poke(c);
 }
 
-/* Sends rank what it lacks of the batch. HPC_IN_PROGRESS: its socket has no room. */
+/* Sends rank what it lacks of the batch. HPC_IN_PROGRESS: its socket has no room, or it is other links' turn. */
 static int send_some(hpc_control *c, hpc_relay *r, int rank) {
-    enum { PART = sizeof(hpc_shown_rank) };
-    while (r->sent < r->nbytes) {
+    enum { PART = sizeof(hpc_shown_rank), TURN_BYTES = 1 << 20 };
+    for (size_t begin = r->sent; r->sent < r->nbytes;) {
+        if (r->sent - begin >= TURN_BYTES) return HPC_IN_PROGRESS;
         const size_t left = r->nbytes - r->sent, n = left < PART ? left : PART;
         const int status =
             hpc_link_tell_part(c, rank, HPC_MESH_BATCH, r->sequence, r->bytes + r->sent, n, r->sent, r->nbytes);
