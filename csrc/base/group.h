@@ -139,6 +139,9 @@ typedef struct hpc_wait {
      * so other waits need not. NULL: it works for none. */
     void (*attend)(void *attended, int begins);
     void *attended;
+    /* Called once, with arg, when the wait has lasted `after` seconds. NULL: never. */
+    void (*later)(void *arg);
+    double after;
 } hpc_wait;
 
 enum { HPC_BESIDE_BITS = 16 };

@@ -603,6 +603,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
     const int spins = group->bed == NULL || prompt_waits == PROMPT;
     double start = seen->start, now = start, deadline = start + timeout;
     double spin_until = start + (spins ? group->spin : 0), yield_until = spin_until + (spins ? group->yield : 0);
+    double later = wait->later != NULL ? start + wait->after : INFINITY;
     hpc_looker looker = HPC_LOOKS_BRIEFLY;
     int held = 0, status;
 
@@ -623,6 +624,10 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
         if (status != HPC_IN_PROGRESS) return status;
         now = hpc_now();
         if (now >= deadline) return wait->ready(wait->arg) ? HPC_OK : hpc_overdue_fail(group, wait, timeout);
+        if (now >= later) {
+            later = INFINITY;
+            wait->later(wait->arg);
+        }
         if (now >= seen->due) show(group, wait, seen, now);
         if (now >= seen->look) {
             status = hpc_overdue_look(group, wait, seen->since, timeout);
@@ -640,6 +645,7 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
         else {
             show(group, wait, seen, now); /* it may sleep for long, so show it */
             double until = seen->look < deadline ? seen->look : deadline;
+            if (later < until) until = later;
             if (until <= now) continue;
             status = sleep_on_bell(group, wait, until - now, deadline, &looker);
             if (status != HPC_IN_PROGRESS) return status;

@@ -16,8 +16,8 @@ int hpc_allgather(hpc_context *c, const void *send, void *recv, size_t nbytes, d
         return hpc_fail(HPC_ERR_INVALID, op, "%s: %zu bytes; at most 4 GiB are possible", op, nbytes);
     replies = calloc((size_t)c->group.size, sizeof *replies);
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    status = hpc_control_exchange(c->control, op, send, nbytes, -1, HPC_EQUAL_SIZES, replies,
-                                  hpc_deadline(&c->group, timeout));
+    status =
+        hpc_control_exchange(c->control, op, send, nbytes, HPC_EQUAL_SIZES, replies, hpc_deadline(&c->group, timeout));
     if (status == HPC_OK) {
         for (int r = 0; r < c->group.size && nbytes > 0; r++)
             memcpy((char *)recv + (size_t)r * nbytes, replies[r].data, nbytes);
@@ -34,8 +34,7 @@ int hpc_barrier(hpc_context *c, double timeout) {
     if (status != HPC_OK) return status;
     replies = calloc((size_t)c->group.size, sizeof *replies);
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    status =
-        hpc_control_exchange(c->control, op, NULL, 0, -1, HPC_EQUAL_SIZES, replies, hpc_deadline(&c->group, timeout));
+    status = hpc_control_exchange(c->control, op, NULL, 0, HPC_EQUAL_SIZES, replies, hpc_deadline(&c->group, timeout));
     if (status == HPC_OK) hpc_control_free_replies(c->control, replies);
     free(replies);
     return status;
@@ -47,9 +46,9 @@ int hpc_barrier(hpc_context *c, double timeout) {
 static int exchange_verdicts(hpc_context *c, const char *op, int own, const void *mine, size_t nbytes,
                              hpc_reply *replies, double deadline) {
     if (own != HPC_ERR_TIMEOUT)
-        return hpc_control_exchange(c->control, op, mine, nbytes, -1, HPC_EQUAL_SIZES, replies, deadline);
+        return hpc_control_exchange(c->control, op, mine, nbytes, HPC_EQUAL_SIZES, replies, deadline);
     int muted = hpc_mute_errors(1);
-    int exchanged = hpc_control_exchange(c->control, op, mine, nbytes, -1, HPC_EQUAL_SIZES, replies, deadline);
+    int exchanged = hpc_control_exchange(c->control, op, mine, nbytes, HPC_EQUAL_SIZES, replies, deadline);
     hpc_mute_errors(muted);
     if (exchanged == HPC_OK) return HPC_OK;
     int status = HPC_OK;
@@ -110,7 +109,7 @@ int hpc_context_check_memory(hpc_context *c, const char *op, size_t nbytes, size
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, -1, HPC_EQUAL_SIZES, replies, deadline);
+    status = hpc_control_exchange(c->control, op, &mine, sizeof mine, HPC_EQUAL_SIZES, replies, deadline);
     if (status == HPC_OK) {
         for (int r = 0; r < c->group.size && status == HPC_OK; r++) {
             struct demand all = {0, UINT64_MAX};

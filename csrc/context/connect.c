@@ -1,5 +1,6 @@
 /* Connects a created context: checks the ranks' addresses, chooses a transport for each pair, and opens the control
  * channel and the first lanes. */
+#define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,21 +119,42 @@ static unsigned char links_for(const hpc_context *c, size_t rank) {
     return links;
 }
 
+/* Orders ranks by host, and ranks of one host by their numbers. */
+static int by_host(const void *a, const void *b, void *arg) {
+    const hpc_address *all = arg;
+    const int x = *(const int *)a, y = *(const int *)b;
+    for (int i = 0; i < 2; i++)
+        if (all[x].host[i] != all[y].host[i]) return all[x].host[i] < all[y].host[i] ? -1 : 1;
+    return x - y;
+}
+
+/* Finds the lowest rank on the host of each rank. order has room for all ranks. */
+static void find_hosts(hpc_context *c, int *order, int *hosts) {
+    const int size = c->group.size;
+    for (int r = 0; r < size; r++) order[r] = r;
+    qsort_r(order, (size_t)size, sizeof *order, by_host, c->addresses);
+    for (int i = 0, first = 0; i < size; i++) {
+        if (!hpc_same_host(&c->addresses[order[i]], &c->addresses[order[first]])) first = i;
+        hosts[order[i]] = order[first];
+    }
+}
+
 /* Connects the control channel with the links that the chosen transports need. If the transport of a pair is shared
  * memory but the pair's link became TCP, the pair gets a transport that connects hosts instead. */
 static int connect_control(hpc_context *c, double deadline) {
     size_t size = (size_t)c->group.size;
     hpc_control_address *controls = calloc(size, sizeof *controls);
     unsigned char *links = calloc(size, 1), *same_host = calloc(size, 1);
-    int status = HPC_OK;
-    if (controls == NULL || links == NULL || same_host == NULL)
+    int *hosts = calloc(2 * size, sizeof *hosts), status = HPC_OK;
+    if (controls == NULL || links == NULL || same_host == NULL || hosts == NULL)
         status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         controls[r] = c->addresses[r].control;
         same_host[r] = (unsigned char)hpc_same_host(&c->addresses[r], &c->self);
         links[r] = links_for(c, r);
     }
-    if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, deadline);
+    if (status == HPC_OK) find_hosts(c, hosts + size, hosts);
+    if (status == HPC_OK) status = hpc_control_connect(c->control, controls, links, same_host, hosts, deadline);
     /* Fail if a rank failed or left while the others connected: other ranks may already be in the next step, and would
      * keep objects that they exchange there. */
     for (int r = 0; r < c->group.size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, r, "init");
@@ -146,6 +168,7 @@ static int connect_control(hpc_context *c, double deadline) {
     free(controls);
     free(links);
     free(same_host);
+    free(hosts);
     return status;
 }
 

@@ -548,7 +548,7 @@ static int check_agreement(hpc_context *c, const hpc_queue_config *f, double dea
     snprintf(mine->type, sizeof mine->type, "%s", f->type != NULL ? f->type : "");
     for (int i = 0; i < f->n_in; i++) mine->peers[i] = f->in_peers[i];
     for (int i = 0; i < f->n_out; i++) mine->peers[f->n_in + i] = f->out_peers[i];
-    status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
+    status = hpc_control_exchange(c->control, op_create, mine, nbytes, HPC_OWN_SIZES, replies, deadline);
     if (status == HPC_OK) {
         status = compare(c, replies);
         hpc_control_free_replies(c->control, replies);
@@ -603,8 +603,8 @@ static int learn_places(hpc_queue *q, const struct places *mine, double deadline
     hpc_reply *replies = calloc(size, sizeof *replies);
     int status = replies == NULL ? hpc_fail(HPC_ERR_MEMORY, op_create, "queue: no memory") : HPC_OK;
     if (status == HPC_OK)
-        status = hpc_control_exchange(c->control, op_create, mine, size * sizeof *mine, -1, HPC_EQUAL_SIZES, replies,
-                                      deadline);
+        status =
+            hpc_control_exchange(c->control, op_create, mine, size * sizeof *mine, HPC_EQUAL_SIZES, replies, deadline);
     if (status == HPC_OK) {
         for (int i = 0; i < q->n_out; i++) {
             out_edge *e = &q->out[i];

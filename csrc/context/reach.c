@@ -322,7 +322,7 @@ static int join_eager(hpc_context *c, const char *op, hpc_object *o, int status,
     /* A rank that failed writes its status into its blob for itself; the others then take none of its blobs. */
     memcpy(blobs[me].bytes, &status, sizeof status);
     int exchanged =
-        hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, -1, HPC_EQUAL_SIZES, replies, deadline);
+        hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, HPC_EQUAL_SIZES, replies, deadline);
     if (exchanged != HPC_OK) status = exchanged;
     for (size_t r = 0; r < size && exchanged == HPC_OK; r++) {
         hpc_blob blob;

@@ -19,7 +19,7 @@ static int check_agreement(hpc_context *c, const char *op, const struct window_d
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    status = hpc_control_exchange(c->control, op, mine, sizeof *mine, -1, HPC_EQUAL_SIZES, replies, deadline);
+    status = hpc_control_exchange(c->control, op, mine, sizeof *mine, HPC_EQUAL_SIZES, replies, deadline);
     if (status == HPC_OK) {
         const struct window_description *first = replies[0].data;
         for (int r = 1; r < c->group.size && status == HPC_OK; r++) {
@@ -84,7 +84,7 @@ static int learn_extents(hpc_window *w, const char *op, double deadline) {
     hpc_reply *replies = calloc((size_t)c->group.size, sizeof *replies);
     int status;
     if (replies == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    status = hpc_control_exchange(c->control, op, &extent, sizeof extent, -1, HPC_EQUAL_SIZES, replies, deadline);
+    status = hpc_control_exchange(c->control, op, &extent, sizeof extent, HPC_EQUAL_SIZES, replies, deadline);
     if (status == HPC_OK) {
         for (int r = 0; r < c->group.size; r++) {
             memcpy(&extent, replies[r].data, sizeof extent);

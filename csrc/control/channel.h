@@ -1,9 +1,13 @@
 /* The inside of the control channel: its links, and the calls between its files. Each file calls only files before
  * it in this list:
  *
+ *   tree.c        arranges the ranks in a tree (tree.h)
+ *   batch.c       reads and writes the messages of collectives (batch.h)
  *   link.c        moves frames
+ *   roll.c        learns which ranks have come to a collective
  *   mesh.c        connects to the other ranks
  *   handles.c     gives peers the handles of windows and lanes
+ *   relay.c       joins the batches of the children, and passes batches on
  *   collective.c  runs collectives
  *   jobs.c        shows this rank's state, and asks other ranks for theirs
  *   inquiry.c     follows a chain of waits to the ranks at its end
@@ -20,12 +24,15 @@
  * thread has let the channel go.
  *
  * Locks. A link's send_lock is held to send one message, and guards cut, told and told_left. lock guards inboxes,
- * ballots, answers, remembered endpoints, the TCP listener's descriptor, and the heir. collective_lock is held for one
- * collective, and guards sequence and broken. round_lock is held for one round, and guards round, ballot and cast.
- * Only the service thread reads sockets and answers, so it alone uses incoming, arriving, head, got, word, heard,
- * quiet, ended, asks, looked and the strangers. It writes news and news_at under lock; threads with an inquiry read
- * them under lock. connect writes key, address and allowed before the TCP listener is watched and before the first
- * call; epoll_ctl comes before the epoll_wait that reports a caller. Until then TCP callers wait in the backlog.
+ * ballots, answers, remembered endpoints, the TCP listener's descriptor, the heir, and the parts of the roll that
+ * roll.c names. collective_lock is held for one collective, and guards sequence and broken. round_lock is held for one
+ * round, and guards round, ballot and cast. Only the service thread reads sockets and answers, so it alone uses
+ * incoming, arriving, here, head, got, word, heard, quiet, ended, asks, looked, unsent, next_told and the strangers. It
+ * writes news and news_at under lock; threads with an inquiry read them under lock. connect writes key, address and
+ * allowed before the TCP listener is watched and before the first call; epoll_ctl comes before the epoll_wait that
+ * reports a caller. Until then TCP callers wait in the backlog. It also makes the tree, which no thread changes any
+ * more; the store of roll.open publishes it to the service thread. A thread whose collective has passed its deadline
+ * makes a relay, and its store of relay hands it to the service thread.
  *
  * collective_lock and round_lock are taken before the others; the others are never held together. The service thread
  * never waits for a lock that another thread holds during a wait: it tries a send_lock, and goes on without it. */
@@ -36,7 +43,9 @@
 #include <unistd.h>
 
 #include "base/service.h"
+#include "control/batch.h"
 #include "control/control.h"
+#include "control/tree.h"
 
 enum {
     HPC_FRAME_BYTES = 32 << 10, /* most payload bytes of a frame; a longer message is several frames */
@@ -46,7 +55,7 @@ enum {
 typedef enum hpc_mesh_type {
     HPC_MESH_HELLO = 1, /* Unix links only: carries the secret, and the bell's descriptor */
     HPC_MESH_GATHER,
-    HPC_MESH_BYE,    /* an hpc_last_word */
+    HPC_MESH_BYE,    /* an hpc_last_word; sequence: up to this collective the sender owes nothing */
     HPC_MESH_ABORT,  /* an hpc_last_word */
     HPC_MESH_BEAT,   /* TCP links only */
     HPC_MESH_BALLOT, /* survivors.c; always one frame */
@@ -59,7 +68,9 @@ typedef enum hpc_mesh_type {
     HPC_MESH_WORD,   /* sequence has a word for hpc_control_told: its place, and 32 bits of value */
     HPC_MESH_WANT,   /* asks for the receiver's handle of the object whose number is in sequence (handles.c) */
     HPC_MESH_GIVE,   /* an hpc_given; one frame, with the handle's descriptor */
-    HPC_MESH_PUT     /* a put into the window whose number is in sequence: an hpc_put_head, and the data (handles.c) */
+    HPC_MESH_PUT,    /* a put into the window whose number is in sequence: an hpc_put_head, and the data (handles.c) */
+    HPC_MESH_BATCH,  /* batch.h; between neighbours in the tree */
+    HPC_MESH_HERE    /* roll.c; between neighbours in the tree; one frame */
 } hpc_mesh_type;
 
 typedef struct hpc_mesh_frame {
@@ -75,6 +86,7 @@ _Static_assert(sizeof(hpc_mesh_frame) == 104, "a frame has no holes");
 typedef struct hpc_message {
     struct hpc_message *next;
     uint64_t sequence;
+    uint32_t type;
     size_t total, got, room; /* room: bytes of data's memory, which grows as bytes arrive */
     int fd;
     char op[HPC_OP_BYTES], call[HPC_CALLING_BYTES + 4];
@@ -125,6 +137,8 @@ typedef struct hpc_link {
     _Atomic int spoke;   /* this rank sent something since the last tick */
     _Atomic int failure; /* errno of a send; the kernel reports it once, so it is kept for the reading thread */
 
+    _Atomic uint64_t served; /* the peer's BYE: up to this collective it owes nothing */
+
     _Atomic int dropped;               /* the peer has sent a DROP: it counts this rank as failed */
     _Atomic uint32_t words[HPC_WORDS]; /* the peer's words (hpc_control_told) */
 
@@ -147,7 +161,49 @@ typedef struct hpc_link {
     _Atomic int wanted;    /* an inquiry wants the peer's news: the service thread must ask */
     hpc_message *news;     /* the peer's last news; NULL: none */
     double news_at;
+    hpc_message *here; /* the peer's last HERE, until the service thread has read it */
 } hpc_link;
+
+/* A neighbour of this rank in the tree. */
+typedef struct hpc_roll_peer {
+    int rank;
+    uint64_t *knows; /* the sets that it has sent or was sent */
+    double due;      /* when it may be told again */
+} hpc_roll_peer;
+
+/* Which ranks have come to the newest collective that this rank knows (roll.c). A set has a bit for each rank, at its
+ * place in the tree's order. The two sets of a HERE follow each other. */
+typedef struct hpc_roll {
+    _Atomic int open;
+    _Atomic int asked;    /* some rank has waited for long in it: the ranks tell each other */
+    int n_words, n_peers; /* n_words: of one set */
+    uint64_t sequence;    /* of the collective */
+    uint64_t entered;     /* the newest collective that this rank has entered */
+    uint64_t joined;      /* the newest one in which this rank's whole subtree has come here */
+    uint64_t left;        /* the newest one that this rank has completed */
+    uint64_t *here;       /* ranks that have come, as far as known */
+    uint64_t *awake;      /* ranks that have told or asked */
+    uint64_t *copy;       /* of both */
+    uint64_t told;        /* the collective that the peers' members are about */
+    hpc_roll_peer peers[HPC_TREE_CHILDREN + 1];
+} hpc_roll;
+
+/* A rank's part in one collective: it joins the batches of its children and its own data, sends the batch up, and
+ * passes the batch of all ranks down. */
+typedef enum hpc_relay_stage { HPC_RELAY_JOIN, HPC_RELAY_UP, HPC_RELAY_AWAIT, HPC_RELAY_DOWN } hpc_relay_stage;
+
+typedef struct hpc_relay {
+    uint64_t sequence;
+    hpc_relay_stage stage;
+    int parent; /* -1: none */
+    int n_children, children[HPC_TREE_CHILDREN];
+    hpc_said said;
+    hpc_record own;
+    char *bytes; /* UP, DOWN: the batch to send */
+    size_t nbytes;
+    int next;    /* DOWN: the index of the child to send it to */
+    size_t sent; /* the bytes that this child, or the parent, was sent by the service thread */
+} hpc_relay;
 
 typedef struct hpc_stranger {
     int fd, kind; /* an accepted caller that is not greeted yet; fd -1: a free place */
@@ -174,6 +230,8 @@ struct hpc_control {
     double next_tick;               /* 0: none is due */
     _Atomic int inquiries;          /* some link is wanted */
     int unasked;                    /* some rank's socket had no room for a question */
+    int unsent;                     /* or for a batch */
+    double next_told;               /* when hpc_roll_tell is due */
     hpc_accept_lane *accept_lane;
     void *accept_arg;
     const hpc_giver *giver;
@@ -182,9 +240,13 @@ struct hpc_control {
     hpc_client client;     /* of the service thread */
     _Atomic int running;
     pthread_mutex_t lock;
+    hpc_rank_tree tree;
+    hpc_roll roll;
     pthread_mutex_t collective_lock;
     uint64_t sequence;
-    int broken; /* status of the collective that failed; HPC_OK: none */
+    int broken;               /* status of the collective that failed; HPC_OK: none */
+    _Atomic uint64_t served;  /* up to this collective this rank owes nothing to others */
+    hpc_relay *_Atomic relay; /* of the collective that this rank gave up at its deadline; NULL: none */
     pthread_mutex_t round_lock;
     uint64_t round;
     hpc_message *ballot; /* this rank's ballot, until its round is over */
@@ -217,6 +279,12 @@ int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data
 int hpc_link_tell_number(hpc_control *c, int rank, hpc_mesh_type type, uint64_t number);
 /* Does the same for a GIVE; over TCP the descriptor is not sent. */
 int hpc_link_give(hpc_control *c, int rank, uint64_t number, const hpc_given *given, int fd);
+/* Does the same for a frame of a collective: nbytes at offset, of a message of total bytes. HPC_IN_PROGRESS: the frame
+ * will go out before the next one, but not all of it has. */
+int hpc_link_tell_part(hpc_control *c, int rank, hpc_mesh_type type, uint64_t sequence, const void *data, size_t nbytes,
+                       size_t offset, size_t total);
+/* Sends what is left of the last frame. Returns HPC_OK if nothing is. */
+int hpc_link_finish(hpc_control *c, int rank);
 
 /* Returns whether this host's kernel reports the rank's process as stopped. */
 int hpc_link_is_stopped(const hpc_control *c, int rank);
@@ -246,6 +314,62 @@ void hpc_link_publish(hpc_control *c, int rank, int fd, int kind);
 void hpc_link_alive(hpc_control *c, int rank);
 
 void hpc_message_free(hpc_message *m);
+/* Returns the message of this collective; NULL: none has come. Call it with the lock. */
+const hpc_message *hpc_message_find(const hpc_message *inbox, uint64_t sequence);
+/* Takes rank's message of this collective out of its inbox, and drops older ones, which an abandoned collective left
+ * there. NULL: none has come. */
+hpc_message *hpc_message_take(hpc_control *c, int rank, uint64_t sequence);
+
+/* Returns whether a rank that has left still owes others a part of this collective. */
+int hpc_link_owes(const hpc_control *c, int rank, uint64_t sequence);
+
+/* The reason of a rank's failure that sends impossible bytes. */
+extern const char hpc_link_garbled[];
+
+/* ---- roll.c ---- */
+
+/* Makes the roll once the tree is made; without memory it returns HPC_ERR_MEMORY, and records no error. */
+int hpc_roll_open(hpc_control *c);
+void hpc_roll_free(hpc_control *c);
+
+/* This rank enters a collective; has the batches of all its children; has completed it. enter returns whether some
+ * rank has asked in it: then poke the service thread. */
+int hpc_roll_enter(hpc_control *c, uint64_t sequence);
+void hpc_roll_join(hpc_control *c, uint64_t sequence);
+void hpc_roll_leave(hpc_control *c, uint64_t sequence);
+/* This rank has waited for long in the collective, and asks the others which ranks have come. Poke the service thread
+ * afterwards. */
+void hpc_roll_ask(hpc_control *c, uint64_t sequence);
+/* Lists the ranks that have not come, and ranks that left and can no longer do their part in it. settled: the answers
+ * have had the time to come; otherwise it lists every rank that is not known to have come. Returns how many. */
+int hpc_roll_missing(hpc_control *c, uint64_t sequence, int settled, int *ranks);
+/* Returns whether it is known that some rank has not come: a rank that is awake, or a child of one that is. */
+int hpc_roll_lacks(hpc_control *c, uint64_t sequence);
+
+/* Reads the last HERE of each neighbour. Returns -1, or the rank that sent garbled bytes. Called by the service
+ * thread. */
+int hpc_roll_hear(hpc_control *c);
+/* Tells the neighbours the news that they may be told now. Returns when to call it again; INFINITY: after the next
+ * event. Called by the service thread. */
+double hpc_roll_tell(hpc_control *c, double now);
+
+/* ---- relay.c ---- */
+
+void hpc_relay_begin(hpc_control *c, hpc_relay *relay, uint64_t sequence, const char *op, const void *data,
+                     size_t nbytes);
+/* Lists the neighbours whose batches this rank awaits; returns how many. */
+int hpc_relay_awaits(const hpc_relay *relay, int *ranks);
+/* JOIN: once all children's batches have come, makes the batch of this rank's subtree. AWAIT: once the parent's batch
+ * has come, takes it. Returns HPC_OK and goes on to the next stage, HPC_ERR_MEMORY, or HPC_ERR_PEER if *culprit sent
+ * garbled bytes, and now counts as failed. With records, AWAIT and the JOIN of rank 0 fill in all ranks'. Records no
+ * error. */
+int hpc_relay_take(hpc_control *c, hpc_relay *relay, hpc_record *records, int *culprit);
+/* Gives a relay to the service thread, which goes on with it as batches come. Copies the relay and its own data, and
+ * takes bytes over. */
+void hpc_relay_hand_over(hpc_control *c, hpc_relay *relay);
+/* Goes on with a relay that was handed over. Returns 1 if a socket had no room. Called by the service thread. */
+int hpc_relay_go_on(hpc_control *c);
+void hpc_relay_free(hpc_relay *relay);
 
 /* ---- service.c ---- */
 

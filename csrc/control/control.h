@@ -14,7 +14,7 @@
 #include "control/net.h"
 #include "base/wait.h"
 
-enum { HPC_COOKIE_BYTES = 16, HPC_OP_BYTES = 24, HPC_WORDS = 64 };
+enum { HPC_COOKIE_BYTES = 16, HPC_WORDS = 64 };
 
 typedef struct hpc_control hpc_control;
 
@@ -50,10 +50,11 @@ typedef enum hpc_link_kind { HPC_LINK_UNIX = 1, HPC_LINK_TCP = 2 } hpc_link_kind
 const char *hpc_link_name(hpc_link_kind kind);
 
 /* Connects to every rank. links[rank] has the allowed hpc_link_kind bits, the same on both ranks of a pair.
- * same_host[rank]: try loopback first. Returns when all links are up. The TCP listener then stays open only if some
- * link is TCP. */
+ * same_host[rank]: try loopback first. hosts[rank]: the lowest rank on rank's host, by which collectives arrange the
+ * ranks; the same on all ranks. Returns when all links are up. The TCP listener then stays open only if some link is
+ * TCP. Call it once. */
 int hpc_control_connect(hpc_control *control, const hpc_control_address *addresses, const unsigned char *links,
-                        const unsigned char *same_host, double deadline);
+                        const unsigned char *same_host, const int *hosts, double deadline);
 
 /* Returns the kind of link to a connected peer; HPC_LINK_UNIX for this rank itself. */
 int hpc_control_link(const hpc_control *control, int rank);
@@ -119,19 +120,18 @@ void hpc_control_refuse(hpc_control *control, int rank, uint64_t number, int sta
 hpc_bell *hpc_control_bell(const hpc_control *control, int rank);
 
 typedef struct hpc_reply {
-    void *data;
+    void *data; /* aligned to 16 bytes */
     size_t nbytes;
-    int fd; /* a descriptor, or -1; code that takes it over must set it to -1 */
+    void *memory; /* NULL, or memory of this or of all replies, which hpc_control_free_replies frees */
 } hpc_reply;
 
 /* EQUAL: all ranks must give the same number of bytes; otherwise all get HPC_ERR_CONFIG. */
 typedef enum hpc_sizes { HPC_EQUAL_SIZES, HPC_OWN_SIZES } hpc_sizes;
 
-/* Collective. Gives nbytes, and fd if it is not -1, to every rank. replies[r] gets the data of rank r; this rank's
- * own entry has no fd. op names the collective: if ranks call different ones, all get HPC_ERR_CONFIG. If a rank does
- * not come by the deadline, ranks no longer agree on which collective is next, so every later one of this rank
- * fails. */
-int hpc_control_exchange(hpc_control *control, const char *op, const void *data, size_t nbytes, int fd, hpc_sizes sizes,
+/* Collective. Gives nbytes to every rank. replies[r] gets the data of rank r. op names the collective: if ranks call
+ * different ones, all get HPC_ERR_CONFIG. If a rank does not come by the deadline, ranks no longer agree on which
+ * collective is next, so every later one of this rank fails. */
+int hpc_control_exchange(hpc_control *control, const char *op, const void *data, size_t nbytes, hpc_sizes sizes,
                          hpc_reply *replies, double deadline);
 void hpc_control_free_replies(hpc_control *control, hpc_reply *replies);
 

@@ -15,9 +15,9 @@
 
 #include "base/host.h"
 
-static const uint32_t MAGIC = 0x68706331; /* "hpc1" */
-static const uint64_t MOST = (uint64_t)1 << 32;
-enum { MOST_WAITING = 16 }; /* messages of one peer */
+static const uint32_t MAGIC = 0x68706331;       /* "hpc1" */
+static const uint64_t MOST = (uint64_t)1 << 32; /* bytes of one rank */
+enum { MOST_WAITING = 16 };                     /* messages of one peer */
 static const double REST_SECONDS = 0.2;
 
 const char *hpc_link_name(hpc_link_kind kind) {
@@ -26,10 +26,15 @@ const char *hpc_link_name(hpc_link_kind kind) {
 
 /* ---- sending ---- */
 
+/* Returns whether frames of this type carry the data of collectives, in messages of any length. */
+static int is_data(uint32_t type) {
+    return type == HPC_MESH_GATHER || type == HPC_MESH_BATCH;
+}
+
 /* Returns whether to stop sending to rank: it is gone, or no thread here waits for its reply any more. */
 static int is_pointless(const hpc_group *g, int rank, uint32_t type) {
     int state = atomic_load_explicit(&g->states[rank], memory_order_acquire);
-    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED || (type == HPC_MESH_GATHER && atomic_load(&g->closed));
+    return state == HPC_PEER_LEFT || state == HPC_PEER_FAILED || (is_data(type) && atomic_load(&g->closed));
 }
 
 static int is_whole(struct msghdr *m, size_t sent) {
@@ -61,7 +66,7 @@ static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, d
         if (n >= 0) {
             *sent += (size_t)n;
             atomic_store_explicit(&l->spoke, 1, memory_order_relaxed);
-            if (type == HPC_MESH_GATHER) hpc_watch_move(&c->group->watch);
+            if (is_data(type)) hpc_watch_move(&c->group->watch);
             if (is_whole(m, (size_t)n)) return HPC_OK;
             blocked = 0;
             continue;
@@ -152,7 +157,8 @@ int hpc_link_send(hpc_control *c, int rank, uint32_t type, uint64_t sequence, co
     return status;
 }
 
-/* Sends one frame if the socket takes it at once; data is NULL if the frame has no payload. */
+/* Sends one frame if the socket takes it at once; data is NULL if the frame has no payload. Returns HPC_IN_PROGRESS if
+ * some of it waits for room, and HPC_ERR_TIMEOUT if it could not begin. */
 static int tell(hpc_control *c, int rank, const hpc_mesh_frame *f, const void *data) {
     hpc_link *l = &c->links[rank];
     const size_t nbytes = f->nbytes;
@@ -163,21 +169,41 @@ static int tell(hpc_control *c, int rank, const hpc_mesh_frame *f, const void *d
         memcpy(l->told + sizeof l->told - l->told_left, f, sizeof *f);
         if (data != NULL) memcpy(l->told + sizeof l->told - nbytes, data, nbytes);
         status = finish_told(c, rank, 0);
+        if (status == HPC_ERR_TIMEOUT) status = HPC_IN_PROGRESS;
     }
     if (f->type == HPC_MESH_BEAT) atomic_store_explicit(&l->spoke, 0, memory_order_relaxed);
     pthread_mutex_unlock(&l->send_lock);
     return status;
 }
 
-int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes) {
-    const hpc_mesh_frame f = {
-        .magic = MAGIC, .type = type, .rank = c->group->rank, .nbytes = (uint32_t)nbytes, .total = nbytes};
+int hpc_link_tell_part(hpc_control *c, int rank, hpc_mesh_type type, uint64_t sequence, const void *data, size_t nbytes,
+                       size_t offset, size_t total) {
+    const hpc_mesh_frame f = {.magic = MAGIC,
+                              .type = type,
+                              .rank = c->group->rank,
+                              .nbytes = (uint32_t)nbytes,
+                              .sequence = sequence,
+                              .total = total,
+                              .offset = offset};
     return tell(c, rank, &f, data);
 }
 
+int hpc_link_tell(hpc_control *c, int rank, hpc_mesh_type type, const void *data, size_t nbytes) {
+    const int status = hpc_link_tell_part(c, rank, type, 0, data, nbytes, 0, nbytes);
+    return status == HPC_IN_PROGRESS ? HPC_ERR_TIMEOUT : status;
+}
+
 int hpc_link_tell_number(hpc_control *c, int rank, hpc_mesh_type type, uint64_t number) {
-    const hpc_mesh_frame f = {.magic = MAGIC, .type = type, .rank = c->group->rank, .sequence = number};
-    return tell(c, rank, &f, NULL);
+    const int status = hpc_link_tell_part(c, rank, type, number, NULL, 0, 0, 0);
+    return status == HPC_IN_PROGRESS ? HPC_ERR_TIMEOUT : status;
+}
+
+int hpc_link_finish(hpc_control *c, int rank) {
+    if (pthread_mutex_trylock(&c->links[rank].send_lock) != 0) return HPC_ERR_TIMEOUT;
+    const int status =
+        atomic_load(&c->links[rank].fd) < 0 || c->links[rank].cut ? HPC_ERR_PEER : finish_told(c, rank, 0);
+    pthread_mutex_unlock(&c->links[rank].send_lock);
+    return status;
 }
 
 int hpc_link_give(hpc_control *c, int rank, uint64_t number, const hpc_given *given, int fd) {
@@ -188,7 +214,10 @@ int hpc_link_give(hpc_control *c, int rank, uint64_t number, const hpc_given *gi
                               .nbytes = sizeof *given,
                               .sequence = number,
                               .total = sizeof *given};
-    if (l->kind == HPC_LINK_TCP || fd < 0) return tell(c, rank, &f, given);
+    if (l->kind == HPC_LINK_TCP || fd < 0) {
+        const int told = tell(c, rank, &f, given);
+        return told == HPC_IN_PROGRESS ? HPC_ERR_TIMEOUT : told;
+    }
     if (pthread_mutex_trylock(&l->send_lock) != 0) return HPC_ERR_TIMEOUT;
     int status = atomic_load(&l->fd) < 0 || l->cut ? HPC_ERR_PEER : finish_told(c, rank, 0);
     if (status == HPC_OK) status = send_frame(c, rank, &f, given, fd, 0); /* a packet goes whole, or not at all */
@@ -213,13 +242,35 @@ void hpc_message_free(hpc_message *m) {
     free(m);
 }
 
+const hpc_message *hpc_message_find(const hpc_message *inbox, uint64_t sequence) {
+    for (const hpc_message *m = inbox; m != NULL && m->sequence <= sequence; m = m->next)
+        if (m->sequence == sequence) return m;
+    return NULL;
+}
+
+hpc_message *hpc_message_take(hpc_control *c, int rank, uint64_t sequence) {
+    hpc_link *l = &c->links[rank];
+    hpc_message *m;
+    pthread_mutex_lock(&c->lock);
+    while ((m = l->inbox) != NULL && m->sequence < sequence) {
+        l->inbox = m->next;
+        hpc_message_free(m);
+    }
+    if (m != NULL && m->sequence == sequence)
+        l->inbox = m->next;
+    else
+        m = NULL;
+    pthread_mutex_unlock(&c->lock);
+    return m;
+}
+
 static int is_sound(const hpc_mesh_frame *f, int size) {
     return f->magic == MAGIC && f->rank >= 0 && f->rank < size && f->nbytes <= HPC_FRAME_BYTES &&
            f->offset <= f->total && f->nbytes <= f->total - f->offset && memchr(f->op, 0, sizeof f->op) != NULL &&
            memchr(f->call, 0, sizeof f->call) != NULL;
 }
 
-static const char garbled[] = "it sent bytes that are not a message of hpcomm";
+const char hpc_link_garbled[] = "it sent bytes that are not a message of hpcomm";
 static const char no_memory[] = "this rank has no memory for its message";
 static const char ended[] = "its process died or closed the connection";
 static const char dropped[] = "it heard nothing from this rank for too long and goes on without it";
@@ -237,22 +288,23 @@ static int make_room(hpc_message *m, size_t more) {
 }
 
 /* Finds the message that the frame continues, or begins one. Returns NULL, or the frame's fault. */
-static const char *find_message(hpc_link *l, const hpc_mesh_frame *f) {
+static const char *find_message(hpc_link *l, const hpc_mesh_frame *f, uint64_t most) {
     hpc_message *m = l->incoming;
     if (m != NULL && f->offset == 0) { /* the sender gave up the old message at its deadline */
         hpc_message_free(m);
         m = l->incoming = NULL;
     }
     if (m == NULL) {
-        if (f->offset != 0 || f->total > MOST) return garbled;
+        if (f->offset != 0 || f->total > most) return hpc_link_garbled;
         m = malloc(sizeof *m);
         if (m == NULL) return no_memory;
-        *m = (hpc_message){.sequence = f->sequence, .total = f->total, .fd = -1};
+        *m = (hpc_message){.sequence = f->sequence, .type = f->type, .total = f->total, .fd = -1};
         memcpy(m->op, f->op, sizeof m->op);
         memcpy(m->call, f->call, sizeof m->call);
         l->incoming = m;
     }
-    if (f->sequence != m->sequence || f->total != m->total || f->offset != m->got) return garbled;
+    if (f->sequence != m->sequence || f->type != m->type || f->total != m->total || f->offset != m->got)
+        return hpc_link_garbled;
     return make_room(m, f->nbytes) ? NULL : no_memory;
 }
 
@@ -267,10 +319,10 @@ static int is_far_ahead(hpc_control *c, hpc_message *const *inbox) {
 
 /* Begins a message of one frame, which may come between two frames of another message. Returns NULL, or the fault. */
 static const char *begin_single(hpc_link *l, const hpc_mesh_frame *f) {
-    if (f->offset != 0 || f->total != f->nbytes) return garbled;
+    if (f->offset != 0 || f->total != f->nbytes) return hpc_link_garbled;
     hpc_message *m = malloc(sizeof *m);
     if (m == NULL) return no_memory;
-    *m = (hpc_message){.sequence = f->sequence, .total = f->total, .fd = -1};
+    *m = (hpc_message){.sequence = f->sequence, .type = f->type, .total = f->total, .fd = -1};
     memcpy(m->op, f->op, sizeof m->op);
     memcpy(m->call, f->call, sizeof m->call);
     l->arriving = m;
@@ -279,8 +331,9 @@ static const char *begin_single(hpc_link *l, const hpc_mesh_frame *f) {
 
 /* The place for the frame's payload. */
 static char *place_of(const hpc_link *l, const hpc_mesh_frame *f) {
-    if (f->type == HPC_MESH_GATHER) return l->incoming->data + l->incoming->got;
-    if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS || f->type == HPC_MESH_GIVE || f->type == HPC_MESH_PUT)
+    if (is_data(f->type)) return l->incoming->data + l->incoming->got;
+    if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS || f->type == HPC_MESH_GIVE || f->type == HPC_MESH_PUT ||
+        f->type == HPC_MESH_HERE)
         return l->arriving->data;
     return (char *)(uintptr_t)&l->word;
 }
@@ -288,32 +341,36 @@ static char *place_of(const hpc_link *l, const hpc_mesh_frame *f) {
 /* Prepares for the frame's payload. Returns NULL, or why the link cannot go on. */
 static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
     hpc_link *l = &c->links[rank];
-    if (!is_sound(f, c->group->size) || f->rank != rank) return garbled;
+    if (!is_sound(f, c->group->size) || f->rank != rank) return hpc_link_garbled;
     switch (f->type) {
     case HPC_MESH_GATHER:
-        return is_far_ahead(c, &l->inbox) ? garbled : find_message(l, f);
+        return is_far_ahead(c, &l->inbox) ? hpc_link_garbled : find_message(l, f, MOST);
+    case HPC_MESH_BATCH:
+        return is_far_ahead(c, &l->inbox) ? hpc_link_garbled : find_message(l, f, hpc_batch_most(c->group->size, MOST));
     case HPC_MESH_BALLOT:
         return begin_single(l, f);
+    case HPC_MESH_HERE:
+        return f->nbytes % sizeof(uint64_t) == 0 ? begin_single(l, f) : hpc_link_garbled;
     case HPC_MESH_NEWS:
-        return f->nbytes == sizeof(hpc_shown_rank) ? begin_single(l, f) : garbled;
+        return f->nbytes == sizeof(hpc_shown_rank) ? begin_single(l, f) : hpc_link_garbled;
     case HPC_MESH_GIVE:
-        return f->nbytes == sizeof(hpc_given) ? begin_single(l, f) : garbled;
+        return f->nbytes == sizeof(hpc_given) ? begin_single(l, f) : hpc_link_garbled;
     case HPC_MESH_PUT:
-        return f->nbytes >= sizeof(hpc_put_head) ? begin_single(l, f) : garbled;
+        return f->nbytes >= sizeof(hpc_put_head) ? begin_single(l, f) : hpc_link_garbled;
     case HPC_MESH_WANT:
-        return f->nbytes == 0 ? hpc_handles_asked(c, rank, f->sequence) : garbled;
+        return f->nbytes == 0 ? hpc_handles_asked(c, rank, f->sequence) : hpc_link_garbled;
     case HPC_MESH_ABORT:
     case HPC_MESH_BYE:
-        return f->nbytes == sizeof l->word ? NULL : garbled;
+        return f->nbytes == sizeof l->word ? NULL : hpc_link_garbled;
     case HPC_MESH_BEAT:
     case HPC_MESH_DROP:
     case HPC_MESH_REVOKE:
     case HPC_MESH_LOOK:
-        return f->nbytes == 0 ? NULL : garbled;
+        return f->nbytes == 0 ? NULL : hpc_link_garbled;
     case HPC_MESH_WORD:
-        return f->nbytes == 0 && f->sequence >> 32 < HPC_WORDS ? NULL : garbled;
+        return f->nbytes == 0 && f->sequence >> 32 < HPC_WORDS ? NULL : hpc_link_garbled;
     default:
-        return garbled;
+        return hpc_link_garbled;
     }
 }
 
@@ -332,6 +389,7 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
     hpc_message *m;
     switch (f->type) {
     case HPC_MESH_GATHER:
+    case HPC_MESH_BATCH:
         m = l->incoming;
         m->got += f->nbytes;
         if (m->got < m->total) return NULL;
@@ -358,6 +416,12 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
         hpc_message_free(m);
         hpc_bell_ring(c->group->bell);
         return NULL;
+    case HPC_MESH_HERE: /* a later one says at least as much */
+        hpc_message_free(l->here);
+        l->here = l->arriving;
+        l->here->got = f->nbytes;
+        l->arriving = NULL;
+        return NULL;
     case HPC_MESH_LOOK:
         l->asks = 1;
         return NULL;
@@ -382,6 +446,7 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, dropped);
         return NULL;
     case HPC_MESH_BYE:
+        atomic_store(&l->served, f->sequence); /* before the state */
         hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, &l->word);
         return NULL;
     case HPC_MESH_REVOKE:
@@ -444,14 +509,13 @@ static const char *read_packets(hpc_control *c, int rank, size_t most) {
         if (n == 0) {
             why = ended;
         } else if (!is_packet(&f, n, c->group->size)) {
-            why = garbled;
+            why = hpc_link_garbled;
         } else if (f.type == HPC_MESH_HELLO) {
-            if (!take_bell(c, rank, &passed)) why = garbled;
+            if (!take_bell(c, rank, &passed)) why = hpc_link_garbled;
         } else if ((why = begin_frame(c, rank, &f)) == NULL) {
             if (f.nbytes > 0) memcpy(place_of(l, &f), payload, f.nbytes);
-            hpc_message *with = f.type == HPC_MESH_GATHER ? l->incoming : f.type == HPC_MESH_GIVE ? l->arriving : NULL;
-            if (with != NULL && f.offset == 0) {
-                with->fd = passed;
+            if (f.type == HPC_MESH_GIVE) {
+                l->arriving->fd = passed;
                 passed = -1;
             }
             why = end_frame(c, rank, &f);
@@ -526,6 +590,10 @@ int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_CO
     memcpy(secret, payload, HPC_COOKIE_BYTES);
     *rank = f.rank;
     return HPC_OK;
+}
+
+int hpc_link_owes(const hpc_control *c, int rank, uint64_t sequence) {
+    return atomic_load(&c->links[rank].served) < sequence;
 }
 
 /* ---- questions of strangers ---- */

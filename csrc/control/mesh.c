@@ -397,12 +397,22 @@ static void await_callers(hpc_control *c) {
     free(calm);
 }
 
+/* Makes the tree for collectives. */
+static int arrange(hpc_control *c, const int *hosts) {
+    int status = hpc_rank_tree_make(&c->tree, c->group->size, hosts);
+    if (status == HPC_OK) status = hpc_roll_open(c);
+    if (status == HPC_ERR_MEMORY) return hpc_fail(status, "init", "init: no memory for %d ranks", c->group->size);
+    if (status != HPC_OK) return hpc_fail(status, "init", "init: the lists of each host's ranks do not match");
+    return HPC_OK;
+}
+
 int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, const unsigned char *links,
-                        const unsigned char *same_host, double deadline) {
+                        const unsigned char *same_host, const int *hosts, double deadline) {
     hpc_group *g = c->group;
     const hpc_wait wait = {"init", all_connected, who_is_joining, c, .every = 0};
     const hpc_bytes of_job = {addresses[0].secret, HPC_COOKIE_BYTES};
-    int status = HPC_OK, any = 0;
+    int status = arrange(c, hosts), any = 0;
+    if (status != HPC_OK) return status;
     hpc_hmac(c->secret, c->secret_bytes, &of_job, 1, c->key);
     for (int r = 0; r < g->size; r++) {
         c->links[r].address = addresses[r];

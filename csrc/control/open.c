@@ -175,8 +175,8 @@ static void say_goodbye(hpc_control *c, const char *why) {
     for (int r = 0; r < c->group->size; r++) {
         int fd = atomic_load(&c->links[r].fd);
         if (fd < 0) continue;
-        hpc_link_send(c, r, why != NULL ? HPC_MESH_ABORT : HPC_MESH_BYE, 0, why != NULL ? "abort" : "close", &word,
-                      sizeof word, -1, deadline);
+        hpc_link_send(c, r, why != NULL ? HPC_MESH_ABORT : HPC_MESH_BYE, atomic_load(&c->served),
+                      why != NULL ? "abort" : "close", &word, sizeof word, -1, deadline);
         if (c->links[r].kind == HPC_LINK_TCP) shutdown(fd, SHUT_WR);
     }
 }
@@ -247,6 +247,7 @@ void hpc_control_free(hpc_control *c) {
         hpc_message_free(c->links[r].arriving);
         hpc_message_free(c->links[r].news);
         hpc_handles_free(c, r);
+        hpc_message_free(c->links[r].here);
         hpc_memory_release(c->links[r].bell);
         pthread_mutex_destroy(&c->links[r].send_lock);
     }
@@ -259,6 +260,9 @@ void hpc_control_free(hpc_control *c) {
     pthread_mutex_destroy(&c->collective_lock);
     pthread_mutex_destroy(&c->round_lock);
     hpc_message_free(c->ballot);
+    hpc_relay_free(atomic_load(&c->relay));
+    hpc_roll_free(c);
+    hpc_rank_tree_free(&c->tree);
     free(c->cast);
     free(c->gave);
     free(c->secret);

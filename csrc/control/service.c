@@ -316,13 +316,14 @@ static void tick(hpc_control *c, double now) {
 /* Returns the seconds until the next due time; INFINITY if nothing is due. */
 static double seconds_left(hpc_control *c, double now) {
     double due = c->next_tick > 0 ? c->next_tick : INFINITY, since;
+    if (c->next_told < due) due = c->next_told;
     for (int i = 0; i < HPC_STRANGERS && c->greeting > 0; i++) {
         const hpc_stranger *s = &c->strangers[i];
         if (s->fd >= 0 && s->kind == HPC_LINK_TCP && s->since + GREETING_SECONDS < due)
             due = s->since + GREETING_SECONDS;
     }
     if (c->full && find_place(c, now, &since) == NULL && since + PLACE_SECONDS < due) due = since + PLACE_SECONDS;
-    if (c->unasked && now + UNASKED_SECONDS < due) due = now + UNASKED_SECONDS;
+    if ((c->unasked || c->unsent) && now + UNASKED_SECONDS < due) due = now + UNASKED_SECONDS;
     return due - now;
 }
 
@@ -351,6 +352,14 @@ static void handle(hpc_control *c, const struct epoll_event *event) {
         on_death(c, index);
         return;
     }
+}
+
+/* Goes on with collectives: what this rank has to tell about them, and the one that it gave up. */
+static void go_on(hpc_control *c, double now) {
+    const int garbled = hpc_roll_hear(c);
+    if (garbled >= 0) end_link(c, garbled, hpc_link_garbled);
+    c->next_told = hpc_roll_tell(c, now);
+    c->unsent = hpc_relay_go_on(c);
 }
 
 static hpc_service service = HPC_SERVICE("hpcomm-control", 0);
@@ -382,6 +391,7 @@ static int serve(void *arg, int ms) {
         for (int r = 0; r < c->group->size; r++)
             if (atomic_load(&c->links[r].fd) >= 0 && !c->links[r].ended) answer(c, r);
     c->unasked = hpc_inquiry_look(c);
+    go_on(c, now);
     hpc_survivors_look(c);
     return 0;
 }

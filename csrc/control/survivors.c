@@ -273,7 +273,7 @@ int hpc_control_give(hpc_control *c, hpc_survivors *s, const void *data, size_t 
     size_t start = sizeof(ballot) + (size_t)c->group->size;
     round r = {.control = c, .s = s};
     int status = take_turn(c);
-    for (int rank = 0; rank < c->group->size; rank++) replies[rank] = (hpc_reply){.fd = -1};
+    for (int rank = 0; rank < c->group->size; rank++) replies[rank] = (hpc_reply){.nbytes = 0};
     if (status != HPC_OK) return status;
     status = run_round(&r, GIVE, data, nbytes);
     if (status == HPC_OK) status = judge(&r, s, GIVE);
@@ -288,7 +288,7 @@ int hpc_control_give(hpc_control *c, hpc_survivors *s, const void *data, size_t 
             break;
         }
         memmove(m->data, m->data + start, nbytes);
-        replies[rank] = (hpc_reply){.data = m->data, .nbytes = nbytes, .fd = -1};
+        replies[rank] = (hpc_reply){.data = m->data, .nbytes = nbytes, .memory = m->data};
         m->data = NULL;
     }
     free_round(&r);

@@ -581,7 +581,7 @@ static int who_answers(void *arg, int *ranks) {
  * already, because no rank has a call pending. On a graph no rank has a push pending, and updates that were sent before
  * are left out. */
 static int level(hpc_scheme *sc, hpc_limit *l, const char *op) {
-    const hpc_wait wait = {op, all_answered, who_answers, sc, 0, hpc_scheme_attend, sc};
+    const hpc_wait wait = {op, all_answered, who_answers, sc, 0, .attend = hpc_scheme_attend, .attended = sc};
     hpc_quorum *q = hpc_quorum_of(sc);
     uint64_t own = sc->graph != NULL ? q->number : 0, newest = 0;
     for (int s = 0; s < sc->layout.n_shares && sc->graph == NULL; s++)

@@ -196,7 +196,7 @@ static int await_args(hpc_scheme *sc, int s, hpc_limit *l) {
     if (!hpc_feeds_share_by_stages(sc, share, sc->context->group.rank)) return HPC_OK;
     seeing waits = {sc, signal_of(sc, share), share->owner, sc->args_asked[core_of(sc, share)]};
     if (is_seen(&waits)) return hpc_scheme_check(sc, "push");
-    const hpc_wait wait = {"push", is_seen, who_sees, &waits, 0, hpc_scheme_attend, sc};
+    const hpc_wait wait = {"push", is_seen, who_sees, &waits, 0, .attend = hpc_scheme_attend, .attended = sc};
     int status = hpc_wait_for(&sc->context->group, &wait, hpc_limit_left(sc, l));
     return status == HPC_OK ? hpc_scheme_check(sc, "push") : status;
 }

@@ -459,7 +459,7 @@ static int all_closed(void *arg) {
 }
 
 int hpc_scheme_serve(hpc_scheme *sc, const char *op, double timeout) {
-    const hpc_wait wait = {op, all_closed, open_workers, sc, 1, hpc_scheme_attend, sc};
+    const hpc_wait wait = {op, all_closed, open_workers, sc, 1, .attend = hpc_scheme_attend, .attended = sc};
     int status = hpc_wait_for(&sc->context->group, &wait, timeout);
     return status == HPC_OK || status == HPC_ERR_INVALID ? hpc_scheme_check(sc, op) : status;
 }

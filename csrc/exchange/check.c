@@ -429,7 +429,7 @@ static int compare_digests(hpc_scheme *sc, const struct description *mine, size_
     const hpc_bytes whole = {mine, nbytes};
     struct outline own = {.threads = threads};
     hpc_sha256(&whole, 1, own.digest);
-    int status = hpc_control_exchange(c->control, op_create, &own, sizeof own, -1, HPC_EQUAL_SIZES, replies, deadline);
+    int status = hpc_control_exchange(c->control, op_create, &own, sizeof own, HPC_EQUAL_SIZES, replies, deadline);
     if (status != HPC_OK) return status;
     for (int r = 0; r < c->group.size; r++) {
         const struct outline *its = replies[r].data;
@@ -477,7 +477,7 @@ int hpc_scheme_agree(hpc_scheme *sc, const hpc_exchange_config *f, const hpc_exc
     }
     status = compare_digests(sc, mine, nbytes, f->threads > 0 ? f->threads : c->self.threads, replies, deadline);
     if (status != HPC_IN_PROGRESS) goto out;
-    status = hpc_control_exchange(c->control, op_create, mine, nbytes, -1, HPC_OWN_SIZES, replies, deadline);
+    status = hpc_control_exchange(c->control, op_create, mine, nbytes, HPC_OWN_SIZES, replies, deadline);
     if (status != HPC_OK) goto out;
     for (int r = 0; r < c->group.size && status == HPC_OK; r++)
         if (!is_sound(&replies[r]))

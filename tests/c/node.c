@@ -42,12 +42,17 @@ node *node_open(rank *r, int size, double silence, const char *secret) {
     return n;
 }
 
+int node_call(node *n, double seconds) {
+    return hpc_control_connect(n->control, n->all, n->links, n->same_host, n->hosts, hpc_now() + seconds);
+}
+
 int node_connect(node *n, kinds kinds, double seconds) {
     for (int i = 0; i < n->group.size; i++) {
         n->links[i] = links_of(kinds, n->r->rank, i);
         n->same_host[i] = kinds != MIXED || i % 2 == n->r->rank % 2;
+        n->hosts[i] = kinds == MIXED ? i % 2 : 0;
     }
-    return hpc_control_connect(n->control, n->all, n->links, n->same_host, hpc_now() + seconds);
+    return node_call(n, seconds);
 }
 
 node *node_join(rank *r, kinds kinds, double silence) {
@@ -68,7 +73,7 @@ void node_leave(node *n, const char *why) {
 }
 
 int node_gather(node *n, const char *op, const void *data, size_t nbytes, hpc_sizes sizes, double seconds) {
-    return hpc_control_exchange(n->control, op, data, nbytes, -1, sizes, n->replies, hpc_now() + seconds);
+    return hpc_control_exchange(n->control, op, data, nbytes, sizes, n->replies, hpc_now() + seconds);
 }
 
 int node_meet(node *n, double seconds) {

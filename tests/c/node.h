@@ -13,9 +13,10 @@ typedef struct node {
     hpc_group group;
     hpc_memory *bell;
     hpc_control *control;
-    hpc_control_address all[RANKS_MAX];
-    unsigned char links[RANKS_MAX], same_host[RANKS_MAX];
-    hpc_reply replies[RANKS_MAX];
+    hpc_control_address all[RANKS_MOST];
+    unsigned char links[RANKS_MOST], same_host[RANKS_MOST];
+    int hosts[RANKS_MOST];
+    hpc_reply replies[RANKS_MOST];
 } node;
 
 /* All ranks of the test give nbytes of their own. */
@@ -24,6 +25,7 @@ void node_share(rank *r, const void *mine, void *all, size_t nbytes);
 /* The first size ranks are the job. */
 node *node_open(rank *r, int size, double silence, const char *secret);
 int node_connect(node *n, kinds kinds, double seconds);
+int node_call(node *n, double seconds);                /* with links, same_host and hosts as they are */
 node *node_join(rank *r, kinds kinds, double silence); /* both, and must succeed */
 void node_leave(node *n, const char *why);             /* why: NULL, or it aborts */
 

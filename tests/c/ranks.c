@@ -31,9 +31,9 @@ static const double TIMEOUT = RANKS_TSAN || RANKS_ASAN ? 60 : 20;
 
 struct ranks_shared {
     _Atomic uint64_t board[RANKS_BOARD];
-    _Atomic uint64_t met[RANKS_MAX];
-    _Atomic uint64_t given[RANKS_MAX];
-    unsigned char slots[2][RANKS_MAX][SLOT];
+    _Atomic uint64_t met[RANKS_MOST];
+    _Atomic uint64_t given[RANKS_MOST];
+    unsigned char slots[2][RANKS_MOST][SLOT];
 };
 
 double ranks_now(void) {
@@ -276,7 +276,7 @@ static void set_up(life *l, const ranks_case *c, const ranks_mode *mode, ranks_s
 }
 
 static void as_threads(const ranks_case *c, const ranks_mode *mode, ranks_shared *shared) {
-    static life lives[RANKS_MAX];
+    static life lives[RANKS_MOST];
     footprint before = look();
     for (int i = 0; i < c->size; i++) {
         set_up(&lives[i], c, mode, shared, i);
@@ -287,7 +287,7 @@ static void as_threads(const ranks_case *c, const ranks_mode *mode, ranks_shared
 }
 
 static void as_processes(const ranks_case *c, const ranks_mode *mode, ranks_shared *shared) {
-    pid_t pids[RANKS_MAX];
+    pid_t pids[RANKS_MOST];
     for (int i = 0; i < c->size; i++) {
         pids[i] = fork();
         CHECK(pids[i] >= 0);
@@ -306,7 +306,7 @@ static void as_processes(const ranks_case *c, const ranks_mode *mode, ranks_shar
         CHECK(pid > 0);
         while (i < c->size && pids[i] != pid) i++;
         CHECK(i < c->size);
-        if (c->victims >> i & 1) continue;
+        if ((uint64_t)c->victims >> i & 1) continue;
         left--;
         if (WIFEXITED(status) && WEXITSTATUS(status) == SKIP) _exit(SKIP);
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;

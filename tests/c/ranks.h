@@ -22,7 +22,8 @@
 
 #include "check.h"
 
-#define RANKS_MAX 16
+#define RANKS_MAX 16  /* of cases that use hpcomm's data */
+#define RANKS_MOST 64 /* of all cases */
 #define RANKS_BOARD 4096
 
 #if defined(__SANITIZE_THREAD__)

@@ -28,6 +28,7 @@ typedef struct message {
     uint64_t sequence, total, got;
     const char *op;
     const unsigned char *at;
+    uint32_t type;
 } message;
 
 static struct {
@@ -39,9 +40,10 @@ static struct {
     size_t ndata;
     message messages[FRAMES], ballots[FRAMES], coming;
     size_t n_messages, n_ballots;
-    message news;
+    message news, here;
+    uint64_t served;
     uint32_t words[HPC_WORDS];
-    int is_coming, is_wrong, has_bell, has_left, has_failed, has_dropped, has_news, has_look;
+    int is_coming, is_wrong, has_bell, has_left, has_failed, has_dropped, has_news, has_look, has_here;
     char reason[HPC_REASON_BYTES];
 } sent;
 
@@ -78,23 +80,28 @@ static int is_sound(const hpc_mesh_frame *f) {
 static int is_next_piece(const hpc_mesh_frame *f) {
     message *m = &sent.coming;
     if (f->offset == 0) {
-        *m = (message){.sequence = f->sequence, .total = f->total, .op = f->op, .at = sent.data + sent.ndata};
-        sent.is_coming = f->total <= (uint64_t)1 << 32;
+        *m = (message){f->sequence, f->total, 0, f->op, sent.data + sent.ndata, f->type};
+        const uint64_t most = (uint64_t)1 << 32;
+        sent.is_coming = f->total <= (f->type == HPC_MESH_BATCH ? hpc_batch_most(RANKS, most) : most);
     }
-    return sent.is_coming && f->sequence == m->sequence && f->total == m->total && f->offset == m->got;
+    return sent.is_coming && f->type == m->type && f->sequence == m->sequence && f->total == m->total &&
+           f->offset == m->got;
 }
 
 static int may_come(const hpc_mesh_frame *f, int flags) {
     if (!is_sound(f)) return 0;
     if (f->type == HPC_MESH_HELLO) return (flags & PACKETS) && (flags & DESCRIPTORS) && !sent.has_bell;
     if (f->rank != PEER) return 0;
-    if (f->type == HPC_MESH_GATHER) return is_next_piece(f);
+    if (f->type == HPC_MESH_GATHER || f->type == HPC_MESH_BATCH) return is_next_piece(f);
+    if (f->type == HPC_MESH_HERE) return f->offset == 0 && f->nbytes == f->total && f->total % 8 == 0;
     if (f->type == HPC_MESH_BALLOT) return f->offset == 0 && f->nbytes == f->total;
     if (f->type == HPC_MESH_NEWS) return f->offset == 0 && f->nbytes == f->total && f->total == sizeof(hpc_shown_rank);
+    if (f->type == HPC_MESH_GIVE) return f->offset == 0 && f->nbytes == f->total && f->total == sizeof(hpc_given);
+    if (f->type == HPC_MESH_PUT) return f->offset == 0 && f->nbytes == f->total && f->total >= sizeof(hpc_put_head);
     if (f->type == HPC_MESH_ABORT || f->type == HPC_MESH_BYE) return f->nbytes == sizeof(hpc_last_word);
     if (f->type == HPC_MESH_WORD) return f->nbytes == 0 && f->sequence >> 32 < HPC_WORDS;
     return f->nbytes == 0 && (f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP || f->type == HPC_MESH_REVOKE ||
-                              f->type == HPC_MESH_LOOK);
+                              f->type == HPC_MESH_LOOK || f->type == HPC_MESH_WANT);
 }
 
 static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
@@ -114,10 +121,13 @@ static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
     if (f->type == HPC_MESH_LOOK) sent.has_look = 1;
     if (f->type == HPC_MESH_WORD) sent.words[f->sequence >> 32] = (uint32_t)f->sequence;
     if (f->type == HPC_MESH_NEWS) sent.has_news = 1;
-    if (f->type == HPC_MESH_NEWS) sent.news = (message){f->sequence, f->total, f->nbytes, f->op, payload};
+    if (f->type == HPC_MESH_NEWS) sent.news = (message){f->sequence, f->total, f->nbytes, f->op, payload, f->type};
+    if (f->type == HPC_MESH_HERE) sent.has_here = 1;
+    if (f->type == HPC_MESH_HERE) sent.here = (message){f->sequence, f->total, f->nbytes, f->op, payload, f->type};
+    if (f->type == HPC_MESH_BYE) sent.served = f->sequence;
     if (f->type == HPC_MESH_BALLOT)
-        sent.ballots[sent.n_ballots++] = (message){f->sequence, f->total, f->nbytes, f->op, payload};
-    if (f->type != HPC_MESH_GATHER) return;
+        sent.ballots[sent.n_ballots++] = (message){f->sequence, f->total, f->nbytes, f->op, payload, f->type};
+    if (f->type != HPC_MESH_GATHER && f->type != HPC_MESH_BATCH) return;
     memcpy(sent.data + sent.ndata, payload, f->nbytes);
     sent.ndata += f->nbytes;
     sent.coming.got += f->nbytes;
@@ -135,6 +145,7 @@ static void expect(size_t nbytes, int flags) {
             return;
         }
         sent.is_wrong = !may_come(&sent.frames[k], flags);
+        if (is_whole && sent.frames[k].type == HPC_MESH_PUT) sent.is_wrong = 1; /* this rank has no window */
         if (is_whole && !sent.is_wrong) take(&sent.frames[k], sent.bytes + start + HEADER);
     }
 }
@@ -202,7 +213,7 @@ static const char *run_link(const int *pair, const uint8_t *cuts, size_t nbytes,
  */
 
 static void check_message(const hpc_message *got, const message *m, int flags) {
-    REQUIRE(got->sequence == m->sequence && got->total == m->total && got->got == m->got);
+    REQUIRE(got->type == m->type && got->sequence == m->sequence && got->total == m->total && got->got == m->got);
     REQUIRE(strcmp(got->op, m->op) == 0 && memcmp(got->data, m->at, m->got) == 0);
     REQUIRE((got->fd >= 0 && fcntl(got->fd, F_GETFD) >= 0) == !!(flags & DESCRIPTORS));
     REQUIRE(got->room <= 2 * got->got + HPC_FRAME_BYTES);
@@ -221,18 +232,22 @@ static void check_inbox(hpc_message *inbox, const message *messages, size_t n, i
 
 static void check_link(int flags) {
     hpc_link *l = &links[PEER];
-    check_inbox(l->inbox, sent.messages, sent.n_messages, flags);
+    check_inbox(l->inbox, sent.messages, sent.n_messages, flags & ~DESCRIPTORS);
     check_inbox(l->ballots, sent.ballots, sent.n_ballots, flags & ~DESCRIPTORS); /* none belongs to a ballot */
     REQUIRE(l->dropped == sent.has_dropped);
     REQUIRE(l->asks == sent.has_look);
     for (int i = 0; i < HPC_WORDS; i++) REQUIRE(hpc_control_told(&control, PEER, i) == sent.words[i]);
+    REQUIRE(l->served == sent.served);
+    check_inbox(l->here, &sent.here, (size_t)sent.has_here, flags & ~DESCRIPTORS);
     check_inbox(l->news, &sent.news, (size_t)sent.has_news, flags & ~DESCRIPTORS);
-    if (!sent.is_wrong && sent.is_coming && l->incoming != NULL) check_message(l->incoming, &sent.coming, flags);
+    if (!sent.is_wrong && sent.is_coming && l->incoming != NULL)
+        check_message(l->incoming, &sent.coming, flags & ~DESCRIPTORS);
     REQUIRE(sent.is_wrong || sent.is_coming || l->incoming == NULL);
     REQUIRE((l->bell != NULL) == sent.has_bell);
     int state = sent.has_left ? HPC_PEER_LEFT : sent.has_failed ? HPC_PEER_FAILED : HPC_PEER_ALIVE;
     if (sent.has_left || sent.has_failed || sent.has_bell) REQUIRE(states[PEER] == state);
     if (sent.has_failed) REQUIRE(strcmp(reasons[PEER], sent.reason) == 0);
+    hpc_handles_free(&control, PEER);
     hpc_message_free(l->incoming);
     hpc_message_free(l->arriving);
     hpc_memory_release(l->bell);
@@ -309,7 +324,8 @@ static void start(int fd, int flags) {
     links[PEER].kind = flags & PACKETS ? HPC_LINK_UNIX : HPC_LINK_TCP;
     sent.n = sent.nbytes = sent.ndata = sent.n_messages = sent.n_ballots = 0;
     sent.is_coming = sent.is_wrong = sent.has_bell = sent.has_left = sent.has_failed = sent.has_dropped = 0;
-    sent.has_news = sent.has_look = 0;
+    sent.has_news = sent.has_look = sent.has_here = 0;
+    sent.served = 0;
     memset(sent.words, 0, sizeof sent.words);
 }
 

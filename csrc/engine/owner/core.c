@@ -400,7 +400,7 @@ static int receivers_of_rows(void *arg, int *ranks) {
 
 /* A core counts bytes after it has sent them. While it is paused between two events, all its bytes are counted. */
 int hpc_cores_send_kept(hpc_scheme *sc, const char *op, double timeout) {
-    const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, sc, 0, hpc_scheme_attend, sc};
+    const hpc_wait wait = {op, nothing_is_kept, receivers_of_rows, sc, 0, .attend = hpc_scheme_attend, .attended = sc};
     int status = nothing_is_kept(sc) ? HPC_OK : hpc_wait_for(&sc->context->group, &wait, timeout);
     for (int c = 0; c < sc->n_own_cores && status == HPC_OK; c++) {
         hpc_core_pause(&sc->cores[c]);

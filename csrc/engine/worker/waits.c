@@ -292,7 +292,7 @@ static int wait_look(look *l, double timeout, const char *op) {
         hpc_group_settle(&sc->context->group, op);
         return HPC_OK;
     }
-    const hpc_wait wait = {op, looks_done, awaited, l, 0, hpc_scheme_attend, sc};
+    const hpc_wait wait = {op, looks_done, awaited, l, 0, .attend = hpc_scheme_attend, .attended = sc};
     double start = hpc_now();
     int status = hpc_wait_for(&sc->context->group, &wait, timeout_of(sc, timeout));
     double now = hpc_now();
@@ -379,7 +379,7 @@ static int whose_are_lacking(void *arg, int *ranks) {
 
 int hpc_wait_lacking(hpc_scheme *sc, int key, hpc_lacking *lacking, hpc_limit *l, const char *op) {
     supply its = {sc, key, lacking};
-    const hpc_wait wait = {op, has_all, whose_are_lacking, &its, 0, hpc_scheme_attend, sc};
+    const hpc_wait wait = {op, has_all, whose_are_lacking, &its, 0, .attend = hpc_scheme_attend, .attended = sc};
     const int status = has_all(&its) ? HPC_OK : hpc_wait_for(&sc->context->group, &wait, hpc_limit_left(sc, l));
     return status == HPC_OK ? hpc_scheme_check(sc, op) : status;
 }

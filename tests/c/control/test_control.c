@@ -23,7 +23,6 @@ static void check_gather(node *n, size_t nbytes, uint64_t seed, hpc_sizes sizes)
         size_t expected = sizes == HPC_EQUAL_SIZES ? nbytes : nbytes * (size_t)i + (size_t)i;
         CHECK_EQ(n->replies[i].nbytes, expected);
         CHECK_EQ(ranks_first_wrong(n->replies[i].data, expected, seed + (uint64_t)i), expected);
-        CHECK_EQ(n->replies[i].fd, -1);
     }
     hpc_control_free_replies(n->control, n->replies);
     free(data);
@@ -57,16 +56,6 @@ static void disagreement(rank *r) {
     CHECK_MESSAGE("rank 2 gives 8 bytes and rank 0 gives 4");
     CHECK_STATUS(node_gather(n, r->rank == 1 ? "red" : "green", NULL, 0, HPC_EQUAL_SIZES, 20), HPC_ERR_CONFIG);
     CHECK_MESSAGE("rank 0 calls green while rank 1 calls red");
-    CHECK_OK(node_meet(n, 20));
-    node_leave(n, NULL);
-}
-
-/* A descriptor goes along where it can. */
-static void descriptor(rank *r) {
-    node *n = node_join(r, MIXED, 10);
-    CHECK_OK(hpc_control_exchange(n->control, "fd", NULL, 0, n->bell->fd, HPC_EQUAL_SIZES, n->replies, hpc_now() + 20));
-    for (int i = 0; i < r->size; i++) CHECK_EQ(n->replies[i].fd >= 0, i != r->rank && i % 2 == r->rank % 2);
-    hpc_control_free_replies(n->control, n->replies);
     CHECK_OK(node_meet(n, 20));
     node_leave(n, NULL);
 }
@@ -164,7 +153,7 @@ static void wrong_addresses(rank *r) {
     n->links[0] = n->links[1] = HPC_LINK_TCP;
     hpc_control_on_lane(n->control, take_lane, &taken);
     double start = ranks_now();
-    CHECK_OK(hpc_control_connect(n->control, n->all, n->links, n->same_host, hpc_now() + (r->rank == 1 ? 12 : 20)));
+    CHECK_OK(node_call(n, r->rank == 1 ? 12 : 20));
     CHECK(ranks_now() - start < 10);
     if (r->rank == 1) {
         char text[HPC_ENDPOINT_TEXT];
@@ -203,8 +192,7 @@ static void dead_network(rank *r) {
         if (r->rank == 2) n->all[i].endpoints[0] = dead;
     }
     double start = ranks_now();
-    CHECK_OK(hpc_control_connect(n->control, n->all, n->links, n->same_host,
-                                 hpc_now() + (r->rank == 2 ? SECONDS : 2 * SECONDS)));
+    CHECK_OK(node_call(n, r->rank == 2 ? SECONDS : 2 * SECONDS));
     if (r->rank == 2) CHECK(ranks_now() - start < SECONDS / 2.0);
     CHECK_OK(node_meet(n, 20));
     for (int i = 0; i < FILL; i++) close(fill[i]);
@@ -303,7 +291,6 @@ int main(int argc, char **argv) {
          .where = RANKS_SHM,
          .bare = true},
         {.name = "disagreement", .size = 3, .run = disagreement, .arg = ALL_TCP, .where = RANKS_SHM, .bare = true},
-        {.name = "descriptor", .size = 4, .run = descriptor, .where = RANKS_SHM, .bare = true},
         {.name = "late", .size = 3, .run = late, .arg = ALL_TCP, .where = RANKS_SHM, .bare = true},
         {.name = "never", .size = 3, .run = never, .where = RANKS_SHM, .bare = true},
         {.name = "dead-before", .size = 3, .run = dead_before, .where = RANKS_SHM, .bare = true},

@@ -85,10 +85,10 @@ static void describe(rank *r, const void *said, size_t nbytes, hpc_reply replies
     } outline = {{1}, 1};
     double deadline = hpc_now() + 20;
     for (int i = 0; i < 3; i++) CHECK_OK(hpc_context_agree(r->context, "exchange", HPC_OK, deadline));
-    CHECK_OK(hpc_control_exchange(r->context->control, "exchange", &outline, sizeof outline, -1, HPC_EQUAL_SIZES,
-                                  replies, deadline));
+    CHECK_OK(hpc_control_exchange(r->context->control, "exchange", &outline, sizeof outline, HPC_EQUAL_SIZES, replies,
+                                  deadline));
     hpc_control_free_replies(r->context->control, replies);
-    CHECK_OK(hpc_control_exchange(r->context->control, "exchange", said, nbytes, -1, HPC_OWN_SIZES, replies, deadline));
+    CHECK_OK(hpc_control_exchange(r->context->control, "exchange", said, nbytes, HPC_OWN_SIZES, replies, deadline));
 }
 
 /* Rank 1 describes its exchange too briefly; then as rank 0 does, but the name of the rule, or of the last key, does
@@ -96,7 +96,7 @@ static void describe(rank *r, const void *said, size_t nbytes, hpc_reply replies
 static void endless_texts(rank *r) {
     enum { TOO_SHORT, RULE, KEY, TEXT = 64, BEHIND = 56 };
     static const char *const told[] = {"that cannot be read (1 bytes)", "rule xxx", "key 0 is xxx"};
-    hpc_reply replies[2] = {{.fd = -1}, {.fd = -1}};
+    hpc_reply replies[2] = {{.nbytes = 0}, {.nbytes = 0}};
     hpc_exchange *e = NULL;
     char *said = calloc(1, 1);
     size_t nbytes = 1;
