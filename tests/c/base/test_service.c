@@ -48,6 +48,7 @@ static double prepare(void *arg) {
 static int serve(void *arg, int ms) {
     echo *e = arg;
     uint64_t count;
+    int ends = 0;
     enter(e);
     struct pollfd polls[] = {{.fd = e->fd, .events = POLLIN}, {.fd = e->wake_fd, .events = POLLIN}};
     if (ms != 0) CHECK(poll(polls, 2, ms) >= 0 || errno == EINTR);
@@ -55,10 +56,11 @@ static int serve(void *arg, int ms) {
     if (read(e->fd, &count, sizeof count) == sizeof count || atomic_load(&e->every) > 0) {
         if (e->enter) sem_post(e->enter);
         if (e->leave) CHECK_EQ(sem_wait(e->leave), 0);
+        ends = atomic_load(&e->ends);
         sem_post(&e->heard);
     }
     leave(e);
-    return atomic_load(&e->ends);
+    return ends;
 }
 
 static void wake(void *arg) {
