@@ -205,7 +205,7 @@ int hpc_put_signal(hpc_lane *lane, hpc_window *w, int peer, const void *src, siz
                    uint64_t value) {
     static const char op[] = "put_signal";
     int status = check_put(lane, w, peer, src, nbytes, offset, op);
-    if (status == HPC_OK && !has_open(w, peer, signal)) status = check_signal(w, peer, signal, op);
+    if (status >= HPC_OK && !has_open(w, peer, signal)) status = check_signal(w, peer, signal, op);
     if (status == HPC_OK)
         status = w->context->transports[peer]->put_signal(hpc_context_lane(w->context, lane), w, peer, src, nbytes,
                                                           offset, signal, value);
