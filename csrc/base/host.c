@@ -312,6 +312,15 @@ uint64_t hpc_host_files(uint64_t needed) {
     return setrlimit(RLIMIT_NOFILE, &raised) == 0 ? raised.rlim_cur : limit.rlim_cur;
 }
 
+int hpc_host_open_files(void) {
+    DIR *open = opendir("/proc/self/fd");
+    int n = -3; /* ., .. and the directory itself */
+    if (open == NULL) return 0;
+    while (readdir(open) != NULL) n++;
+    closedir(open);
+    return n;
+}
+
 const char *hpc_files_hint(int error, char text[HPC_FILES_HINT]) {
     text[0] = 0;
     if (error == EMFILE)

@@ -39,6 +39,8 @@ uint64_t hpc_host_files(uint64_t needed);
 
 enum { HPC_FILES_HINT = 96 };
 
+/* Returns how many files this process has open; 0 if that cannot be found. */
+int hpc_host_open_files(void);
 /* Returns the end of an error's sentence if the errno is about too many open files: it states the limit, and how to
  * raise it. Returns "" for another errno. */
 const char *hpc_files_hint(int error, char text[HPC_FILES_HINT]);

@@ -54,22 +54,54 @@ static int check_addresses(const hpc_context *c) {
     return HPC_OK;
 }
 
-/* Chooses the transport of every pair. All ranks judge every pair alike, so one unreachable pair fails the start on all
- * of them. */
-static int choose_transports(hpc_context *c) {
+/* Returns whether transports judge two ranks alike, whatever the third rank with which they connect them. */
+static int are_alike(const hpc_address *a, const hpc_address *b, int in_one_process) {
+    if (a->devices.state == HPC_VERBS_READY || a->devices.state != b->devices.state || !hpc_same_host(a, b)) return 0;
+    if ((a->control.endpoints[0].family != 0) != (b->control.endpoints[0].family != 0)) return 0;
+    return !in_one_process ||
+           (a->control.pid == b->control.pid && a->control.pid_namespace == b->control.pid_namespace);
+}
+
+/* Gives each rank the lowest rank that is like it. */
+static void find_alike(const hpc_context *c, int *like) {
+    const char *names = hpc_transport_names(&c->self);
+    const int in_one_process = names != NULL && hpc_transport_find(names, HPC_CAP_ONE_PROCESS, 0) != NULL;
+    int n = 0, *kinds = like + c->group.size;
+    for (int r = 0; r < c->group.size; r++) {
+        like[r] = r;
+        for (int k = 0; k < n && like[r] == r; k++)
+            if (are_alike(&c->addresses[kinds[k]], &c->addresses[r], in_one_process)) like[r] = kinds[k];
+        if (like[r] == r) kinds[n++] = r;
+    }
+}
+
+static int choose_transport(hpc_context *c, int a, int b) {
     char why[512];
+    const hpc_transport *t =
+        hpc_transport_choose(hpc_transport_names(&c->self), &c->addresses[a], &c->addresses[b], why, sizeof why);
+    if (t == NULL)
+        return hpc_fail(HPC_ERR_UNSUPPORTED, "init", "init: no transport reaches rank %d (%s) from rank %d (%s): %s", b,
+                        c->addresses[b].hostname, a, c->addresses[a].hostname, why);
+    if (a == c->group.rank) c->transports[b] = t;
+    return HPC_OK;
+}
+
+/* Chooses the transports of this rank. All ranks judge every pair alike, so one unreachable pair fails the start on all
+ * of them; of pairs that are alike they judge one. */
+static int choose_transports(hpc_context *c) {
+    const int size = c->group.size;
+    int *like = malloc(2 * (size_t)size * sizeof *like), status = HPC_OK;
+    if (like == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", size);
+    find_alike(c, like);
     /* apart == size, each rank with itself, comes last, so that errors name two ranks */
-    for (int apart = 1; apart <= c->group.size; apart++)
-        for (int a = 0; a < c->group.size; a++) {
-            int b = (a + apart) % c->group.size;
-            const hpc_transport *t = hpc_transport_choose(hpc_transport_names(&c->self), &c->addresses[a],
-                                                          &c->addresses[b], why, sizeof why);
-            if (t == NULL)
-                return hpc_fail(HPC_ERR_UNSUPPORTED, "init",
-                                "init: no transport reaches rank %d (%s) from rank %d (%s): %s", b,
-                                c->addresses[b].hostname, a, c->addresses[a].hostname, why);
-            if (a == c->group.rank) c->transports[b] = t;
+    for (int apart = 1; apart <= size && status == HPC_OK; apart++)
+        for (int a = 0; a < size && status == HPC_OK; a++) {
+            const int b = (a + apart) % size, within = like[b] == a && apart < size;
+            if (like[a] == a && (like[b] == b || within)) status = choose_transport(c, a, b);
         }
+    for (int r = 0; r < size && status == HPC_OK; r++) status = choose_transport(c, c->group.rank, r);
+    free(like);
+    if (status != HPC_OK) return status;
     const hpc_transport **own = &c->transports[c->group.rank];
     *own = hpc_transport_to_self(*own);
     return HPC_OK;

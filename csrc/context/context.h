@@ -1,9 +1,10 @@
 /* The functions of contexts, their windows and their lanes. The structs are in transport/objects.h, because transports
  * use them too. Each of these files calls only files that are before it in this list:
  *
+ *   reach.c    how a rank reaches a peer's part of a window or a lane, at its first use
  *   context.c  the handle, and facts about a context
  *   agree.c    steps that all ranks take together, over the control channel
- *   reach.c    how a rank reaches a peer's part of a window or a lane, at its first use
+ *   join.c     reaches what is reached when a window or a lane is made
  *   open.c     creates a context
  *   window.c   memory that peers write into
  *   lane.c     one thread's ordered channel to every peer
@@ -16,7 +17,7 @@
 #ifndef HPC_CONTEXT_H
 #define HPC_CONTEXT_H
 
-#include "transport/objects.h"
+#include "context/reach.h"
 
 /* Does hpc_context_create, with the number `name` in place of the rank in the name of the timeline's file. */
 int hpc_context_create_named(int rank, int size, int name, const hpc_config *config, hpc_context **context);
@@ -51,43 +52,9 @@ hpc_lane *hpc_context_lane(hpc_context *context, hpc_lane *lane);
 /* Collective: every rank gives its status. Returns HPC_OK if all are HPC_OK, else the lowest failed rank's failure. */
 int hpc_context_agree(hpc_context *context, const char *op, int status, double deadline);
 
-/* How ranks reach each other's parts of an object (reach.c), by the transport of the pair. */
-typedef struct hpc_joint {
-    const char *name; /* of the kind of object, for errors */
-    /* Returns whether peer's part is reached without a question: by the object's number, or because the peer has
-     * reached this rank's part and both use one connection. */
-    int (*is_met)(const hpc_transport *transport, hpc_object *object, int peer);
-    int (*export_to)(const hpc_transport *transport, hpc_object *object, int peer, hpc_blob *blob);
-    int (*attach)(const hpc_transport *transport, hpc_object *object, int peer, const hpc_blob *blob);
-    void (*come_near)(hpc_object *object, int peer); /* the peer's part is attached */
-    /* Writes into this rank's part (hpc_giver.put). NULL: nothing can be put into this kind of object. */
-    int (*put)(hpc_object *object, const void *data, size_t nbytes, uint64_t offset, int signal, uint64_t value);
-} hpc_joint;
-
-/* Numbers an object; peers may then reach this rank's part. All ranks call it at the same place of a collective call,
- * and another collective follows before the next object is opened. */
-int hpc_object_open(hpc_context *context, hpc_object *object, const hpc_joint *joint, const char *op);
 /* Collective, after open, whose result is status: reaches this rank's own part, and the parts of the peers whose
  * transport is eager. A failure on one rank fails all ranks. When it returns, all ranks have opened the object. */
 int hpc_object_join(hpc_context *context, const char *op, hpc_object *object, int status, double deadline);
-/* After it no thread of the control channel uses the object. An object that was not opened is allowed. */
-void hpc_object_close(hpc_context *context, hpc_object *object);
-
-/* Returns the object of this number; NULL if it was freed, or is not there yet. The caller holds `reach`. */
-hpc_object *hpc_object_find(const hpc_context *context, uint64_t number);
-
-/* Goes one step towards peer's part of the object. Returns HPC_OK if it is reached, HPC_IN_PROGRESS to be called again,
- * HPC_GONE if the peer has freed it, or a failure. It does not wait. */
-int hpc_reach_try(hpc_context *context, hpc_object *object, int peer, const char *op);
-/* Waits until the part is reached, for init_timeout at most. */
-int hpc_reach(hpc_context *context, hpc_object *object, int peer, const char *op);
-/* Does so for several, in one round trip: a later put then waits for no peer. Changes goals. */
-typedef struct hpc_goal {
-    hpc_object *object;
-    int peer;
-} hpc_goal;
-int hpc_reach_all(hpc_context *context, hpc_goal *goals, int n, const char *op, double deadline);
-extern const hpc_giver hpc_reach_giver; /* its argument is the context */
 
 /* Collective: returns HPC_ERR_MEMORY on every rank unless each host has enough memory for all its ranks together.
  * total: bytes that this rank needs, which are nbytes and all overhead. */

@@ -14,7 +14,7 @@
 
 static const uint32_t VERSION = HPC_VERSION_MAJOR << 16 | HPC_VERSION_MINOR << 8 | HPC_VERSION_PATCH;
 
-enum { OWN_FILES = 256, LANES = 8 };
+enum { OWN_FILES = 256, LEAST_OWN_FILES = 16, LANES = 8 };
 
 static const double DEFAULT_TIMEOUT = 30 * 60, INIT_TIMEOUT = 30;
 
@@ -212,6 +212,20 @@ static int open_all(hpc_context *c, int name, const hpc_config *config) {
     return open_timeline(c, config->timeline, name);
 }
 
+/* Raises the limit of open files to what the context may use: a peer needs two, its connection and its process; over
+ * TCP also one for each stream of each lane. Fails if the limit allows less than the connections alone. */
+static int take_files(int rank, int size, int streams) {
+    const uint64_t wanted = OWN_FILES + (uint64_t)size * (2 + LANES * (uint64_t)streams), may = hpc_host_files(wanted);
+    if (may == 0 || may >= wanted) return HPC_OK;
+    const uint64_t least = (uint64_t)hpc_host_open_files() + LEAST_OWN_FILES + (uint64_t)size;
+    if (may >= least) return HPC_OK;
+    return hpc_fail(
+        HPC_ERR_CONFIG, "init",
+        "init: rank %d needs at least %llu open files for %d ranks, and its process may have %llu: raise the "
+        "hard limit to %llu (ulimit -Hn, LimitNOFILE= of a service)",
+        rank, (unsigned long long)least, size, (unsigned long long)may, (unsigned long long)wanted);
+}
+
 int hpc_context_create_named(int rank, int size, int name, const hpc_config *config, hpc_context **context) {
     hpc_config defaults;
     if (context == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: context is NULL");
@@ -219,10 +233,9 @@ int hpc_context_create_named(int rank, int size, int name, const hpc_config *con
     hpc_config_init(&defaults);
     if (config == NULL) config = &defaults;
     int status = check_config(rank, size, config);
+    if (status == HPC_OK) status = take_files(rank, size, config->tcp_streams);
     if (status != HPC_OK) return status;
 
-    /* A peer needs two files, its connection and its process; over TCP also one for each stream of each lane. */
-    hpc_host_files(OWN_FILES + (uint64_t)size * (2 + LANES * (uint64_t)config->tcp_streams));
     hpc_context *c = make(rank, size, config);
     if (c == NULL) return hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory");
     status = open_all(c, name, config);

@@ -6,7 +6,7 @@
  *
  * Who writes what. A way goes from FAR to ASKED to ANSWERED under the context's `reach`. A thread takes the answer by
  * changing ANSWERED to TAKEN; then it alone works on the peer's part, and its release store of NEAR or ANSWERED
- * publishes that. A refusal is stored once, and stays. `reach` also guards the table of objects: while it is held, no
+ * publishes that. A dead end is stored once, and stays. `reach` also guards the table of objects: while it is held, no
  * object that is in the table is freed. No thread maps a peer's memory, or waits, while it holds `reach`. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,11 +14,11 @@
 #include <unistd.h>
 
 #include "base/overdue.h"
-#include "context/context.h"
+#include "context/reach.h"
 
-typedef struct hpc_refusal {
+typedef struct hpc_dead_end {
     char why[192];
-} refusal;
+} dead_end;
 
 /* ---- the table of objects ---- */
 
@@ -86,7 +86,7 @@ void hpc_object_close(hpc_context *c, hpc_object *o) {
         hpc_blob *left = o->ways[r].answer;
         if (left != NULL && distance_of(&o->ways[r]) == HPC_HANDED) discard(c, r, left);
         free(left);
-        free(atomic_load(&o->ways[r].refusal));
+        free(atomic_load(&o->ways[r].dead_end));
     }
     free(o->ways);
     *o = (hpc_object){NULL, 0, NULL};
@@ -109,10 +109,10 @@ static int give(void *arg, int rank, uint64_t number, hpc_blob *blob) {
 }
 
 static void refuse(hpc_approach *way, const char *why) {
-    refusal *fresh = malloc(sizeof *fresh), *none = NULL;
+    dead_end *fresh = malloc(sizeof *fresh), *none = NULL;
     if (fresh == NULL) return; /* the wait ends at its timeout */
     snprintf(fresh->why, sizeof fresh->why, "%s", why);
-    if (!atomic_compare_exchange_strong(&way->refusal, &none, fresh)) free(fresh);
+    if (!atomic_compare_exchange_strong(&way->dead_end, &none, fresh)) free(fresh);
 }
 
 static void take(void *arg, int rank, uint64_t number, int status, const char *why, hpc_blob *blob) {
@@ -161,7 +161,7 @@ const hpc_giver hpc_reach_giver = {give, take, drop, put};
 
 /* ---- threads that use an object ---- */
 
-static void mark_near(hpc_object *o, int rank) {
+void hpc_reach_mark(hpc_object *o, int rank) {
     o->joint->come_near(o, rank);
     set(&o->ways[rank], HPC_NEAR);
 }
@@ -172,7 +172,7 @@ static int attach(const hpc_context *c, hpc_object *o, int peer) {
     hpc_blob blob = *way->answer;
     way->answer->fd = -1;
     int status = o->joint->attach(c->transports[peer], o, peer, &blob);
-    if (status == HPC_OK) mark_near(o, peer);
+    if (status == HPC_OK) hpc_reach_mark(o, peer);
     if (status < 0) refuse(way, hpc_last_error()->message);
     if (status == HPC_IN_PROGRESS) set(way, HPC_HANDED);
     return status;
@@ -193,12 +193,12 @@ int hpc_reach_try(hpc_context *c, hpc_object *o, int peer, const char *op) {
     if (distance_of(way) == HPC_FREED_THERE) return HPC_GONE;
     int status = hpc_group_peer_present(&c->group, peer, op);
     if (status != HPC_OK) return status;
-    const refusal *no = atomic_load(&way->refusal);
+    const dead_end *no = atomic_load(&way->dead_end);
     if (no != NULL)
         return hpc_fail_transport(op, c->transports[peer]->name, peer, "rank %d: %s: cannot reach rank %d's %s: %s",
                                   c->group.rank, op, peer, o->joint->name, no->why);
     if (distance_of(way) == HPC_FAR && o->joint->is_met(c->transports[peer], o, peer)) {
-        mark_near(o, peer);
+        hpc_reach_mark(o, peer);
         return HPC_OK;
     }
     if (distance_of(way) == HPC_FAR) ask(c, o, peer);
@@ -284,72 +284,4 @@ int hpc_reach_all(hpc_context *c, hpc_goal *goals, int n, const char *op, double
     const hpc_wait wait = {op, are_near, who_is_far, &g, .every = 1};
     const int status = hpc_wait_for(&c->group, &wait, hpc_left(deadline));
     return status != HPC_OK ? status : g.status;
-}
-
-/* ---- when an object is made ---- */
-
-/* The part of this rank is reached like the part of any rank of this process. */
-static int join_self(const hpc_context *c, hpc_object *o) {
-    const int me = c->group.rank;
-    const hpc_transport *t = c->transports[me];
-    hpc_blob blob = {.fd = -1};
-    int status = o->joint->export_to(t, o, me, &blob);
-    if (status != HPC_OK) return status;
-    status = o->joint->attach(t, o, me, &blob);
-    if (status == HPC_OK) mark_near(o, me);
-    return status;
-}
-
-static int is_eager(const hpc_context *c, int rank) {
-    return rank != c->group.rank && (c->transports[rank]->caps & HPC_CAP_EAGER) != 0;
-}
-
-/* Exports blobs to the peers whose transport is eager, and attaches theirs. Each rank gives all ranks a blob each.
- * status: of this rank so far. */
-static int join_eager(hpc_context *c, const char *op, hpc_object *o, int status, double deadline) {
-    size_t size = (size_t)c->group.size, me = (size_t)c->group.rank;
-    hpc_blob *blobs = calloc(size, sizeof *blobs);
-    hpc_reply *replies = calloc(size, sizeof *replies);
-    if (blobs == NULL || replies == NULL) {
-        free(blobs);
-        free(replies);
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
-    }
-    /* A rank that has left since the call began takes no blob, and no rank would take a blob exported after that. */
-    for (size_t r = 0; r < size && status == HPC_OK; r++) status = hpc_group_peer_present(&c->group, (int)r, op);
-    for (size_t r = 0; r < size && status == HPC_OK; r++)
-        if (is_eager(c, (int)r)) status = o->joint->export_to(c->transports[r], o, (int)r, &blobs[r]);
-    /* A rank that failed writes its status into its blob for itself; the others then take none of its blobs. */
-    memcpy(blobs[me].bytes, &status, sizeof status);
-    int exchanged =
-        hpc_control_exchange(c->control, op, blobs, size * sizeof *blobs, HPC_EQUAL_SIZES, replies, deadline);
-    if (exchanged != HPC_OK) status = exchanged;
-    for (size_t r = 0; r < size && exchanged == HPC_OK; r++) {
-        hpc_blob blob;
-        int exported, attached;
-        memcpy(&exported, ((hpc_blob *)replies[r].data + r)->bytes, sizeof exported);
-        if (!is_eager(c, (int)r) || exported != HPC_OK) continue;
-        memcpy(&blob, (hpc_blob *)replies[r].data + me, sizeof blob);
-        blob.fd = -1;
-        /* Attach all blobs, also after a failure: a blob may hold a reference that only attach takes over. */
-        attached = o->joint->attach(c->transports[r], o, (int)r, &blob);
-        if (attached == HPC_OK) mark_near(o, (int)r);
-        if (status == HPC_OK) status = attached;
-    }
-    if (exchanged == HPC_OK) hpc_control_free_replies(c->control, replies);
-    free(blobs);
-    free(replies);
-    return status;
-}
-
-int hpc_object_join(hpc_context *c, const char *op, hpc_object *o, int status, double deadline) {
-    if (c->has_eager) status = hpc_context_agree(c, op, status, deadline);
-    if (c->has_eager && status != HPC_OK) return status;
-    for (int r = 0; r < c->group.size; r++) { /* a rank may have left after its part of the call */
-        const int there = hpc_group_peer_present(&c->group, r, op);
-        if (there != HPC_OK) return there;
-    }
-    if (status == HPC_OK) status = join_self(c, o);
-    if (c->has_eager) status = join_eager(c, op, o, status, deadline);
-    return hpc_context_agree(c, op, status, deadline);
 }

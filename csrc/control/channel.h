@@ -236,6 +236,8 @@ struct hpc_control {
     void *accept_arg;
     const hpc_giver *giver;
     void *giver_arg;
+    /* hpc_handles_take: link.c calls it, and comes before handles.c */
+    const char *(*on_handle)(struct hpc_control *c, int rank, hpc_message *m);
     _Atomic int answering; /* some link may have answers that can be sent now */
     hpc_client client;     /* of the service thread */
     _Atomic int running;
@@ -382,12 +384,8 @@ void hpc_survivors_look(hpc_control *c);
 
 /* ---- handles.c: called by the service thread ---- */
 
-/* Notes a peer's WANT. Returns NULL, or the frame's fault. */
-const char *hpc_handles_asked(hpc_control *c, int rank, uint64_t number);
-/* Takes the payload of a peer's GIVE, and the descriptor. */
-void hpc_handles_given(hpc_control *c, int rank, uint64_t number, hpc_given *given, int fd);
-/* Does a peer's PUT. Returns NULL, or the frame's fault. */
-const char *hpc_handles_put(hpc_control *c, const hpc_message *put);
+/* Takes a WANT, GIVE or PUT of a peer, as hpc_control.on_handle. Returns NULL, or the message's fault. */
+const char *hpc_handles_take(hpc_control *c, int rank, hpc_message *m);
 /* Sends the link's answers that are ready. Returns HPC_ERR_TIMEOUT if the socket has no room. */
 int hpc_handles_answer(hpc_control *c, int rank);
 void hpc_handles_free(hpc_control *c, int rank); /* any thread, at the end */

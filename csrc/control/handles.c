@@ -68,7 +68,7 @@ void hpc_control_refuse(hpc_control *c, int rank, uint64_t number, int status, c
     leave_to_service(c, rank, a);
 }
 
-const char *hpc_handles_asked(hpc_control *c, int rank, uint64_t number) {
+static const char *take_want(hpc_control *c, int rank, uint64_t number) {
     hpc_want *a = make_want(number);
     if (a == NULL) return short_of_memory;
     c->links[rank].wants = 1;
@@ -125,14 +125,14 @@ int hpc_handles_answer(hpc_control *c, int rank) {
     return status;
 }
 
-void hpc_handles_given(hpc_control *c, int rank, uint64_t number, hpc_given *given, int fd) {
-    hpc_blob blob = {.fd = fd};
+static void take_given(hpc_control *c, int rank, hpc_message *m) {
+    hpc_given *given = (hpc_given *)(void *)m->data;
+    hpc_blob blob = {.fd = m->fd};
     memcpy(blob.bytes, given->bytes, sizeof blob.bytes);
     given->why[sizeof given->why - 1] = 0;
-    if (c->giver != NULL)
-        c->giver->take(c->giver_arg, rank, number, given->status, given->why, &blob);
-    else
-        hpc_close(&fd);
+    if (c->giver == NULL) return;
+    m->fd = -1;
+    c->giver->take(c->giver_arg, rank, m->sequence, given->status, given->why, &blob);
 }
 
 void hpc_handles_free(hpc_control *c, int rank) {
@@ -158,7 +158,7 @@ int hpc_control_put(hpc_control *c, int rank, uint64_t number, const void *data,
     }
 }
 
-const char *hpc_handles_put(hpc_control *c, const hpc_message *put) {
+static const char *take_put(hpc_control *c, const hpc_message *put) {
     hpc_put_head head;
     memcpy(&head, put->data, sizeof head);
     const size_t nbytes = put->total - sizeof head;
@@ -166,4 +166,16 @@ const char *hpc_handles_put(hpc_control *c, const hpc_message *put) {
     int status = c->giver->put(c->giver_arg, put->sequence, put->data + sizeof head, nbytes, head.offset,
                                (int)head.signal, head.value);
     return status == HPC_OK ? NULL : no_window;
+}
+
+const char *hpc_handles_take(hpc_control *c, int rank, hpc_message *m) {
+    const char *fault = NULL;
+    if (m->type == HPC_MESH_WANT)
+        fault = take_want(c, rank, m->sequence);
+    else if (m->type == HPC_MESH_GIVE)
+        take_given(c, rank, m);
+    else
+        fault = take_put(c, m);
+    hpc_message_free(m);
+    return fault;
 }

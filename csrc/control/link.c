@@ -329,11 +329,14 @@ static const char *begin_single(hpc_link *l, const hpc_mesh_frame *f) {
     return make_room(m, f->nbytes) ? NULL : no_memory;
 }
 
+static int is_of_handles(uint32_t type) {
+    return type == HPC_MESH_WANT || type == HPC_MESH_GIVE || type == HPC_MESH_PUT;
+}
+
 /* The place for the frame's payload. */
 static char *place_of(const hpc_link *l, const hpc_mesh_frame *f) {
     if (is_data(f->type)) return l->incoming->data + l->incoming->got;
-    if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS || f->type == HPC_MESH_GIVE || f->type == HPC_MESH_PUT ||
-        f->type == HPC_MESH_HERE)
+    if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS || f->type == HPC_MESH_HERE || is_of_handles(f->type))
         return l->arriving->data;
     return (char *)(uintptr_t)&l->word;
 }
@@ -358,7 +361,7 @@ static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f
     case HPC_MESH_PUT:
         return f->nbytes >= sizeof(hpc_put_head) ? begin_single(l, f) : hpc_link_garbled;
     case HPC_MESH_WANT:
-        return f->nbytes == 0 ? hpc_handles_asked(c, rank, f->sequence) : hpc_link_garbled;
+        return f->nbytes == 0 ? begin_single(l, f) : hpc_link_garbled;
     case HPC_MESH_ABORT:
     case HPC_MESH_BYE:
         return f->nbytes == sizeof l->word ? NULL : hpc_link_garbled;
@@ -385,7 +388,6 @@ static void append(hpc_control *c, hpc_message **inbox, hpc_message *m) {
 /* The payload is where place_of said. Returns NULL, or why the link cannot go on. */
 static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
     hpc_link *l = &c->links[rank];
-    const char *why;
     hpc_message *m;
     switch (f->type) {
     case HPC_MESH_GATHER:
@@ -425,19 +427,12 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
     case HPC_MESH_LOOK:
         l->asks = 1;
         return NULL;
+    case HPC_MESH_WANT:
     case HPC_MESH_GIVE:
-        m = l->arriving;
-        l->arriving = NULL;
-        hpc_handles_given(c, rank, m->sequence, (hpc_given *)(void *)m->data, m->fd);
-        m->fd = -1;
-        hpc_message_free(m);
-        return NULL;
     case HPC_MESH_PUT:
         m = l->arriving;
         l->arriving = NULL;
-        why = hpc_handles_put(c, m);
-        hpc_message_free(m);
-        return why;
+        return c->on_handle(c, rank, m);
     case HPC_MESH_WORD:
         atomic_store_explicit(&l->words[f->sequence >> 32], (uint32_t)f->sequence, memory_order_relaxed);
         return NULL;

@@ -44,6 +44,7 @@ static hpc_control *create(hpc_group *group, hpc_memory *bell) {
         return NULL;
     }
     c->group = group;
+    c->on_handle = hpc_handles_take;
     c->bell = hpc_memory_retain(bell);
     c->listen_fd = c->tcp_fd = c->epoll_fd = c->poke_fd = -1;
     for (int i = 0; i < HPC_STRANGERS; i++) c->strangers[i].fd = -1;

@@ -256,14 +256,14 @@ static int note_links(hpc_scheme *sc) {
     return HPC_OK;
 }
 
-/* Returns a lane by which this rank has reached rank, if there is one; NULL if it shares no data with rank. */
-static hpc_lane *lane_to(const hpc_scheme *sc, int rank) {
+/* Returns the lane of this rank's pushes to rank, or another one by which no core puts; NULL if no push of this rank
+ * goes to rank or by it. */
+static hpc_lane *push_lane_to(const hpc_scheme *sc, int rank) {
     const char *ways = sc->linked + (size_t)rank * (size_t)sc->n_lanes;
     hpc_lane *any = rank == sc->context->group.rank ? sc->in_lanes[0] : NULL;
     for (int i = 0; i < sc->n_lanes; i++) {
         if (ways[i] & IN_LANE) return sc->in_lanes[i];
-        if (ways[i] & OUT_LANE) return sc->out_lanes[i];
-        if (ways[i] != 0) any = sc->in_lanes[0];
+        if (ways[i] & BY_OTHERS) any = sc->in_lanes[0];
     }
     return any;
 }
@@ -393,8 +393,9 @@ int hpc_scheme_prepare(hpc_scheme *sc, const hpc_exchange_config *f) {
 /* ---- close ---- */
 
 /* Tells every rank that is not gone how many pushes this rank has made (a push sent in part does not count); or, in a
- * later call, that this rank answers nothing more. The messages go by a lane of the exchange, which is flushed before
- * the memory is freed. A rank that shares no data with this one is told by the control channel, once. */
+ * later call, that this rank answers nothing more. A message goes by the lane of the pushes, so that it comes after
+ * them; the lane is flushed before the memory is freed. A rank that gets no pushes of this one is told by the control
+ * channel: the answers to it are flushed before this rank says that no more come. */
 static int announce(hpc_scheme *sc, uint64_t what) {
     hpc_context *c = sc->context;
     int me = c->group.rank, first_failure = HPC_OK;
@@ -406,10 +407,10 @@ static int announce(hpc_scheme *sc, uint64_t what) {
         if (hpc_group_has_departed(&c->group, r)) continue;
         size_t at = sc->layout.places[r].closed + (size_t)me * (size_t)sc->plan->n_keys * sizeof *counts;
         int status = HPC_OK;
-        hpc_lane *lane = lane_to(sc, r);
+        hpc_lane *lane = push_lane_to(sc, r);
         if (lane != NULL)
             status = hpc_put_signal(lane, sc->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
-        else if (!sc->life.closed)
+        else
             status = hpc_window_tell(sc->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
         status = hpc_unless_left(sc, r, status);
         if (status != HPC_OK && status != HPC_ERR_PEER && first_failure == HPC_OK) first_failure = status;

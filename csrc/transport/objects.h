@@ -25,9 +25,9 @@ typedef enum hpc_distance {
 } hpc_distance;
 
 typedef struct hpc_approach {
-    _Atomic int distance;                /* hpc_distance */
-    hpc_blob *answer;                    /* the peer's handle; NULL: it has not come */
-    struct hpc_refusal *_Atomic refusal; /* why the peer's part cannot be reached; NULL: no failure is known */
+    _Atomic int distance;                  /* hpc_distance */
+    hpc_blob *answer;                      /* the peer's handle; NULL: it has not come */
+    struct hpc_dead_end *_Atomic dead_end; /* why the peer's part cannot be reached; NULL: no failure is known */
 } hpc_approach;
 
 typedef struct hpc_object {

@@ -3,6 +3,8 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
+#include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "context/context.h"
@@ -162,6 +164,18 @@ static void dies_unasked(rank *r) {
     hpc_window_free(w);
 }
 
+/* A process that may open too few files for the job's connections is told how many it needs. */
+static void too_few_files(rank *r) {
+    hpc_context *c = NULL;
+    const struct rlimit few = {200, 200};
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    CHECK_STATUS(hpc_context_create(0, 300, &r->config, &c), HPC_ERR_CONFIG);
+    CHECK(c == NULL);
+    CHECK(strstr(hpc_last_error()->message, "open files for 300 ranks, and its process may have 200"));
+    CHECK_OK(hpc_context_create(0, 64, &r->config, &c));
+    hpc_context_free(c);
+}
+
 int main(int argc, char **argv) {
     const ranks_case cases[] = {
         {.name = "only_used", .size = 6, .run = only_used},
@@ -170,6 +184,7 @@ int main(int argc, char **argv) {
         {.name = "come_at_once_sleepy", .size = 3, .run = come_at_once, .sleepy = true},
         {.name = "freed_before_0", .size = 2, .run = freed_before, .arg = 0},
         {.name = "freed_before_1", .size = 2, .run = freed_before, .arg = 1},
+        {.name = "too_few_files", .size = 1, .run = too_few_files, .where = RANKS_PROCESSES, .bare = true},
         {.name = "bounds_come_first", .size = 3, .run = bounds_come_first},
         {.name = "dies_unasked",
          .size = 4,
