@@ -53,7 +53,8 @@ static char reasons[RANKS][HPC_REASON_BYTES];
 static hpc_bell bell;
 static hpc_link links[RANKS];
 static hpc_group group = {.size = RANKS, .states = states, .departing = departing, .reasons = reasons, .bell = &bell};
-static hpc_control control = {.group = &group, .links = links, .lock = PTHREAD_MUTEX_INITIALIZER};
+static hpc_control control = {
+    .group = &group, .links = links, .lock = PTHREAD_MUTEX_INITIALIZER, .on_handle = hpc_handles_take};
 
 /* ---- what the input says -------------------------------------------------------------------------------------------
  */
