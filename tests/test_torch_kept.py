@@ -273,11 +273,13 @@ def a_dropped_optimizer_gives_all_back(ctx: hpcomm.Context) -> None:
             cases.plain_step(model, optimizer, data, 0)
             optimizer.wait()
             models += [model, wrapped]
-            assert files() == before, "an exchange in use costs descriptors"
+            windows = 2  # at most: the exchange's, and that of buffers="average"; peers may still ask for them
+            assert files() <= before + windows, "an exchange in use costs more descriptors than its windows"
             gone: list[weakref.ref[Any]] = [weakref.ref(optimizer), weakref.ref(optimizer.exchange)]
             del optimizer
             gc.collect()
             assert [one() for one in gone] == [None, None], options
+            assert files() == before, "a dropped exchange costs descriptors"
             assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
             assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
             F.cross_entropy(model(data.batch()[0]), data.batch()[1]).backward()  # plain torch goes on

@@ -178,6 +178,7 @@ int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int s
     }
     if (status == HPC_OK) status = learn_extents(w, op, deadline);
     if (status == HPC_OK) status = hpc_object_join(c, op, &w->object, HPC_OK, deadline);
+    if (status == HPC_OK && c->all_remote) hpc_memory_close_descriptor(w->memory); /* no rank maps it */
     if (status != HPC_OK) {
         hpc_window_free(w);
         return status;
