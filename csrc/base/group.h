@@ -139,8 +139,9 @@ typedef struct hpc_wait {
      * so other waits need not. NULL: it works for none. */
     void (*attend)(void *attended, int begins);
     void *attended;
-    /* Called once, with arg, when the wait has lasted `after` seconds. NULL: never. */
-    void (*later)(void *arg);
+    /* Called with arg when the wait has lasted `after` seconds; then the wait is shown again. Returns the seconds until
+     * its next call. NULL: never called. */
+    double (*later)(void *arg);
     double after;
 } hpc_wait;
 

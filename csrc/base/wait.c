@@ -625,8 +625,8 @@ static int wait_on(hpc_group *group, const hpc_wait *wait, double timeout, seen 
         now = hpc_now();
         if (now >= deadline) return wait->ready(wait->arg) ? HPC_OK : hpc_overdue_fail(group, wait, timeout);
         if (now >= later) {
-            later = INFINITY;
-            wait->later(wait->arg);
+            later = now + wait->later(wait->arg);
+            seen->due = now;
         }
         if (now >= seen->due) show(group, wait, seen, now);
         if (now >= seen->look) {

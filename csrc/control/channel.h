@@ -70,7 +70,8 @@ typedef enum hpc_mesh_type {
     HPC_MESH_GIVE,   /* an hpc_given; one frame, with the handle's descriptor */
     HPC_MESH_PUT,    /* a put into the window whose number is in sequence: an hpc_put_head, and the data (handles.c) */
     HPC_MESH_BATCH,  /* batch.h; between neighbours in the tree */
-    HPC_MESH_HERE    /* roll.c; between neighbours in the tree; one frame */
+    HPC_MESH_HERE,   /* roll.c; between neighbours in the tree; one frame */
+    HPC_MESH_OVER    /* the sender has failed in this collective, and passes nothing on in it */
 } hpc_mesh_type;
 
 typedef struct hpc_mesh_frame {
@@ -138,6 +139,7 @@ typedef struct hpc_link {
     _Atomic int failure; /* errno of a send; the kernel reports it once, so it is kept for the reading thread */
 
     _Atomic uint64_t served; /* the peer's BYE: up to this collective it owes nothing */
+    _Atomic uint64_t over;   /* the peer's last OVER */
 
     _Atomic int dropped;               /* the peer has sent a DROP: it counts this rank as failed */
     _Atomic uint32_t words[HPC_WORDS]; /* the peer's words (hpc_control_told) */

@@ -9,9 +9,10 @@
  * ranks further down. So a departure does not end the others' waits at once. A rank that leaves says up to which
  * collective it owes nothing (hpc_control.served). If a rank failed, or left owing a part, the others wait on for
  * LINGER_SECONDS, or until they know that the data cannot come: some rank has not come to the collective (roll.c), or a
- * neighbour whose batch they await has departed. They wait for SETTLE_SECONDS at least, in which they learn which ranks
- * have come. */
+ * neighbour whose batch they await has departed or said OVER. A rank that fails in a collective tells its neighbours
+ * OVER. They wait for SETTLE_SECONDS at least, in which they learn which ranks have come. */
 #define _GNU_SOURCE
+#include <math.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,7 +80,7 @@ static int is_hopeless(const collective *g) {
     if (hpc_roll_lacks(c, g->sequence)) return 1;
     for (int i = 0; i < g->n_from; i++) {
         const int rank = g->from[i];
-        const int gone = hpc_group_has_departed(c->group, rank);
+        const int gone = hpc_group_has_departed(c->group, rank) || atomic_load(&c->links[rank].over) >= g->sequence;
         pthread_mutex_lock(&c->lock);
         const int came = has_come(g, rank);
         pthread_mutex_unlock(&c->lock);
@@ -117,29 +118,28 @@ static int who_is_missing(void *arg, int *ranks) {
     return n > 0 ? n : list_awaited(g, ranks);
 }
 
-static void ask(void *arg) {
+/* Returns the seconds until the answers have come. Then the wait shows other ranks. */
+static double ask(void *arg) {
     collective *g = arg;
-    if (g->asked > 0) return;
-    g->asked = hpc_now();
-    hpc_roll_ask(g->control, g->sequence);
-    hpc_mesh_poke(g->control);
-}
-
-static void look_again(void *arg) {
-    (void)arg; /* the wait looks at its condition after this call */
+    const double now = hpc_now();
+    if (g->asked == 0) {
+        g->asked = now;
+        hpc_roll_ask(g->control, g->sequence);
+        hpc_mesh_poke(g->control);
+    }
+    return has_settled(g) ? INFINITY : g->asked + SETTLE_SECONDS - now;
 }
 
 /* A rank is lost: waits on while the batches may still come. */
 static void linger(collective *g, const char *op) {
     const double left = hpc_left(g->deadline);
-    ask(g);
     const hpc_wait wait = {.op = op,
                            .ready = came_or_hopeless,
                            .waiting_for = who_is_missing,
                            .arg = g,
                            .every = 1,
-                           .later = look_again,
-                           .after = g->asked + SETTLE_SECONDS - hpc_now()};
+                           .later = ask, /* the wait looks at its condition after this call */
+                           .after = ask(g)};
     hpc_group *calm = hpc_group_calm(g->control->group);
     const int muted = hpc_mute_errors(1);
     if (calm != NULL) hpc_wait_for(calm, &wait, left < LINGER_SECONDS ? left : LINGER_SECONDS);
@@ -269,6 +269,19 @@ static int run_relay(collective *g, hpc_relay *relay, const char *op, hpc_record
     return status;
 }
 
+/* This rank has failed. After its deadline the service thread passes on what comes, because the others may have time;
+ * otherwise the neighbours learn that nothing will come. */
+static void give_up(collective *g, hpc_relay *relay, int status) {
+    hpc_control *c = g->control;
+    if (status == HPC_ERR_TIMEOUT) {
+        if (atomic_load(&c->served) < g->sequence) hpc_relay_hand_over(c, relay);
+        return;
+    }
+    for (int i = 0; i < relay->n_children; i++) hpc_link_tell_number(c, relay->children[i], HPC_MESH_OVER, g->sequence);
+    if (relay->parent >= 0) hpc_link_tell_number(c, relay->parent, HPC_MESH_OVER, g->sequence);
+    free(relay->bytes);
+}
+
 /* Fills in replies, and names with the names of all ranks. */
 static int run_tree(collective *g, const char *op, const void *data, size_t nbytes, hpc_reply *replies,
                     hpc_said *names) {
@@ -280,10 +293,8 @@ static int run_tree(collective *g, const char *op, const void *data, size_t nbyt
     hpc_relay_begin(c, &relay, g->sequence, op, data, nbytes);
     g->relay = &relay;
     const int status = run_relay(g, &relay, op, records);
-    if (status == HPC_ERR_TIMEOUT && atomic_load(&c->served) < g->sequence) {
-        hpc_relay_hand_over(c, &relay); /* the others may still come */
-    } else if (status != HPC_OK) {
-        free(relay.bytes);
+    if (status != HPC_OK) {
+        give_up(g, &relay, status);
     } else {
         atomic_store(&c->served, g->sequence);
         for (int i = 0; i < size; i++) {

@@ -369,6 +369,7 @@ static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f
     case HPC_MESH_DROP:
     case HPC_MESH_REVOKE:
     case HPC_MESH_LOOK:
+    case HPC_MESH_OVER:
         return f->nbytes == 0 ? NULL : hpc_link_garbled;
     case HPC_MESH_WORD:
         return f->nbytes == 0 && f->sequence >> 32 < HPC_WORDS ? NULL : hpc_link_garbled;
@@ -423,6 +424,10 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
         l->here = l->arriving;
         l->here->got = f->nbytes;
         l->arriving = NULL;
+        return NULL;
+    case HPC_MESH_OVER:
+        atomic_store(&l->over, f->sequence);
+        hpc_bell_ring(c->group->bell);
         return NULL;
     case HPC_MESH_LOOK:
         l->asks = 1;

@@ -41,7 +41,7 @@ static struct {
     message messages[FRAMES], ballots[FRAMES], coming;
     size_t n_messages, n_ballots;
     message news, here;
-    uint64_t served;
+    uint64_t over, served;
     uint32_t words[HPC_WORDS];
     int is_coming, is_wrong, has_bell, has_left, has_failed, has_dropped, has_news, has_look, has_here;
     char reason[HPC_REASON_BYTES];
@@ -102,7 +102,7 @@ static int may_come(const hpc_mesh_frame *f, int flags) {
     if (f->type == HPC_MESH_ABORT || f->type == HPC_MESH_BYE) return f->nbytes == sizeof(hpc_last_word);
     if (f->type == HPC_MESH_WORD) return f->nbytes == 0 && f->sequence >> 32 < HPC_WORDS;
     return f->nbytes == 0 && (f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP || f->type == HPC_MESH_REVOKE ||
-                              f->type == HPC_MESH_LOOK || f->type == HPC_MESH_WANT);
+                              f->type == HPC_MESH_LOOK || f->type == HPC_MESH_WANT || f->type == HPC_MESH_OVER);
 }
 
 static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
@@ -125,6 +125,7 @@ static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
     if (f->type == HPC_MESH_NEWS) sent.news = (message){f->sequence, f->total, f->nbytes, f->op, payload, f->type};
     if (f->type == HPC_MESH_HERE) sent.has_here = 1;
     if (f->type == HPC_MESH_HERE) sent.here = (message){f->sequence, f->total, f->nbytes, f->op, payload, f->type};
+    if (f->type == HPC_MESH_OVER) sent.over = f->sequence;
     if (f->type == HPC_MESH_BYE) sent.served = f->sequence;
     if (f->type == HPC_MESH_BALLOT)
         sent.ballots[sent.n_ballots++] = (message){f->sequence, f->total, f->nbytes, f->op, payload, f->type};
@@ -238,7 +239,7 @@ static void check_link(int flags) {
     REQUIRE(l->dropped == sent.has_dropped);
     REQUIRE(l->asks == sent.has_look);
     for (int i = 0; i < HPC_WORDS; i++) REQUIRE(hpc_control_told(&control, PEER, i) == sent.words[i]);
-    REQUIRE(l->served == sent.served);
+    REQUIRE(l->over == sent.over && l->served == sent.served);
     check_inbox(l->here, &sent.here, (size_t)sent.has_here, flags & ~DESCRIPTORS);
     check_inbox(l->news, &sent.news, (size_t)sent.has_news, flags & ~DESCRIPTORS);
     if (!sent.is_wrong && sent.is_coming && l->incoming != NULL)
@@ -326,7 +327,7 @@ static void start(int fd, int flags) {
     sent.n = sent.nbytes = sent.ndata = sent.n_messages = sent.n_ballots = 0;
     sent.is_coming = sent.is_wrong = sent.has_bell = sent.has_left = sent.has_failed = sent.has_dropped = 0;
     sent.has_news = sent.has_look = sent.has_here = 0;
-    sent.served = 0;
+    sent.over = sent.served = 0;
     memset(sent.words, 0, sizeof sent.words);
 }
 

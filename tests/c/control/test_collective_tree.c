@@ -2,6 +2,8 @@
  * leave or die. The control channel by itself, on random hosts. */
 #define _GNU_SOURCE
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 
 #include "node.h"
@@ -148,6 +150,34 @@ static void late(rank *r) {
         rank_meet(r);
         node_leave(n, NULL);
     }
+}
+
+/* Returns once the wait of n's rank is shown to be for one rank alone. */
+static void *await_shown(void *arg) {
+    node *n = arg;
+    hpc_watched waits[HPC_WATCHED];
+    double ended;
+    do sched_yield();
+    while (hpc_watch_read(&n->group.watch, ranks_now(), waits, &ended) != 1 || waits[0].n_ranks != 1 ||
+           waits[0].ranks[0] != n->r->arg);
+    atomic_fetch_add(&n->r->board[DONE], 1);
+    return NULL;
+}
+
+/* hpcomm status shows the same rank, while the others still wait. */
+static void shown(rank *r) {
+    node *n = node_join(r, ALL_UNIX, 30);
+    pthread_t thread;
+    CHECK_OK(node_meet(n, 60));
+    if (r->rank == r->arg) {
+        rank_await(r, DONE, (uint64_t)(r->size - 1));
+        CHECK_OK(node_meet(n, 60));
+    } else {
+        CHECK_EQ(pthread_create(&thread, NULL, await_shown, n), 0);
+        CHECK_OK(node_meet(n, 60));
+        CHECK_EQ(pthread_join(thread, NULL), 0);
+    }
+    node_leave(n, NULL);
 }
 
 /* A rank with a short deadline gives up; the others have time, and the late rank comes. A rank below which there is
@@ -299,6 +329,7 @@ int main(int argc, char **argv) {
          .bare = true},
         {.name = "large-tcp", .size = 4, .run = large, .arg = ALL_TCP, .where = RANKS_SHM, .bare = true},
         {.name = "late", .size = 20, .run = late, .where = RANKS_SHM, .bare = true},
+        {.name = "shown", .size = 12, .run = shown, .arg = 9, .where = RANKS_SHM, .bare = true},
         {.name = "impatient-first", .size = 20, .run = impatient, .arg = 0, .where = RANKS_SHM, .bare = true},
         {.name = "impatient-inner", .size = 20, .run = impatient, .arg = 2, .where = RANKS_SHM, .bare = true},
         {.name = "impatient-leaf", .size = 20, .run = impatient, .arg = 15, .where = RANKS_SHM, .bare = true},
