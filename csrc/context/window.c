@@ -205,6 +205,7 @@ int hpc_window_tell(hpc_window *w, int peer, const void *src, size_t nbytes, siz
 void hpc_window_free(hpc_window *w) {
     if (w == NULL || !hpc_group_is_mine(&w->context->group)) return;
     hpc_object_close(w->context, &w->object);
+    if (w->memory != NULL) hpc_memory_close_descriptor(w->memory); /* an array may hold the memory for longer */
     for (int r = 0; r < w->context->group.size; r++) {
         if (r != w->context->group.rank) w->context->transports[r]->window_detach(w, r);
         hpc_memory_release(hpc_part_memory(&w->parts[r]));
