@@ -80,22 +80,30 @@ static int window_attach(hpc_window *w, int peer, const hpc_blob *blob) {
     return status;
 }
 
+/* Returns where the ring of rank begins in its memory. If all began at the start of a page, the words that a thread
+ * polls would share one set of its cache. */
+static size_t ring_offset(int rank) {
+    enum { STEP = 128, STEPS = 30 };
+    return (size_t)(rank % STEPS) * STEP;
+}
+
 /* Makes the ring of the peer's events. Its descriptor is closed once the blob has its own. */
 static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
     hpc_lane_peer *p = &lane->peers[peer];
     if (p->in_memory != NULL) return hpc_fail(HPC_ERR_INVALID, "lane", "rank %d has the lane's ring already", peer);
-    int status = hpc_memory_create(sizeof(hpc_ring), "lane", &p->in_memory);
+    int status = hpc_memory_create(ring_offset(peer) + sizeof(hpc_ring), "lane", &p->in_memory);
     if (status == HPC_OK) status = export_memory(lane->context, p->in_memory, peer, "lane", blob);
     if (status != HPC_OK) return status;
     hpc_memory_close_descriptor(p->in_memory);
-    atomic_store_explicit(&p->in, hpc_memory_data(p->in_memory), memory_order_release);
+    atomic_store_explicit(&p->in, (char *)hpc_memory_data(p->in_memory) + ring_offset(peer), memory_order_release);
     return HPC_OK;
 }
 
 static int lane_attach(hpc_lane *lane, int peer, const hpc_blob *blob) {
     hpc_lane_peer *p = &lane->peers[peer];
-    int status = attach_memory(lane->context, peer, blob, sizeof(hpc_ring), "lane", &p->memory);
-    if (status == HPC_OK) atomic_store_explicit(&p->out, hpc_memory_data(p->memory), memory_order_release);
+    const size_t at = ring_offset(lane->context->group.rank);
+    int status = attach_memory(lane->context, peer, blob, at + sizeof(hpc_ring), "lane", &p->memory);
+    if (status == HPC_OK) atomic_store_explicit(&p->out, (char *)hpc_memory_data(p->memory) + at, memory_order_release);
     return status;
 }
 
