@@ -190,7 +190,8 @@ class Window:
 
     def put(self, peer: int, src: object, offset: int = 0, *, lane: Lane | None = None) -> None:
         """Writes src into the peer's block at this offset. The caller must not change src before flush(peer) has
-        returned."""
+        returned. The first put to a peer waits until the peer's process has answered, for init_timeout at most, and
+        raises Timeout after that."""
         try:
             if src is None or (
                 src is not self._checked and (type(src) is not _ndarray or src.dtype is not self._accepted)
@@ -235,7 +236,8 @@ class Window:
         lane: Lane | None = None,
     ) -> None:
         """Puts src, then sends an event with the 32-bit value imm to the peer, whose Context.poll of the same lane
-        returns it. Raises Timeout if the peer has no room for an event until the deadline."""
+        returns it. Raises Timeout if the peer has no room for an event until the deadline, or has not answered this
+        rank's first put yet."""
         limit = self._default if timeout is None else seconds(timeout, self._default)
         channel = NULL if lane is None else lane.handle
         src = self._source(src)

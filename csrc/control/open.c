@@ -207,8 +207,19 @@ static void await_ends(hpc_control *c) {
     free(polls);
 }
 
+/* A handle for a rank of this process holds a reference, so none may be lost in a socket. After the shutdown a peer's
+ * send fails, and the peer drops the handle itself. */
+static void read_last_handles(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    const int fd = atomic_load(&l->fd);
+    if (fd < 0 || l->kind != HPC_LINK_UNIX || rank == c->group->rank || l->address.pid != c->self.pid) return;
+    shutdown(fd, SHUT_RD);
+    hpc_link_read(c, rank, SIZE_MAX);
+}
+
 static void close_all(hpc_control *c) {
     for (int r = 0; r < c->group->size; r++) {
+        read_last_handles(c, r);
         pthread_mutex_lock(&c->links[r].send_lock);
         int fd = atomic_exchange(&c->links[r].fd, -1);
         hpc_close(&fd);

@@ -99,10 +99,11 @@ static int may_come(const hpc_mesh_frame *f, int flags) {
     if (f->type == HPC_MESH_NEWS) return f->offset == 0 && f->nbytes == f->total && f->total == sizeof(hpc_shown_rank);
     if (f->type == HPC_MESH_GIVE) return f->offset == 0 && f->nbytes == f->total && f->total == sizeof(hpc_given);
     if (f->type == HPC_MESH_PUT) return f->offset == 0 && f->nbytes == f->total && f->total >= sizeof(hpc_put_head);
+    if (f->type == HPC_MESH_WANT) return f->offset == 0 && f->nbytes == 0 && f->total == 0;
     if (f->type == HPC_MESH_ABORT || f->type == HPC_MESH_BYE) return f->nbytes == sizeof(hpc_last_word);
     if (f->type == HPC_MESH_WORD) return f->nbytes == 0 && f->sequence >> 32 < HPC_WORDS;
     return f->nbytes == 0 && (f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP || f->type == HPC_MESH_REVOKE ||
-                              f->type == HPC_MESH_LOOK || f->type == HPC_MESH_WANT || f->type == HPC_MESH_OVER);
+                              f->type == HPC_MESH_LOOK || f->type == HPC_MESH_OVER);
 }
 
 static void take(const hpc_mesh_frame *f, const unsigned char *payload) {

@@ -11,6 +11,7 @@ enum { MOST_CALLERS = 4 };
 
 static void refuse(tcp_link *l, int status) {
     hpc_context *c = l->tcp->context;
+    if (atomic_load(&c->group.closed)) return; /* the channel ends, and no thread waits for the link */
     snprintf(l->refusal, sizeof l->refusal, "%s", hpc_last_error()->message);
     atomic_store(&l->refused, status);
     hpc_control_refuse(c->control, l->peer, l->lane, status, l->refusal);
