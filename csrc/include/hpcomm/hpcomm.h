@@ -372,8 +372,8 @@ HPC_API void hpc_memory_release(hpc_memory *memory);
 HPC_API int hpc_memory_view(const void *at, size_t nbytes, hpc_memory **view);
 HPC_API int hpc_memory_part(hpc_memory *view);
 
-/* Writes nbytes of src at offset in peer's part of the window. The first put to a peer waits until the peer's process has
- * answered, for init_timeout at most. It may return before src is read: hold src until flush. */
+/* Writes nbytes of src at offset in peer's part of the window; the first put waits, up to init_timeout, for the peer's
+ * process to answer. It may return before src is read: hold src until flush. */
 HPC_API int hpc_put(hpc_lane *lane, hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset);
 
 /* Does hpc_put, then stores value in peer's signal word. The peer sees the word only after this put and every earlier
