@@ -4,9 +4,9 @@
  * object by its number and exports a blob. This rank's control thread keeps the answer, and rings the bell. Then a
  * thread that uses the object attaches the blob, and marks the way as near.
  *
- * Who writes what. A way goes from FAR to ASKED to ANSWERED under the context's `reach`. A thread takes the answer by
- * changing ANSWERED to TAKEN; then it alone works on the peer's part, and its release store of NEAR or ANSWERED
- * publishes that. A dead end is stored once, and stays. `reach` also guards the table of objects: while it is held, no
+ * Who writes what. A way goes from FAR to ASKED to HANDED under the context's `reach`. A thread takes the handle by
+ * changing HANDED to TAKEN; then it alone works on the peer's part, and its release store of NEAR or HANDED publishes
+ * that. A dead end is stored once, and stays. `reach` also guards the table of objects: while it is held, no
  * object that is in the table is freed. No thread maps a peer's memory, or waits, while it holds `reach`. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,20 +115,22 @@ static void refuse(hpc_approach *way, const char *why) {
     if (!atomic_compare_exchange_strong(&way->dead_end, &none, fresh)) free(fresh);
 }
 
+/* A socket that was full may bring a question, and so its answer, twice: the second answer is not awaited. Only a
+ * connection may still fail after the answer. */
 static void take(void *arg, int rank, uint64_t number, int status, const char *why, hpc_blob *blob) {
     hpc_context *c = arg;
     hpc_blob *fresh = status == HPC_OK ? malloc(sizeof *fresh) : NULL;
     pthread_mutex_lock(&c->reach);
     hpc_object *o = hpc_object_find(c, number);
     hpc_approach *way = o == NULL ? NULL : &o->ways[rank];
-    const int kept = fresh != NULL && way != NULL && distance_of(way) == HPC_ASKED;
-    if (way != NULL && status == HPC_GONE) {
+    const int awaited = way != NULL && distance_of(way) == HPC_ASKED, kept = fresh != NULL && awaited;
+    if (awaited && status == HPC_GONE) {
         set(way, HPC_FREED_THERE);
     } else if (kept) {
         *fresh = *blob;
         way->answer = fresh;
         set(way, HPC_HANDED);
-    } else if (way != NULL) {
+    } else if (awaited || (way != NULL && status < 0 && c->transports[rank]->accept_lane != NULL)) {
         refuse(way, status == HPC_OK ? "this rank has no memory for its handle" : why);
     }
     pthread_mutex_unlock(&c->reach);

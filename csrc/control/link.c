@@ -214,7 +214,7 @@ int hpc_link_give(hpc_control *c, int rank, uint64_t number, const hpc_given *gi
                               .nbytes = sizeof *given,
                               .sequence = number,
                               .total = sizeof *given};
-    if (l->kind == HPC_LINK_TCP || fd < 0) {
+    if (l->kind == HPC_LINK_TCP) {
         const int told = tell(c, rank, &f, given);
         return told == HPC_IN_PROGRESS ? HPC_ERR_TIMEOUT : told;
     }

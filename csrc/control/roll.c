@@ -69,7 +69,7 @@ void hpc_roll_free(hpc_control *c) {
 
 /* ---- what this rank knows ---- */
 
-/* Of both sets. */
+/* The words of both sets. */
 static size_t sets_bytes(const hpc_roll *roll) {
     return 2 * (size_t)roll->n_words * sizeof(uint64_t);
 }

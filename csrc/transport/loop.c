@@ -211,6 +211,7 @@ static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {
     inbox *box = own_inbox(lane->context);
     hpc_lane_peer *p = &lane->peers[peer];
     if (box == NULL) return hpc_fail(HPC_ERR_MEMORY, "lane", "lane: no memory for an inbox");
+    if (p->in_memory != NULL) return hpc_fail(HPC_ERR_INVALID, "lane", "rank %d has the lane's ring already", peer);
     int status = hpc_memory_create(sizeof(hpc_ring), "lane", &p->in_memory);
     if (status != HPC_OK) return status;
     hpc_memory_close_descriptor(p->in_memory);
