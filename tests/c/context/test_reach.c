@@ -133,6 +133,30 @@ static void freed_before(rank *r) {
     }
 }
 
+/* A question that comes twice, as one may through a socket that was full, has two answers before the first is used. */
+static void asked_twice(rank *r) {
+    const int peer = 1 - r->rank;
+    hpc_window *w;
+    hpc_lane *lane;
+    hpc_event e;
+    CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, -1, &w));
+    CHECK_OK(hpc_lane_create(r->context, -1, &lane));
+    hpc_object *const objects[] = {&w->object, &lane->object};
+    for (int i = 0; i < 2 && !is_eager(r, peer); i++) {
+        if (hpc_reach_try(r->context, objects[i], peer, "test") == HPC_IN_PROGRESS &&
+            distance(objects[i], peer) != HPC_NEAR)
+            CHECK_OK(hpc_control_want(r->context->control, peer, objects[i]->number));
+    }
+    for (int i = 0; i < 20; i++) CHECK_OK(hpc_barrier(r->context, -1)); /* the answers come meanwhile */
+    CHECK_OK(hpc_put_notify(lane, w, peer, &r->rank, sizeof r->rank, 0, 5, -1));
+    CHECK_OK(hpc_wait_event(r->context, lane, &e, -1));
+    CHECK_EQ(e.imm, 5);
+    CHECK_EQ(*(int *)hpc_window_data(w), peer);
+    CHECK_OK(hpc_barrier(r->context, -1));
+    hpc_lane_free(lane);
+    hpc_window_free(w);
+}
+
 /* A put into memory outside the window is refused before the peer is asked. */
 static void bounds_come_first(rank *r) {
     hpc_window *w;
@@ -184,6 +208,7 @@ int main(int argc, char **argv) {
         {.name = "come_at_once_sleepy", .size = 3, .run = come_at_once, .sleepy = true},
         {.name = "freed_before_0", .size = 2, .run = freed_before, .arg = 0},
         {.name = "freed_before_1", .size = 2, .run = freed_before, .arg = 1},
+        {.name = "asked_twice", .size = 2, .run = asked_twice},
         {.name = "too_few_files", .size = 1, .run = too_few_files, .where = RANKS_PROCESSES, .bare = true},
         {.name = "bounds_come_first", .size = 3, .run = bounds_come_first},
         {.name = "dies_unasked",
