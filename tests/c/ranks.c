@@ -36,6 +36,15 @@ struct ranks_shared {
     unsigned char slots[2][RANKS_MOST][SLOT];
 };
 
+int ranks_entries(const char *folder) {
+    DIR *d = opendir(folder);
+    int n = 0;
+    CHECK(d != NULL);
+    while (readdir(d) != NULL) n++;
+    closedir(d);
+    return n;
+}
+
 double ranks_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

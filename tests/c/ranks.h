@@ -103,6 +103,7 @@ int ranks_main(int argc, char **argv, const ranks_case *cases);
 
 void ranks_skip(const char *why) __attribute__((noreturn)); /* this machine cannot run the case */
 int ranks_rounds(int n);               /* n, fewer under a sanitizer or by HPC_TEST_SCALE (percent) */
+int ranks_entries(const char *folder); /* how many entries a folder has, . and .. included */
 double ranks_now(void);                /* seconds */
 double ranks_patience(double seconds); /* so many, or more on an emulated machine, by HPC_TEST_PATIENCE (a factor) */
 

@@ -319,17 +319,8 @@ static void forks(void) {
     drop(e);
 }
 
-static int entries(const char *folder) {
-    DIR *d = opendir(folder);
-    int n = 0;
-    CHECK(d != NULL);
-    while (readdir(d) != NULL) n++;
-    closedir(d);
-    return n;
-}
-
 int main(void) {
-    int files = entries("/proc/self/fd");
+    int files = ranks_entries("/proc/self/fd");
     one_thread();
     by_time();
     unwatched();
@@ -338,6 +329,6 @@ int main(void) {
     over();
     at_once();
     if (!RANKS_TSAN) forks(); /* TSan allows no threads in the child of a process that has some */
-    CHECK_EQ(entries("/proc/self/fd"), files);
+    CHECK_EQ(ranks_entries("/proc/self/fd"), files);
     return 0;
 }

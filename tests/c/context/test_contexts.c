@@ -123,17 +123,8 @@ typedef struct held {
     int files, threads, mappings;
 } held;
 
-static int entries(const char *folder) {
-    DIR *d = opendir(folder);
-    int n = 0;
-    CHECK(d != NULL);
-    while (readdir(d) != NULL) n++;
-    closedir(d);
-    return n;
-}
-
 static held look(void) {
-    held h = {entries("/proc/self/fd"), count_threads(), 0};
+    held h = {ranks_entries("/proc/self/fd"), count_threads(), 0};
     char line[4096];
     FILE *maps = fopen("/proc/self/maps", "re");
     CHECK(maps != NULL);

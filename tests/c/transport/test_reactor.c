@@ -3,7 +3,6 @@
  * nobody waits; a source that was removed is not called. All of this holds for a reactor that is alone in its process,
  * and for one beside another. */
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -456,15 +455,6 @@ static void reports(void) {
     }
 }
 
-static int entries(const char *folder) {
-    DIR *d = opendir(folder);
-    int n = 0;
-    CHECK(d != NULL);
-    while (readdir(d) != NULL) n++;
-    closedir(d);
-    return n;
-}
-
 static void all_cases(void) {
     waits_that_sleep();
     while_nobody_waits();
@@ -478,13 +468,13 @@ static void all_cases(void) {
 
 int main(void) {
     static job beside; /* it has nothing to do, so it never wakes the service thread */
-    int files = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+    int files = ranks_entries("/proc/self/fd"), threads = ranks_entries("/proc/self/task");
     all_cases();
     open_job(&beside, 1, 0, 1);
     all_cases();
     close_job(&beside);
-    CHECK_EQ(entries("/proc/self/fd"), files);
+    CHECK_EQ(ranks_entries("/proc/self/fd"), files);
     double end = ranks_now() + 5; /* a joined thread may stay in /proc for a moment */
-    while (!RANKS_TSAN && entries("/proc/self/task") != threads) CHECK(ranks_now() < end);
+    while (!RANKS_TSAN && ranks_entries("/proc/self/task") != threads) CHECK(ranks_now() < end);
     return 0;
 }
