@@ -77,6 +77,12 @@ int hpc_window_create_parts(hpc_context *context, const char *op, size_t nbytes,
  * lane have no order with it. */
 int hpc_window_tell(hpc_window *window, int peer, const void *src, size_t nbytes, size_t offset, int signal,
                     uint64_t value);
+/* Does so for all ranks r whose told[r] is 0, along the control channel's tree: this rank need not be linked to them.
+ * Each takes the bytes at the place that its hpc_window_hear chose for this rank, and then its signal of this rank's
+ * number becomes value, if value is larger. What one rank says keeps its order. It never waits. */
+int hpc_window_say(hpc_window *window, const char *told, const void *src, size_t nbytes, uint64_t value);
+/* Chooses where the bytes go that ranks say: at + stride * rank. Call it before a collective after which ranks speak. */
+void hpc_window_hear(hpc_window *window, size_t at, size_t stride);
 
 /* Returns the NUMA node for a window without given places. If NICs carry the peers' writes into the window it is the
  * node of the context's NICs, so that the data does not cross nodes (PHub, section 3.2.1); else -1: any node. */

@@ -40,7 +40,7 @@ static int is_met(const hpc_transport *transport, hpc_object *object, int peer) 
            transport->lane_attach(lane, peer, NULL) == HPC_OK;
 }
 
-static const hpc_joint joint = {"lane", is_met, export_to, attach, come_near, NULL};
+static const hpc_joint joint = {"lane", is_met, export_to, attach, come_near, NULL, NULL};
 
 int hpc_lane_accept(hpc_context *c, int rank, uint64_t number, int stream, int fd) {
     const hpc_transport *t = c->transports[rank];

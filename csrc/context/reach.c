@@ -159,7 +159,17 @@ static int put(void *arg, uint64_t number, const void *data, size_t nbytes, uint
     return status;
 }
 
-const hpc_giver hpc_reach_giver = {give, take, drop, put};
+static void hear(void *arg, int rank, uint64_t number, const void *data, size_t nbytes, uint64_t offset,
+                 uint64_t value) {
+    hpc_context *c = arg;
+    pthread_mutex_lock(&c->reach);
+    hpc_object *o = hpc_object_find(c, number);
+    if (o != NULL && o->joint->hear != NULL) o->joint->hear(o, rank, data, nbytes, offset, value);
+    pthread_mutex_unlock(&c->reach);
+    hpc_bell_ring(c->group.bell);
+}
+
+const hpc_giver hpc_reach_giver = {give, take, drop, put, hear};
 
 /* ---- threads that use an object ---- */
 

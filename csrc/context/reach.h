@@ -15,6 +15,8 @@ typedef struct hpc_joint {
     void (*come_near)(hpc_object *object, int peer); /* the peer's part is attached */
     /* Writes into this rank's part (hpc_giver.put). NULL: nothing can be put into this kind of object. */
     int (*put)(hpc_object *object, const void *data, size_t nbytes, uint64_t offset, int signal, uint64_t value);
+    /* Takes what rank says (hpc_giver.hear). NULL: no rank says anything about this kind of object. */
+    void (*hear)(hpc_object *object, int rank, const void *data, size_t nbytes, uint64_t offset, uint64_t value);
 } hpc_joint;
 
 /* Numbers an object; peers may then reach this rank's part. All ranks call it at the same place of a collective call,

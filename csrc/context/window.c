@@ -132,7 +132,16 @@ static int put(hpc_object *object, const void *data, size_t nbytes, uint64_t off
     return HPC_OK;
 }
 
-static const hpc_joint joint = {"window", is_met, export_to, attach, come_near, put};
+static void hear(hpc_object *object, int rank, const void *data, size_t nbytes, uint64_t offset, uint64_t value) {
+    const hpc_window *w = (hpc_window *)object;
+    const hpc_part *part = &w->parts[w->context->group.rank];
+    if (offset > w->said_stride || nbytes > w->said_stride - offset || rank >= part->signals) return;
+    if (nbytes > 0)
+        memcpy((char *)hpc_memory_data(w->memory) + w->said_at + (size_t)rank * w->said_stride + offset, data, nbytes);
+    if (value != 0) hpc_raise_signal(hpc_own_signal(w, rank), value);
+}
+
+static const hpc_joint joint = {"window", is_met, export_to, attach, come_near, put, hear};
 
 /* Lets every transport know the window. */
 static int open_everywhere(hpc_window *w) {
@@ -200,6 +209,15 @@ int hpc_window_tell(hpc_window *w, int peer, const void *src, size_t nbytes, siz
         return hpc_group_fail_timeout(&c->group, op, &peer, 1, hpc_now() - start, "rank %d does not read its socket",
                                       peer);
     return status == HPC_OK ? HPC_OK : hpc_group_peer_present(&c->group, peer, op);
+}
+
+int hpc_window_say(hpc_window *w, const char *told, const void *src, size_t nbytes, uint64_t value) {
+    return hpc_control_say(w->context->control, w->object.number, told, src, nbytes, value);
+}
+
+void hpc_window_hear(hpc_window *w, size_t at, size_t stride) {
+    w->said_at = at;
+    w->said_stride = stride;
 }
 
 void hpc_window_free(hpc_window *w) {

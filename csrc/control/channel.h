@@ -5,10 +5,14 @@
  *   batch.c       reads and writes the messages of collectives (batch.h)
  *   link.c        moves frames
  *   roll.c        learns which ranks have come to a collective
- *   mesh.c        connects to the other ranks
+ *   mesh.c        calls other ranks
+ *   spread.c      tells the neighbours what every rank must learn
+ *   callers.c     makes a link at its first use
+ *   edges.c       keeps the ranks that are left connected
  *   handles.c     gives peers the handles of windows and lanes
  *   relay.c       joins the batches of the children, and passes batches on
  *   collective.c  runs collectives
+ *   join.c        connects at the start
  *   jobs.c        shows this rank's state, and asks other ranks for theirs
  *   inquiry.c     follows a chain of waits to the ranks at its end
  *   survivors.c   lets the ranks that are left agree after others departed
@@ -16,18 +20,19 @@
  *   open.c        opens and closes
  *
  * Threads: the service thread, which all channels of this process share; the connecting thread; threads that run
- * collectives or connect lanes; the stopping thread.
+ * collectives or connect lanes; threads that call peers by TCP and then end (callers.c); the stopping thread.
  *
- * link->fd is -1 until the link is made: links to lower ranks by the connecting thread, to higher ranks by the
- * service thread. That thread first fills in kind, path, endpoint and heard; its store of fd publishes them, and the
- * peer's state becomes HPC_PEER_ALIVE after that. Only stop closes fd, under send_lock, after the service
+ * link->fd is -1 until the link is made: at the start by the connecting thread if this rank calls, otherwise by the
+ * service thread. That thread first fills in path, endpoint, bell and heard; its store of fd publishes them. At the
+ * start, a peer's state becomes HPC_PEER_ALIVE after that. Only stop closes fd, under send_lock, after the service
  * thread has let the channel go.
  *
  * Locks. A link's send_lock is held to send one message, and guards cut, told and told_left. lock guards inboxes,
  * ballots, answers, remembered endpoints, the TCP listener's descriptor, the heir, and the parts of the roll that
  * roll.c names. collective_lock is held for one collective, and guards sequence and broken. round_lock is held for one
  * round, and guards round, ballot and cast. Only the service thread reads sockets and answers, so it alone uses
- * incoming, arriving, here, head, got, word, heard, quiet, ended, asks, looked, unsent, next_told and the strangers. It
+ * incoming, arriving, here, head, got, word, heard, quiet, ended, asks, looked, unsent, next_told, the strangers, and the
+ * members below `calling` and `queue`. It
  * writes news and news_at under lock; threads with an inquiry read them under lock. connect writes key, address and
  * allowed before the TCP listener is watched and before the first call; epoll_ctl comes before the epoll_wait that
  * reports a caller. Until then TCP callers wait in the backlog. It also makes the tree, which no thread changes any
@@ -49,6 +54,7 @@
 
 enum {
     HPC_FRAME_BYTES = 32 << 10, /* most payload bytes of a frame; a longer message is several frames */
+    HPC_DIRECT = 3,             /* up to so many ranks are all neighbours, and send each other their data directly */
     HPC_STRANGERS = 64
 };
 
@@ -71,7 +77,11 @@ typedef enum hpc_mesh_type {
     HPC_MESH_PUT,    /* a put into the window whose number is in sequence: an hpc_put_head, and the data (handles.c) */
     HPC_MESH_BATCH,  /* batch.h; between neighbours in the tree */
     HPC_MESH_HERE,   /* roll.c; between neighbours in the tree; one frame */
-    HPC_MESH_OVER    /* the sender has failed in this collective, and passes nothing on in it */
+    HPC_MESH_OVER,   /* the sender has failed in this collective, and passes nothing on in it */
+    HPC_MESH_GONE,   /* an hpc_gone (spread.c) */
+    HPC_MESH_SAY,    /* an hpc_said_head, a set of ranks, and data (spread.c) */
+    HPC_MESH_CALL,   /* sequence names two ranks: the second cannot call the first, which shall call it (spread.c) */
+    HPC_MESH_EDGE    /* the receiver is a neighbour of the sender from now on (edges.c) */
 } hpc_mesh_type;
 
 typedef struct hpc_mesh_frame {
@@ -109,6 +119,54 @@ typedef struct hpc_put_head {
     int64_t signal;
 } hpc_put_head;
 
+/* The payload of a GONE: a rank that has departed, and its last word. */
+typedef struct hpc_gone {
+    int32_t rank, state; /* state: an hpc_peer_state */
+    uint64_t served;     /* as in a BYE */
+    hpc_last_word word;  /* its reason, at least */
+} hpc_gone;
+
+/* The head of a SAY: what a rank says to all ranks about its object of a number. A bit for each rank follows, 1: it has
+ * been told in another way. Then comes the data. */
+typedef struct hpc_said_head {
+    int32_t rank, unused;
+    uint64_t serial; /* counts what this rank says; from 1 */
+    uint64_t number, offset, value;
+} hpc_said_head;
+
+/* A frame for several neighbours. */
+typedef struct hpc_saying {
+    int refs;
+    hpc_mesh_type type;
+    uint64_t sequence;
+    size_t nbytes;
+    char data[];
+} hpc_saying;
+
+/* A list of frames that wait for room in a socket, or for the service thread. */
+typedef struct hpc_queued {
+    struct hpc_queued *next;
+    hpc_saying *saying;
+} hpc_queued;
+
+typedef struct hpc_outbox {
+    hpc_queued *first, **last; /* last: NULL in an outbox that was never used */
+} hpc_outbox;
+
+/* Why a link is sought (bits). */
+enum { HPC_SEEKS = 1, HPC_MUST_REACH = 2 /* a peer that cannot be reached has failed */ };
+
+/* A call of a peer by TCP, on a thread that ends. */
+typedef struct hpc_call {
+    struct hpc_call *next;
+    struct hpc_control *control;
+    int rank, fd, status;
+    int refused; /* no process listens there, or it turned the call down: another try may help */
+    double deadline;
+    hpc_endpoint reached;
+    char why[320];
+} hpc_call;
+
 /* An answer to a peer's WANT, or a WANT of this rank, that was not sent yet. */
 typedef struct hpc_want {
     struct hpc_want *next;
@@ -121,20 +179,21 @@ typedef struct hpc_want {
 
 typedef struct hpc_link {
     _Atomic int fd;
-    int kind; /* hpc_link_kind */
+    _Atomic int kind; /* hpc_link_kind: of the link, or of the one that would be made */
     int pidfd;
     hpc_memory *bell;
     hpc_message *inbox;          /* whole messages, in order of sequence */
     hpc_message *ballots;        /* the same for ballots, in order of rounds */
     hpc_control_address address; /* of the peer */
-    unsigned char allowed, same_host;
+    _Atomic unsigned char allowed;
+    unsigned char same_host;
     hpc_endpoint endpoint; /* at which the peer answers; family 0: unknown */
     char path[HPC_ENDPOINT_TEXT];
 
     pthread_mutex_t send_lock;
     int cut;          /* a send stopped inside a frame: nothing more may be sent */
     size_t told_left; /* unsent bytes at the end of told */
-    char told[HPC_TOLD_BYTES];
+    char *told;       /* HPC_TOLD_BYTES, once something was told */
     _Atomic int spoke;   /* this rank sent something since the last tick */
     _Atomic int failure; /* errno of a send; the kernel reports it once, so it is kept for the reading thread */
 
@@ -164,6 +223,27 @@ typedef struct hpc_link {
     hpc_message *news;     /* the peer's last news; NULL: none */
     double news_at;
     hpc_message *here; /* the peer's last HERE, until the service thread has read it */
+
+    _Atomic int sought;  /* bits: why a link shall be made */
+    int calling;         /* a thread calls the peer by TCP */
+    int call_fd;         /* a call by a Unix socket that is not answered yet; or -1 */
+    double called_since; /* the first try; 0: none */
+    double call_again;   /* when to try again */
+    int failures;        /* calls that failed */
+    int asked_back;      /* the peer was asked to call this rank */
+
+    _Atomic int edge;     /* a neighbour: it is watched, and told what is spread. connect sets the first ones */
+    _Atomic int doubted;  /* it counts as failed here, but the others shall not be told so on this rank's word */
+    int needed;           /* it becomes an edge once there is a link */
+    int edge_asked;       /* the peer has sent an EDGE */
+    int unsure;           /* the link failed, but its process may live */
+    int is_told;          /* it was told what was passed on before it became a neighbour */
+    hpc_outbox queue;     /* frames for this neighbour */
+    int unfinished;       /* the last one has gone in part */
+    uint64_t serial;      /* of the last SAY of this rank */
+    int spread, gone_by;  /* the departure was passed on; the neighbour that told it, or -1 */
+    hpc_last_word *last;  /* the last word of a departed rank; NULL: only the reason in the group is known */
+    double left_at;       /* when it was found that the rank has left; 0: it has not */
 } hpc_link;
 
 /* A neighbour of this rank in the tree. */
@@ -238,8 +318,24 @@ struct hpc_control {
     void *accept_arg;
     const hpc_giver *giver;
     void *giver_arg;
-    /* hpc_handles_take: link.c calls it, and comes before handles.c */
+    /* hpc_handles_take and hpc_spread_take: link.c calls them, and comes before their files */
     const char *(*on_handle)(struct hpc_control *c, int rank, hpc_message *m);
+    const char *(*on_spread)(struct hpc_control *c, int rank, hpc_message *m);
+    void (*on_unreachable)(struct hpc_control *c, int rank, int status, const char *why); /* hpc_handles_fail */
+    _Atomic int joined;   /* connect has ended: all ranks are there */
+    _Atomic int seeking;  /* some link is sought that was not before */
+    double next_call;     /* when a call is due again */
+    int n_callers;        /* threads that call; lock guards it, and called */
+    hpc_call *called;     /* calls that have ended */
+    pthread_cond_t ended; /* a thread that calls has ended */
+    hpc_outbox to_say;    /* frames for all neighbours; lock guards it, and said */
+    uint64_t said;        /* the serial of the last SAY of this rank */
+    hpc_message *gone;    /* GONEs that were read and not handled yet, newest first */
+    int revoke_spread, revoked_by; /* the revoke was passed on; by whom it came, or -1 */
+    int departed;         /* group->departures when they were last passed on */
+    int edges_asked, arranged; /* some edge_asked; group->departures when edges.c last looked */
+    double next_edges;    /* when edges.c is due */
+    int dropped_by;       /* ranks that have sent a DROP */
     _Atomic int answering; /* some link may have answers that can be sent now */
     hpc_client client;     /* of the service thread */
     _Atomic int running;
@@ -313,6 +409,24 @@ int hpc_link_ask(int fd, const unsigned char name[HPC_COOKIE_BYTES]);
 int hpc_link_ask_about(int fd, int rank);
 int hpc_link_read_answer(int fd, void *answer, size_t nbytes);
 
+/* Ends the link: the peer has failed, unless its last word gave another reason. Called by the service thread. */
+void hpc_link_end(hpc_control *c, int rank, const char *why);
+
+/* The peer counts this rank as failed, so it counts as failed here too. Called by the service thread. */
+void hpc_link_dropped(hpc_control *c, int rank);
+
+/* Sends the first packet of a Unix link: this rank, a secret, and its bell. HPC_ERR_PEER: the peer is gone. */
+int hpc_link_greet(const hpc_control *c, int fd, const unsigned char secret[HPC_COOKIE_BYTES]);
+/* Turns a caller down with a DROP, because it counts as failed here. */
+void hpc_link_turn_down(const hpc_control *c, int fd);
+/* Reads the answer to a HELLO. HPC_OK: a HELLO, whose bell the calling code must close; HPC_ERR_AUTH: a DROP, or
+ * another process; HPC_ERR_PEER: the peer has hung up; HPC_IN_PROGRESS. */
+int hpc_link_read_welcome(const hpc_control *c, int fd, int rank, int *bell);
+
+static inline int hpc_link_is_up(const hpc_link *l) {
+    return atomic_load_explicit(&l->fd, memory_order_acquire) >= 0;
+}
+
 /* Publishes the link to rank, and takes fd over. */
 void hpc_link_publish(hpc_control *c, int rank, int fd, int kind);
 void hpc_link_alive(hpc_control *c, int rank);
@@ -384,12 +498,49 @@ int hpc_control_serve(hpc_control *c); /* 0, or an errno */
 /* Tells the heir which of its ranks have departed here or vote again. A thread that records either must call it. */
 void hpc_survivors_look(hpc_control *c);
 
+/* ---- callers.c ---- */
+
+/* A link to rank has been made, by a call of either end: what waited for it goes on. */
+void hpc_callers_made(hpc_control *c, int rank);
+/* Makes the links that are sought, as far as it can without waiting. Returns when to call it again. Called by the
+ * service thread. */
+double hpc_callers_go_on(hpc_control *c, double now);
+/* Reads the answer to a Unix call. Called by the service thread. */
+void hpc_callers_read(hpc_control *c, int rank);
+/* Returns whether a call of this peer must be turned down, because this rank's own call goes on and has precedence.
+ * Otherwise this rank's own call is given up. Called by the service thread. */
+int hpc_callers_yield(hpc_control *c, int rank);
+/* Waits until no thread calls. Called by stop, after stopping is set. */
+void hpc_callers_stop(hpc_control *c);
+
+/* ---- spread.c: called by the service thread, except say ---- */
+
+/* Takes a GONE, SAY or CALL of a neighbour, as hpc_control.on_spread. */
+const char *hpc_spread_take(hpc_control *c, int rank, hpc_message *m);
+/* Handles what was taken, learns of departures, and sends to the neighbours what fits. Returns 1 if some socket had no
+ * room. */
+int hpc_spread_go_on(hpc_control *c);
+/* Sends a frame without payload to one neighbour, after those that wait. */
+void hpc_spread_to(hpc_control *c, int rank, hpc_mesh_type type);
+/* Sends a frame to all neighbours. Any thread may call it. HPC_ERR_MEMORY without memory. */
+int hpc_spread_say(hpc_control *c, hpc_mesh_type type, uint64_t sequence, const void *data, size_t nbytes);
+/* Sends what waits, until the deadline. Called by stop, when the service thread has let the channel go. */
+void hpc_spread_end(hpc_control *c, double deadline);
+void hpc_spread_free(hpc_control *c);
+
+/* ---- edges.c: called by the service thread ---- */
+
+/* Makes neighbours of ranks that lost theirs. Returns when to call it again. */
+double hpc_edges_look(hpc_control *c, double now);
+
 /* ---- handles.c: called by the service thread ---- */
 
 /* Takes a WANT, GIVE or PUT of a peer, as hpc_control.on_handle. Returns NULL, or the message's fault. */
 const char *hpc_handles_take(hpc_control *c, int rank, hpc_message *m);
 /* Sends the link's answers that are ready. Returns HPC_ERR_TIMEOUT if the socket has no room. */
 int hpc_handles_answer(hpc_control *c, int rank);
+/* No link to rank can be made: answers this rank's questions in its place, as hpc_control.on_unreachable. */
+void hpc_handles_fail(hpc_control *c, int rank, int status, const char *why);
 void hpc_handles_free(hpc_control *c, int rank); /* any thread, at the end */
 
 /* ---- jobs.c ---- */
@@ -431,11 +582,36 @@ hpc_follow hpc_inquiry_follow;
 
 /* Adds a descriptor to the service thread's epoll set; returns 0, or -1 with errno. The service thread gets kind and
  * index with each event: the kind of descriptor, and its link, stranger or rank. */
-enum { HPC_WATCH_POKE, HPC_WATCH_UNIX, HPC_WATCH_TCP, HPC_WATCH_STRANGER, HPC_WATCH_LINK, HPC_WATCH_PROCESS };
+enum {
+    HPC_WATCH_POKE,
+    HPC_WATCH_UNIX,
+    HPC_WATCH_TCP,
+    HPC_WATCH_STRANGER,
+    HPC_WATCH_LINK,
+    HPC_WATCH_PROCESS,
+    HPC_WATCH_CALL /* a Unix call that is not answered yet */
+};
 int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index);
 
 /* Wakes the service thread, so that it sees a change. */
 void hpc_mesh_poke(hpc_control *c);
+
+/* Asks for a link to rank, if there is none (callers.c). Any thread may call it. why: HPC_SEEKS, or also
+ * HPC_MUST_REACH. */
+void hpc_mesh_seek(hpc_control *c, int rank, int why);
+
+/* Watches the process of a peer of this host. A death is then seen even if a forked child keeps the socket open. */
+void hpc_mesh_watch_process(hpc_control *c, int rank);
+
+/* Connects to the Unix socket of rank without waiting. Returns the descriptor, or -1 with errno: EAGAIN if the peer has
+ * many callers, ECONNREFUSED or ENOENT if no process listens, EPERM if it belongs to another user. */
+int hpc_mesh_call_unix(const hpc_control *c, int rank);
+/* Calls rank by TCP until the deadline. HPC_OK: *fd and *reached. Otherwise it records an error of op, and *refused is
+ * set if a later try may help at once. Any thread may call it. */
+int hpc_mesh_call_tcp(hpc_control *c, int rank, const char *op, double deadline, int *fd, hpc_endpoint *reached,
+                      int *refused);
+/* Make a link to rank at the start: of two ranks the higher one calls. */
+int hpc_mesh_call(hpc_control *c, int rank, double deadline);
 
 /* Remembers the endpoint at which a peer answers. */
 void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint);

@@ -1,7 +1,7 @@
 /* Collectives. Messages are numbered, because a rank that is one collective ahead may fill the inboxes of ranks that
  * are still in the one before.
  *
- * With up to DIRECT ranks each rank sends its data to every other rank. More ranks use the tree:
+ * With up to HPC_DIRECT ranks each rank sends its data to every other rank. More ranks use the tree:
  * a rank awaits the batches of its children, sends its subtree's batch to its parent, awaits the batch of all ranks,
  * and passes it on (relay.c). Each edge carries one message up and one down.
  *
@@ -21,8 +21,6 @@
 
 #include "base/overdue.h"
 #include "control/channel.h"
-
-enum { DIRECT = 3 };
 
 static const double ASK_SECONDS = 25e-3;    /* of waiting, after which a rank asks which ranks have come (roll.c) */
 static const double SETTLE_SECONDS = 50e-3; /* until the answers have come */
@@ -361,7 +359,7 @@ int hpc_control_exchange(hpc_control *c, const char *op, const void *data, size_
     status = check_usable(c, op);
     if (status != HPC_OK) goto out;
     collective of = {.control = c, .sequence = ++c->sequence, .deadline = deadline};
-    const int rolls = g->size > DIRECT;
+    const int rolls = g->size > HPC_DIRECT;
     if (rolls && hpc_roll_enter(c, of.sequence)) hpc_mesh_poke(c);
     status = (rolls ? run_tree : run_direct)(&of, op, data, nbytes, replies, names);
     if (rolls && status == HPC_OK) hpc_roll_leave(c, of.sequence);

@@ -1,11 +1,13 @@
-/* The control channel: a connection between every two ranks. It carries collectives, descriptors, and the state of
- * each rank.
+/* The control channel. It carries collectives, descriptors, and the state of each rank.
+ *
+ * A rank has links to its neighbours in a tree of all ranks (control/tree.h). Collectives, and news of ranks that die or
+ * leave, travel along these. Other links are made at their first use.
  *
  * Two ranks that can share memory are linked by an abstract Unix socket, others by TCP. A service thread, one for all
  * contexts of a process, reads every link, so a rank that computes for an hour still answers. On a Unix link the kernel
  * reports a peer's death: its socket hangs up, or, if a forked child keeps the socket open, its pidfd becomes readable.
- * Over TCP a host may vanish silently. So every rank sends a beat several times within config.silence, and a rank from
- * which nothing came for config.silence has failed. */
+ * Over TCP a host may vanish silently. So neighbours send each other a beat several times within config.silence, and a
+ * rank from which nothing came for config.silence has failed. */
 #ifndef HPC_CONTROL_H
 #define HPC_CONTROL_H
 
@@ -49,17 +51,17 @@ typedef enum hpc_link_kind { HPC_LINK_UNIX = 1, HPC_LINK_TCP = 2 } hpc_link_kind
 /* Returns the name of this kind of link in errors; "" for Unix sockets. */
 const char *hpc_link_name(hpc_link_kind kind);
 
-/* Connects to every rank. links[rank] has the allowed hpc_link_kind bits, the same on both ranks of a pair.
- * same_host[rank]: try loopback first. hosts[rank]: the lowest rank on rank's host, by which collectives arrange the
- * ranks; the same on all ranks. Returns when all links are up. The TCP listener then stays open only if some link is
- * TCP. Call it once. */
+/* Connects to the neighbours, and awaits all ranks. links[rank] has the allowed hpc_link_kind bits, the same on both
+ * ranks of a pair. same_host[rank]: try loopback first. hosts[rank]: the lowest rank on rank's host, which arranges the
+ * tree; the same on all ranks. The TCP listener then stays open only if some link is, or would be, TCP. Call it once. */
 int hpc_control_connect(hpc_control *control, const hpc_control_address *addresses, const unsigned char *links,
                         const unsigned char *same_host, const int *hosts, double deadline);
 
-/* Returns the kind of link to a connected peer; HPC_LINK_UNIX for this rank itself. */
+/* Returns the kind of the link to a peer, also of one that is not made yet; HPC_LINK_UNIX for this rank itself. Call it
+ * after connect. */
 int hpc_control_link(const hpc_control *control, int rank);
 /* Returns the endpoint at which a TCP peer is reached ("10.0.0.2:40001 by eth0"), or just the address from which it
- * called; "" for other peers. Valid as long as control. */
+ * called; "" for other peers, and while there is no link. Valid as long as control. */
 const char *hpc_control_path(const hpc_control *control, int rank);
 
 /* Opens one more authenticated TCP connection to rank, for a lane; *fd is non-blocking and tuned (hpc_net_tune).
@@ -103,6 +105,8 @@ typedef struct hpc_giver {
     void (*drop)(void *arg, int rank, hpc_blob *blob);
     int (*put)(void *arg, uint64_t number, const void *data, size_t nbytes, uint64_t offset, int signal,
                uint64_t value);
+    /* What rank says about its object of this number (hpc_control_say). value is 0 in all parts but the last. */
+    void (*hear)(void *arg, int rank, uint64_t number, const void *data, size_t nbytes, uint64_t offset, uint64_t value);
 } hpc_giver;
 
 /* Registers the functions. Once, before connect. */
@@ -113,10 +117,16 @@ int hpc_control_want(hpc_control *control, int rank, uint64_t number);
  * rank with which this rank shares no data. Puts of one rank keep their order. HPC_ERR_PEER if the peer is gone. */
 int hpc_control_put(hpc_control *control, int rank, uint64_t number, const void *data, size_t nbytes, uint64_t offset,
                     int signal, uint64_t value, double deadline);
+/* Says data and a value, which is not 0, about an object of this rank to all ranks r whose told[r] is 0. It travels along
+ * the neighbours; it never waits. What one rank says keeps its order. HPC_ERR_MEMORY without memory. */
+int hpc_control_say(hpc_control *control, uint64_t number, const char *told, const void *data, size_t nbytes,
+                    uint64_t value);
+/* Returns whether there is a link to rank. */
+int hpc_control_is_linked(const hpc_control *control, int rank);
 /* Gives rank a failure in place of a handle, also after the handle. Any thread may call it. */
 void hpc_control_refuse(hpc_control *control, int rank, uint64_t number, int status, const char *why);
 
-/* Returns the bell of a connected peer on a Unix link; NULL over TCP. */
+/* Returns the bell of a peer on a Unix link; NULL over TCP, and while there is no link. */
 hpc_bell *hpc_control_bell(const hpc_control *control, int rank);
 
 typedef struct hpc_reply {
@@ -172,15 +182,15 @@ void hpc_control_show_host(hpc_control *control, int rank, const char *host);
 void hpc_control_show(hpc_control *control, const char *transports);
 
 /* Words: each rank shows every other rank HPC_WORDS numbers, which begin at 0. tell replaces one and never waits:
- * HPC_ERR_TIMEOUT if nothing can be sent now, HPC_ERR_PEER if the peer is gone. told returns rank's latest number.
+ * HPC_ERR_TIMEOUT if nothing can be sent now (the first time there may be no link yet), HPC_ERR_PEER if the peer is gone. told returns rank's latest number.
  * Any thread may call both. */
 int hpc_control_tell(hpc_control *control, int rank, int place, uint32_t value);
 uint32_t hpc_control_told(const hpc_control *control, int rank, int place);
 
-/* Marks a peer as failed because a transport found it so, as if the channel had reported it. Any thread may call it. */
+/* Marks a peer as failed because a transport found it so. Other ranks are not told. Any thread may call it. */
 void hpc_control_lose(hpc_control *control, int rank, const char *why);
 
-/* Tells the peers to count a rank that has left, or leaves, as failed. */
+/* After hpc_group_revoke: tells the peers to count a rank that has left, or leaves, as failed. */
 void hpc_control_revoke(hpc_control *control);
 
 /* Ends the service of this channel, and tells the peers why: NULL for leaving, otherwise the failure. It waits for the

@@ -51,12 +51,16 @@ static int leave_to_service(hpc_control *c, int rank, hpc_want *a) {
 }
 
 int hpc_control_want(hpc_control *c, int rank, uint64_t number) {
-    int status = hpc_link_tell_number(c, rank, HPC_MESH_WANT, number);
+    if (hpc_group_has_departed(c->group, rank)) return HPC_ERR_PEER;
+    int status = HPC_ERR_TIMEOUT;
+    if (hpc_link_is_up(&c->links[rank])) status = hpc_link_tell_number(c, rank, HPC_MESH_WANT, number);
     if (status != HPC_ERR_TIMEOUT) return status;
     hpc_want *a = make_want(number);
     if (a == NULL) return HPC_ERR_MEMORY;
     a->asks = a->made = 1;
-    return leave_to_service(c, rank, a);
+    status = leave_to_service(c, rank, a);
+    hpc_mesh_seek(c, rank, HPC_SEEKS); /* after the question is in the list */
+    return status;
 }
 
 void hpc_control_refuse(hpc_control *c, int rank, uint64_t number, int status, const char *why) {
@@ -133,6 +137,19 @@ static void take_given(hpc_control *c, int rank, hpc_message *m) {
     if (c->giver == NULL) return;
     m->fd = -1;
     c->giver->take(c->giver_arg, rank, m->sequence, given->status, given->why, &blob);
+}
+
+void hpc_handles_fail(hpc_control *c, int rank, int status, const char *why) {
+    pthread_mutex_lock(&c->lock);
+    hpc_want *a = c->links[rank].wanted_here, *next;
+    c->links[rank].wanted_here = NULL;
+    pthread_mutex_unlock(&c->lock);
+    for (; a != NULL; a = next) {
+        hpc_blob none = {.fd = -1};
+        next = a->next;
+        if (a->asks && c->giver != NULL) c->giver->take(c->giver_arg, rank, a->number, status, why, &none);
+        discard(c, rank, a);
+    }
 }
 
 void hpc_handles_free(hpc_control *c, int rank) {

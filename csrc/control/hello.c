@@ -7,7 +7,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
-#include "base/wait.h"
+#include "control/net.h"
 
 enum { MAGIC = 0x6870636d, VERSION = 1, ORDER = 0x0102, WELCOME = 0x77, LABEL_BYTES = 13 };
 
@@ -35,18 +35,6 @@ static int refuse(int status, const char *words, const char **why) {
 
 /* ---- the caller ---- */
 
-/* Returns HPC_OK when fd is ready for events, or hung up. */
-static int await(int fd, short events, double deadline) {
-    for (;;) {
-        double left = hpc_left(deadline);
-        struct pollfd p = {.fd = fd, .events = events};
-        int n = poll(&p, 1, left > 60 ? 60000 : (int)(left * 1e3) + (left > 0));
-        if (n > 0) return HPC_OK;
-        if (n < 0 && errno != EINTR) return HPC_ERR_TRANSPORT;
-        if (left <= 0) return HPC_ERR_TIMEOUT;
-    }
-}
-
 static int send_all(int fd, const void *data, size_t nbytes, double deadline) {
     const char *bytes = data;
     while (nbytes > 0) {
@@ -55,7 +43,7 @@ static int send_all(int fd, const void *data, size_t nbytes, double deadline) {
             bytes += n;
             nbytes -= (size_t)n;
         } else if (errno == EAGAIN) {
-            int status = await(fd, POLLOUT, deadline);
+            int status = hpc_net_await(fd, POLLOUT, deadline);
             if (status != HPC_OK) return status;
         } else if (errno != EINTR) {
             return HPC_ERR_TRANSPORT;
@@ -73,7 +61,7 @@ static int receive_all(int fd, void *data, size_t nbytes, double deadline) {
             bytes += n;
             nbytes -= (size_t)n;
         } else if (errno == EAGAIN) {
-            int status = await(fd, POLLIN, deadline);
+            int status = hpc_net_await(fd, POLLIN, deadline);
             if (status != HPC_OK) return status;
         } else if (errno != EINTR) {
             return HPC_ERR_TRANSPORT;

@@ -1,5 +1,6 @@
 /* Follows a wait that timed out to the end of its chain. This rank asks each rank that it waits for which ranks that
- * one waits for, then asks those ranks, and so on. It has a link to every rank, so no rank forwards questions.
+ * one waits for, then asks those ranks, and so on. It asks each of them on a link of the two, which is made now if there
+ * is none, so no rank forwards questions: the ranks on the way might be stopped.
  *
  * Threads: the waiting thread sends a LOOK. If the link has no room, it marks the link as wanted and pokes the
  * service thread, which sends the LOOK later. The service thread stores the NEWS that come back, with their time,
@@ -34,6 +35,10 @@ int hpc_inquiry_look(hpc_control *c) {
     for (int r = 0; r < c->group->size; r++) {
         hpc_link *l = &c->links[r];
         if (atomic_exchange(&l->wanted, 0) == 0) continue; /* cleared first, so that a later request sets it again */
+        if (!hpc_link_is_up(l)) { /* callers.c sets inquiries when it is */
+            atomic_store(&l->wanted, !hpc_group_has_departed(c->group, r));
+            continue;
+        }
         int status = hpc_link_tell(c, r, HPC_MESH_LOOK, NULL, 0);
         if (status == HPC_OK) l->looked = hpc_now();
         if (status != HPC_ERR_TIMEOUT) continue;
@@ -68,9 +73,11 @@ static void want(asking *a, int i) {
     int rank = a->shown[i].rank;
     a->asked[i] = hpc_now();
     a->pending++;
-    if (hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0) != HPC_ERR_TIMEOUT) return;
+    const int is_up = hpc_link_is_up(&c->links[rank]);
+    if (is_up && hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0) != HPC_ERR_TIMEOUT) return;
     atomic_store(&c->links[rank].wanted, 1); /* no room in the link: the service thread tries until there is room */
     a->poke = 1;
+    if (!is_up) hpc_mesh_seek(c, rank, HPC_SEEKS);
 }
 
 static void ask(asking *a, int rank) {

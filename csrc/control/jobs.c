@@ -7,7 +7,7 @@
  *
  * Ranks whose listeners the asker does not find are on other hosts, or gone. For each of them it asks one rank of
  * the job. That rank answers with the news it has. If they are over a second old, it also sends the rank in question
- * a LOOK over their link, and that rank's service thread sends NEWS back. So only the asker waits: it asks again
+ * a LOOK over their link, which is made at the first question, and that rank's service thread sends NEWS back. So only the asker waits: it asks again
  * until the news are new. Other ranks send nothing, and a look costs two frames per rank. News are passed on
  * unchecked; the asker checks them with the rest of the answer. */
 #define _GNU_SOURCE
@@ -111,7 +111,7 @@ static void show_peer(const hpc_control *c, int rank, hpc_shown_rank *shown) {
     snprintf(shown->host, sizeof shown->host, "%s", l->host);
     shown->told_by = g->rank;
     shown->age = l->news == NULL ? -1 : now - l->news_at;
-    shown->unheard = l->kind == HPC_LINK_TCP ? now - l->heard : 0;
+    shown->unheard = atomic_load(&l->edge) && atomic_load(&l->kind) == HPC_LINK_TCP ? now - l->heard : 0;
     shown->stopped = hpc_link_is_stopped(c, rank);
     hpc_jobs_show_gone(c, rank, shown);
 }
@@ -120,7 +120,12 @@ static void look(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     double now = hpc_now();
     if (atomic_load(&c->group->states[rank]) != HPC_PEER_ALIVE || now - l->looked < NEW_SECONDS) return;
-    if (hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0) == HPC_OK) l->looked = now;
+    if (!hpc_link_is_up(l)) {
+        atomic_store(&l->wanted, 1);
+        hpc_mesh_seek(c, rank, HPC_SEEKS);
+    } else if (hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0) == HPC_OK) {
+        l->looked = now;
+    }
 }
 
 void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[HPC_COOKIE_BYTES]) {

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -91,7 +92,7 @@ static int send_all(hpc_control *c, int rank, uint32_t type, struct msghdr *m, d
 static int finish_told(hpc_control *c, int rank, double deadline) {
     hpc_link *l = &c->links[rank];
     if (l->told_left == 0) return HPC_OK;
-    struct iovec part = {l->told + sizeof l->told - l->told_left, l->told_left};
+    struct iovec part = {l->told + HPC_TOLD_BYTES - l->told_left, l->told_left};
     struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
     size_t sent;
     int status = send_all(c, rank, HPC_MESH_BEAT, &m, deadline, &sent);
@@ -99,26 +100,44 @@ static int finish_told(hpc_control *c, int rank, double deadline) {
     return status;
 }
 
+/* Room for a descriptor that goes with a packet. */
+typedef union passage {
+    char bytes[CMSG_SPACE(sizeof(int))];
+    struct cmsghdr align;
+} passage;
+
+static void pass(struct msghdr *m, passage *room, int fd) {
+    memset(room, 0, sizeof *room);
+    m->msg_control = room->bytes;
+    m->msg_controllen = sizeof room->bytes;
+    struct cmsghdr *h = CMSG_FIRSTHDR(m);
+    h->cmsg_level = SOL_SOCKET;
+    h->cmsg_type = SCM_RIGHTS;
+    h->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(h), &fd, sizeof(int));
+}
+
+int hpc_link_greet(const hpc_control *c, int fd, const unsigned char secret[HPC_COOKIE_BYTES]) {
+    const hpc_mesh_frame f = {.magic = MAGIC,
+                              .type = HPC_MESH_HELLO,
+                              .rank = c->group->rank,
+                              .nbytes = HPC_COOKIE_BYTES,
+                              .total = HPC_COOKIE_BYTES};
+    struct iovec parts[2] = {{(void *)(uintptr_t)&f, sizeof f}, {(void *)(uintptr_t)secret, HPC_COOKIE_BYTES}};
+    passage room;
+    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 2};
+    pass(&m, &room, c->bell->fd);
+    return sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? HPC_ERR_PEER : HPC_OK;
+}
+
 static int send_frame(hpc_control *c, int rank, const hpc_mesh_frame *f, const void *payload, int pass_fd,
                       double deadline) {
     hpc_link *l = &c->links[rank];
     struct iovec parts[2] = {{(void *)(uintptr_t)f, sizeof *f}, {(void *)(uintptr_t)payload, f->nbytes}};
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } room;
+    passage room;
     struct msghdr m = {.msg_iov = parts, .msg_iovlen = f->nbytes > 0 ? 2 : 1};
     size_t sent, rest;
-    if (pass_fd >= 0 && l->kind == HPC_LINK_UNIX) {
-        memset(&room, 0, sizeof room);
-        m.msg_control = room.bytes;
-        m.msg_controllen = sizeof room.bytes;
-        struct cmsghdr *h = CMSG_FIRSTHDR(&m);
-        h->cmsg_level = SOL_SOCKET;
-        h->cmsg_type = SCM_RIGHTS;
-        h->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(h), &pass_fd, sizeof(int));
-    }
+    if (pass_fd >= 0 && l->kind == HPC_LINK_UNIX) pass(&m, &room, pass_fd);
     int status = send_all(c, rank, f->type, &m, deadline, &sent);
     /* A peer that reads takes the rest at once. The deadline passed because of other ranks, so this peer may keep
      * its link. */
@@ -164,10 +183,11 @@ static int tell(hpc_control *c, int rank, const hpc_mesh_frame *f, const void *d
     const size_t nbytes = f->nbytes;
     if (pthread_mutex_trylock(&l->send_lock) != 0) return HPC_ERR_TIMEOUT;
     int status = atomic_load(&l->fd) < 0 || l->cut ? HPC_ERR_PEER : finish_told(c, rank, 0);
+    if (status == HPC_OK && l->told == NULL && (l->told = malloc(HPC_TOLD_BYTES)) == NULL) status = HPC_ERR_TIMEOUT;
     if (status == HPC_OK) {
         l->told_left = sizeof *f + nbytes;
-        memcpy(l->told + sizeof l->told - l->told_left, f, sizeof *f);
-        if (data != NULL) memcpy(l->told + sizeof l->told - nbytes, data, nbytes);
+        memcpy(l->told + HPC_TOLD_BYTES - l->told_left, f, sizeof *f);
+        if (data != NULL && nbytes > 0) memcpy(l->told + HPC_TOLD_BYTES - nbytes, data, nbytes);
         status = finish_told(c, rank, 0);
         if (status == HPC_ERR_TIMEOUT) status = HPC_IN_PROGRESS;
     }
@@ -333,10 +353,15 @@ static int is_of_handles(uint32_t type) {
     return type == HPC_MESH_WANT || type == HPC_MESH_GIVE || type == HPC_MESH_PUT;
 }
 
+static int is_spread(uint32_t type) {
+    return type == HPC_MESH_GONE || type == HPC_MESH_SAY || type == HPC_MESH_CALL;
+}
+
 /* The place for the frame's payload. */
 static char *place_of(const hpc_link *l, const hpc_mesh_frame *f) {
     if (is_data(f->type)) return l->incoming->data + l->incoming->got;
-    if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS || f->type == HPC_MESH_HERE || is_of_handles(f->type))
+    if (f->type == HPC_MESH_BALLOT || f->type == HPC_MESH_NEWS || f->type == HPC_MESH_HERE || is_of_handles(f->type) ||
+        is_spread(f->type))
         return l->arriving->data;
     return (char *)(uintptr_t)&l->word;
 }
@@ -361,7 +386,12 @@ static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f
     case HPC_MESH_PUT:
         return f->nbytes >= sizeof(hpc_put_head) ? begin_single(l, f) : hpc_link_garbled;
     case HPC_MESH_WANT:
+    case HPC_MESH_CALL:
         return f->nbytes == 0 ? begin_single(l, f) : hpc_link_garbled;
+    case HPC_MESH_GONE:
+        return f->nbytes == sizeof(hpc_gone) ? begin_single(l, f) : hpc_link_garbled;
+    case HPC_MESH_SAY:
+        return f->nbytes >= sizeof(hpc_said_head) ? begin_single(l, f) : hpc_link_garbled;
     case HPC_MESH_ABORT:
     case HPC_MESH_BYE:
         return f->nbytes == sizeof l->word ? NULL : hpc_link_garbled;
@@ -370,6 +400,7 @@ static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f
     case HPC_MESH_REVOKE:
     case HPC_MESH_LOOK:
     case HPC_MESH_OVER:
+    case HPC_MESH_EDGE:
         return f->nbytes == 0 ? NULL : hpc_link_garbled;
     case HPC_MESH_WORD:
         return f->nbytes == 0 && f->sequence >> 32 < HPC_WORDS ? NULL : hpc_link_garbled;
@@ -384,6 +415,20 @@ static void append(hpc_control *c, hpc_message **inbox, hpc_message *m) {
     *inbox = m;
     pthread_mutex_unlock(&c->lock);
     hpc_bell_ring(c->group->bell);
+}
+
+/* Keeps the last word for the neighbours (spread.c). */
+static void keep_word(hpc_link *l) {
+    if (l->last == NULL) l->last = malloc(sizeof *l->last);
+    if (l->last != NULL) *l->last = l->word;
+}
+
+/* The others believe the lower of two ranks that accuse each other (edges.c). */
+void hpc_link_dropped(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    if (!atomic_exchange(&l->dropped, 1)) c->dropped_by++;
+    if (rank < c->group->rank && !hpc_group_has_departed(c->group, rank)) atomic_store(&l->doubted, 1);
+    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, dropped);
 }
 
 /* The payload is where place_of said. Returns NULL, or why the link cannot go on. */
@@ -438,21 +483,32 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
         m = l->arriving;
         l->arriving = NULL;
         return c->on_handle(c, rank, m);
+    case HPC_MESH_GONE:
+    case HPC_MESH_SAY:
+    case HPC_MESH_CALL:
+        m = l->arriving;
+        l->arriving = NULL;
+        return c->on_spread(c, rank, m);
+    case HPC_MESH_EDGE:
+        l->edge_asked = c->edges_asked = 1;
+        return NULL;
     case HPC_MESH_WORD:
         atomic_store_explicit(&l->words[f->sequence >> 32], (uint32_t)f->sequence, memory_order_relaxed);
         return NULL;
     case HPC_MESH_DROP:
-        atomic_store(&l->dropped, 1);
-        hpc_group_depart(c->group, rank, HPC_PEER_FAILED, dropped);
+        hpc_link_dropped(c, rank);
         return NULL;
     case HPC_MESH_BYE:
         atomic_store(&l->served, f->sequence); /* before the state */
+        keep_word(l);
         hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, &l->word);
         return NULL;
     case HPC_MESH_REVOKE:
+        if (!atomic_load(&c->group->revoked)) c->revoked_by = rank;
         hpc_group_revoke(c->group);
         return NULL;
     case HPC_MESH_ABORT:
+        keep_word(l);
         hpc_group_depart_saying(c->group, rank, HPC_PEER_FAILED, &l->word);
         return NULL;
     }
@@ -463,10 +519,7 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
  * descriptor that came along, if it is not -1. */
 static ssize_t receive_packet(int fd, hpc_mesh_frame *f, char *payload, int *passed) {
     struct iovec parts[2] = {{f, sizeof *f}, {payload, HPC_FRAME_BYTES}};
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } room;
+    passage room;
     struct msghdr m = {
         .msg_iov = parts, .msg_iovlen = 2, .msg_control = room.bytes, .msg_controllen = CMSG_LEN(sizeof(int))};
     ssize_t n;
@@ -527,6 +580,7 @@ static const char *read_packets(hpc_control *c, int rank, size_t most) {
 
 static const char *name_failure(hpc_link *l, int error) {
     if (error == 0) return ended;
+    l->unsure = error != ECONNRESET;
     snprintf(l->text, sizeof l->text, "%s: %s", error == ECONNRESET ? ended : "the connection to it failed",
              strerror(error));
     return l->text;
@@ -592,6 +646,19 @@ int hpc_link_read_hello(int fd, int size, int *rank, unsigned char secret[HPC_CO
     return HPC_OK;
 }
 
+int hpc_link_read_welcome(const hpc_control *c, int fd, int rank, int *bell) {
+    char payload[HPC_FRAME_BYTES];
+    hpc_mesh_frame f;
+    ssize_t n = receive_packet(fd, &f, payload, bell);
+    if (n < 0 && errno == EAGAIN) return HPC_IN_PROGRESS;
+    const int sound = is_packet(&f, n, c->group->size) && f.rank == rank;
+    if (sound && f.type == HPC_MESH_HELLO && f.nbytes == HPC_COOKIE_BYTES && *bell >= 0 &&
+        hpc_same_bytes((unsigned char *)payload, c->links[rank].address.secret, HPC_COOKIE_BYTES))
+        return HPC_OK;
+    hpc_close(bell);
+    return n <= 0 ? HPC_ERR_PEER : HPC_ERR_AUTH;
+}
+
 int hpc_link_owes(const hpc_control *c, int rank, uint64_t sequence) {
     return atomic_load(&c->links[rank].served) < sequence;
 }
@@ -603,6 +670,10 @@ static int send_packet(int fd, hpc_mesh_type type, int rank, const void *data, s
     struct iovec parts[2] = {{(void *)(uintptr_t)&f, sizeof f}, {(void *)(uintptr_t)data, nbytes}};
     const struct msghdr m = {.msg_iov = parts, .msg_iovlen = nbytes > 0 ? 2 : 1};
     return sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)(sizeof f + nbytes) ? HPC_OK : HPC_ERR_AUTH;
+}
+
+void hpc_link_turn_down(const hpc_control *c, int fd) {
+    send_packet(fd, HPC_MESH_DROP, c->group->rank, NULL, 0);
 }
 
 void hpc_link_answer(int fd, int rank, const void *answer, size_t nbytes) {
@@ -633,10 +704,24 @@ int hpc_link_read_answer(int fd, void *answer, size_t nbytes) {
 
 void hpc_link_publish(hpc_control *c, int rank, int fd, int kind) {
     hpc_link *l = &c->links[rank];
-    l->kind = kind;
+    atomic_store_explicit(&l->kind, kind, memory_order_relaxed);
     l->heard = hpc_now();
     atomic_store(&l->fd, fd);
     if (kind == HPC_LINK_TCP) atomic_fetch_add(&c->tcp_links, 1);
+}
+
+void hpc_link_end(hpc_control *c, int rank, const char *why) {
+    hpc_link *l = &c->links[rank];
+    int fd = atomic_load(&l->fd);
+    if (l->ended) return;
+    l->ended = 1;
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    /* A link that fails shows no death. The others believe the peer's own neighbours, and the lower of two ranks. */
+    if (l->unsure && (!atomic_load(&l->edge) || rank < c->group->rank) && !hpc_group_has_departed(c->group, rank))
+        atomic_store(&l->doubted, 1);
+    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why); /* unless its last word gave another reason */
+    /* Ends the waits of the peer for this end, and this rank's sends. */
+    if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);
 }
 
 void hpc_link_alive(hpc_control *c, int rank) {

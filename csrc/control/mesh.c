@@ -1,4 +1,4 @@
-/* Makes the links. Of two ranks the higher one calls: by a Unix socket if the pair may use one, otherwise by TCP.
+/* Calls other ranks: by a Unix socket if the pair may use one, otherwise by TCP.
  * Over TCP it tries each address that may lead to the peer until one proves to be the peer. */
 #define _GNU_SOURCE
 #include "control/channel.h"
@@ -17,8 +17,6 @@
 
 #include "base/host.h"
 #include "base/overdue.h"
-
-static const double CALLERS_SECONDS = 0.25; /* a rank that failed to connect still answers for so long */
 
 unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address) {
     char *path = address->sun_path; /* a leading NUL makes it abstract */
@@ -44,48 +42,60 @@ void hpc_mesh_poke(hpc_control *c) {
     if (write(c->poke_fd, &one, sizeof one) < 0) return; /* no room for a poke: the thread is awake already */
 }
 
+void hpc_mesh_seek(hpc_control *c, int rank, int why) {
+    hpc_link *l = &c->links[rank];
+    if (hpc_link_is_up(l) || rank == c->group->rank) return;
+    if ((atomic_fetch_or(&l->sought, why) & why) == why) return;
+    atomic_store(&c->seeking, 1);
+    hpc_mesh_poke(c);
+}
+
 /* ---- Unix ---- */
+
+int hpc_mesh_call_unix(const hpc_control *c, int rank) {
+    struct sockaddr_un name;
+    socklen_t length = hpc_mesh_name(c->links[rank].address.name, &name);
+    struct ucred owner = {.uid = (uid_t)-1};
+    socklen_t owner_bytes = sizeof owner;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0, refused;
+    if (fd < 0) return -1;
+    do refused = connect(fd, (struct sockaddr *)&name, length) != 0;
+    while (refused && errno == EINTR);
+    if (refused) error = errno;
+    /* Another process may have taken the name after its owner died. */
+    else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0 ||
+             (owner.uid != geteuid() && owner.uid != 0))
+        error = EPERM;
+    if (error == 0) return fd;
+    close(fd);
+    errno = error;
+    return -1;
+}
 
 /* Connects by the Unix socket. Returns HPC_IN_PROGRESS if no process listens there. */
 static int call_unix(hpc_control *c, int rank, double deadline) {
-    const hpc_control_address *to = &c->links[rank].address;
-    double start = hpc_now();
-    struct sockaddr_un name;
-    socklen_t length = hpc_mesh_name(to->name, &name);
-    struct ucred owner = {.uid = (uid_t)-1};
-    socklen_t owner_bytes = sizeof owner;
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), status;
+    const double start = hpc_now();
     char hint[HPC_FILES_HINT];
-    if (fd < 0)
-        return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: socket: %s%s", strerror(errno), hpc_files_hint(errno, hint));
-    while (connect(fd, (struct sockaddr *)&name, length) != 0) {
-        int error = errno;
-        if (error == EINTR) continue;
-        if (error == EAGAIN && hpc_now() < deadline) { /* its backlog is full */
+    int fd;
+    while ((fd = hpc_mesh_call_unix(c, rank)) < 0) {
+        if (errno == EAGAIN && hpc_now() < deadline) { /* its backlog is full */
             poll(NULL, 0, 1);
             continue;
         }
-        close(fd);
-        if (error == ECONNREFUSED || error == ENOENT) return HPC_IN_PROGRESS;
+        if (errno == ECONNREFUSED || errno == ENOENT) return HPC_IN_PROGRESS;
+        if (errno == EMFILE || errno == ENFILE)
+            return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: socket: %s%s", strerror(errno),
+                            hpc_files_hint(errno, hint));
+        if (errno == EPERM)
+            return hpc_fail(HPC_ERR_AUTH, "init", "init: rank %d's socket belongs to another user than the job", rank);
         return hpc_group_fail_timeout(c->group, "init", &rank, 1, hpc_now() - start, "cannot connect to rank %d: %s",
-                                      rank, strerror(error));
+                                      rank, strerror(errno));
     }
-    /* Another process may have taken the name after its owner died. */
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0 ||
-        (owner.uid != geteuid() && owner.uid != 0)) {
-        close(fd);
-        return hpc_fail(HPC_ERR_AUTH, "init",
-                        "init: rank %d's socket belongs to user %d, but the job runs as another user", rank,
-                        (int)owner.uid);
-    }
+    hpc_link_greet(c, fd, c->links[rank].address.secret); /* the service thread will find a hang-up */
     hpc_link_publish(c, rank, fd, HPC_LINK_UNIX);
-    status = hpc_link_send(c, rank, HPC_MESH_HELLO, 0, "init", to->secret, HPC_COOKIE_BYTES, c->bell->fd, deadline);
     if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0)
         return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
-    if (status == HPC_ERR_TIMEOUT)
-        return hpc_group_fail_timeout(c->group, "init", &rank, 1, hpc_now() - start, "rank %d does not read its socket",
-                                      rank);
-    return HPC_OK; /* the service thread will find a hang-up */
+    return HPC_OK;
 }
 
 /* ---- TCP ---- */
@@ -188,7 +198,7 @@ static int try_all(hpc_control *c, calls *calls, hpc_hello *hello, double deadli
         }
         open = 0;
         for (int i = 0; i < calls->n; i++) open += calls->all[i].open;
-    } while (open > 0 && hpc_now() < deadline && !atomic_load(&c->group->closed));
+    } while (open > 0 && hpc_now() < deadline && !atomic_load(&c->group->closed) && !atomic_load(&c->stopping));
     return HPC_ERR_TRANSPORT;
 }
 
@@ -269,7 +279,20 @@ static int call_tcp(hpc_control *c, int rank, double deadline) {
     return HPC_OK;
 }
 
-static int call(hpc_control *c, int rank, double deadline) {
+int hpc_mesh_call_tcp(hpc_control *c, int rank, const char *op, double deadline, int *fd, hpc_endpoint *reached,
+                      int *refused) {
+    hpc_hello hello = hello_to(c, rank, HPC_FOR_CONTROL);
+    calls calls;
+    const double start = hpc_now();
+    *fd = -1;
+    *refused = 0;
+    list_attempts(c, rank, &calls);
+    if (try_all(c, &calls, &hello, deadline, fd, reached) == HPC_OK) return HPC_OK;
+    for (int i = 0; i < calls.n; i++) *refused |= calls.all[i].status == HPC_ERR_TRANSPORT;
+    return fail_calls(c, rank, op, &calls, hpc_now() - start);
+}
+
+int hpc_mesh_call(hpc_control *c, int rank, double deadline) {
     const hpc_link *l = &c->links[rank];
     int status = HPC_IN_PROGRESS;
     if (l->allowed == 0)
@@ -313,12 +336,10 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
     return HPC_OK;
 }
 
-/* ---- all of them ---- */
-
-static void watch_process(hpc_control *c, int rank) {
+void hpc_mesh_watch_process(hpc_control *c, int rank) {
     const hpc_link *l = &c->links[rank];
     const hpc_control_address *peer = &l->address;
-    if (!l->same_host || !(l->allowed & HPC_LINK_UNIX)) return;
+    if (l->pidfd >= 0 || !l->same_host || !(l->allowed & HPC_LINK_UNIX)) return;
     if (peer->pid == c->self.pid || peer->pid_namespace != c->self.pid_namespace) return;
     int pidfd = (int)syscall(SYS_pidfd_open, (pid_t)peer->pid, 0);
     if (pidfd >= 0) {
@@ -331,110 +352,4 @@ static void watch_process(hpc_control *c, int rank) {
     } else if (errno == ESRCH) {
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
     } /* otherwise the kernel has no pidfd (before 5.3), and only the socket shows a death */
-}
-
-static int all_connected(void *arg) {
-    hpc_control *c = arg;
-    for (int r = 0; r < c->group->size; r++)
-        if (atomic_load_explicit(&c->group->states[r], memory_order_acquire) == HPC_PEER_JOINING) return 0;
-    return 1;
-}
-
-static int who_is_joining(void *arg, int *ranks) {
-    hpc_control *c = arg;
-    int n = 0;
-    for (int r = 0; r < c->group->size; r++)
-        if (atomic_load_explicit(&c->group->states[r], memory_order_acquire) == HPC_PEER_JOINING) ranks[n++] = r;
-    return n;
-}
-
-/* Closes the TCP listener, even while the service thread uses it. */
-static void deafen(hpc_control *c) {
-    pthread_mutex_lock(&c->lock);
-    if (c->tcp_fd >= 0) epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->tcp_fd, NULL);
-    hpc_close(&c->tcp_fd);
-    pthread_mutex_unlock(&c->lock);
-}
-
-/* Records connect's timeout again, with the last refused caller as a possible cause. */
-static int explain_timeout(hpc_control *c) {
-    const hpc_error *e = hpc_last_error();
-    char refusal[HPC_REASON_BYTES], message[1024];
-    hpc_fault f = {.n_waiting = e->n_waiting, .n_culprits = e->n_culprits};
-    int *waiting = malloc(((size_t)f.n_waiting + 1) * sizeof *waiting);
-    hpc_culprit *culprits = malloc(((size_t)f.n_culprits + 1) * sizeof *culprits);
-    pthread_mutex_lock(&c->lock);
-    memcpy(refusal, c->refusal, sizeof refusal);
-    pthread_mutex_unlock(&c->lock);
-    if (refusal[0] != 0 && waiting != NULL && culprits != NULL) {
-        memcpy(waiting, e->waiting_for, (size_t)f.n_waiting * sizeof *waiting);
-        memcpy(culprits, e->culprits, (size_t)f.n_culprits * sizeof *culprits);
-        f.waiting_for = waiting;
-        f.culprits = culprits;
-        snprintf(message, sizeof message, "%s", e->message);
-        hpc_fail_fault(HPC_ERR_TIMEOUT, "init", &f, "%s; a call from %s", message, refusal);
-    }
-    free(waiting);
-    free(culprits);
-    return HPC_ERR_TIMEOUT;
-}
-
-static int have_called(void *arg) {
-    const hpc_control *c = arg;
-    for (int r = c->group->rank + 1; r < c->group->size; r++)
-        if (atomic_load_explicit(&c->group->states[r], memory_order_acquire) == HPC_PEER_JOINING) return 0;
-    return 1;
-}
-
-/* Answers higher ranks for a moment after this rank has failed to connect, so that they get its last word. If the
- * listener closed at once, they would report this rank as dead. */
-static void await_callers(hpc_control *c) {
-    const hpc_wait wait = {"init", have_called, who_is_joining, c, .every = 0};
-    hpc_group *calm = hpc_group_calm(c->group);
-    int muted = hpc_mute_errors(1);
-    if (calm != NULL) hpc_wait_for(calm, &wait, CALLERS_SECONDS);
-    hpc_mute_errors(muted);
-    free(calm);
-}
-
-/* Makes the tree for collectives. */
-static int arrange(hpc_control *c, const int *hosts) {
-    int status = hpc_rank_tree_make(&c->tree, c->group->size, hosts);
-    if (status == HPC_OK) status = hpc_roll_open(c);
-    if (status == HPC_ERR_MEMORY) return hpc_fail(status, "init", "init: no memory for %d ranks", c->group->size);
-    if (status != HPC_OK) return hpc_fail(status, "init", "init: the lists of each host's ranks do not match");
-    return HPC_OK;
-}
-
-int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, const unsigned char *links,
-                        const unsigned char *same_host, const int *hosts, double deadline) {
-    hpc_group *g = c->group;
-    const hpc_wait wait = {"init", all_connected, who_is_joining, c, .every = 0};
-    const hpc_bytes of_job = {addresses[0].secret, HPC_COOKIE_BYTES};
-    int status = arrange(c, hosts), any = 0;
-    if (status != HPC_OK) return status;
-    hpc_hmac(c->secret, c->secret_bytes, &of_job, 1, c->key);
-    for (int r = 0; r < g->size; r++) {
-        c->links[r].address = addresses[r];
-        c->links[r].same_host = same_host[r];
-        if (r == g->rank) continue;
-        c->links[r].allowed = links[r];
-        any |= links[r];
-    }
-    atomic_store(&g->states[g->rank], HPC_PEER_ALIVE);
-    if (c->tcp_fd >= 0 && any & HPC_LINK_TCP) {
-        if (hpc_mesh_watch(c, c->tcp_fd, HPC_WATCH_TCP, 0) != 0)
-            return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
-    } else {
-        deafen(c);
-    }
-    for (int r = 0; r < g->size; r++)
-        if (r != g->rank) watch_process(c, r);
-    for (int r = 0; r < g->rank && status == HPC_OK; r++)
-        if (atomic_load(&g->states[r]) == HPC_PEER_JOINING) status = call(c, r, deadline);
-    if (status == HPC_OK) status = hpc_wait_for(g, &wait, hpc_left(deadline));
-    if (status != HPC_OK && status != HPC_ERR_TIMEOUT) await_callers(c);
-    if (status == HPC_ERR_TIMEOUT) status = explain_timeout(c);
-    if (status == HPC_OK && atomic_load(&c->tcp_links) == 0) deafen(c);
-    return status;
 }

@@ -364,19 +364,31 @@ static int is_own_echo(int fd) {
            endpoint_of(&here, &a) && endpoint_of(&there, &b) && same_ip(&a, &b) && a.port == b.port;
 }
 
-/* Waits for a pending connect; returns 0 when it succeeds, or its errno. */
-static int await_connected(int fd, double deadline) {
+static _Thread_local const _Atomic int *over; /* hpc_net_heed's */
+
+void hpc_net_heed(const _Atomic int *end) {
+    over = end;
+}
+
+int hpc_net_await(int fd, short events, double deadline) {
+    enum { MOST_MS = 60000, HEED_MS = 20 };
     for (;;) {
-        double left = hpc_left(deadline);
-        struct pollfd p = {.fd = fd, .events = POLLOUT};
-        int n = poll(&p, 1, left > 60 ? 60000 : (int)(left * 1e3) + (left > 0)), error = 0;
-        if (n > 0) {
-            socklen_t nbytes = sizeof error;
-            return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &nbytes) == 0 ? error : errno;
-        }
-        if (n < 0 && errno != EINTR) return errno;
-        if (left <= 0) return EINPROGRESS;
+        const double left = hpc_left(deadline), most = over == NULL ? MOST_MS : HEED_MS;
+        struct pollfd p = {.fd = fd, .events = events};
+        const int n = poll(&p, 1, left * 1e3 > most ? (int)most : (int)(left * 1e3) + (left > 0));
+        if (n > 0) return HPC_OK;
+        if (n < 0 && errno != EINTR) return HPC_ERR_TRANSPORT;
+        if (left <= 0 || (over != NULL && atomic_load(over))) return HPC_ERR_TIMEOUT;
     }
+}
+
+/* Waits for a pending connect; returns 0 when it succeeds, its errno, or EINPROGRESS after the deadline. */
+static int await_connected(int fd, double deadline) {
+    int error = 0;
+    socklen_t nbytes = sizeof error;
+    const int status = hpc_net_await(fd, POLLOUT, deadline);
+    if (status == HPC_ERR_TIMEOUT) return EINPROGRESS;
+    return status == HPC_OK && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &nbytes) == 0 ? error : errno;
 }
 
 int hpc_net_connect(const hpc_endpoint *to, double deadline, int *fd, int *error) {

@@ -2,6 +2,7 @@
 #ifndef HPC_NET_H
 #define HPC_NET_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
@@ -68,5 +69,12 @@ int hpc_net_check_congestion(const char *name, const char *op);
 void hpc_net_text(const hpc_endpoint *endpoint, char text[HPC_ENDPOINT_TEXT]);
 /* Writes the other end of a connected socket the same way, without the interface. */
 void hpc_net_peer_text(int fd, char text[HPC_ENDPOINT_TEXT]);
+
+/* Waits until fd is ready for these events of poll, or has failed: HPC_OK. HPC_ERR_TIMEOUT at the deadline. */
+int hpc_net_await(int fd, short events, double deadline);
+
+/* From now on such waits of this thread, also in hpc_net_connect and hpc_hello_call, end at once when *end is set; NULL:
+ * only at their deadlines. */
+void hpc_net_heed(const _Atomic int *end);
 
 #endif

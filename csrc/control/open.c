@@ -8,6 +8,7 @@
 #include "control/control.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@
 #include "base/host.h"
 #include "control/channel.h"
 
-static const double LEAVE_SECONDS = 1; /* for all peers together; also used by revoke */
+static const double LEAVE_SECONDS = 1; /* for all peers together */
 
 /* ---- opening ---- */
 
@@ -45,15 +46,20 @@ static hpc_control *create(hpc_group *group, hpc_memory *bell) {
     }
     c->group = group;
     c->on_handle = hpc_handles_take;
+    c->on_spread = hpc_spread_take;
+    c->on_unreachable = hpc_handles_fail;
+    c->revoked_by = -1;
+    c->next_call = c->next_edges = INFINITY;
     c->bell = hpc_memory_retain(bell);
     c->listen_fd = c->tcp_fd = c->epoll_fd = c->poke_fd = -1;
     for (int i = 0; i < HPC_STRANGERS; i++) c->strangers[i].fd = -1;
     for (int r = 0; r < group->size; r++) {
         atomic_init(&c->links[r].fd, -1);
-        c->links[r].pidfd = -1;
+        c->links[r].pidfd = c->links[r].call_fd = c->links[r].gone_by = -1;
         pthread_mutex_init(&c->links[r].send_lock, NULL);
     }
-    c->links[group->rank].kind = HPC_LINK_UNIX;
+    atomic_store(&c->links[group->rank].kind, HPC_LINK_UNIX);
+    pthread_cond_init(&c->ended, NULL);
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->collective_lock, NULL);
     pthread_mutex_init(&c->round_lock, NULL);
@@ -129,7 +135,7 @@ int hpc_control_link(const hpc_control *control, int rank) {
 
 const char *hpc_control_path(const hpc_control *control, int rank) {
     const hpc_link *l = &control->links[rank];
-    return atomic_load_explicit(&control->group->states[rank], memory_order_acquire) == HPC_PEER_JOINING ? "" : l->path;
+    return hpc_link_is_up(l) ? l->path : "";
 }
 
 void hpc_control_derive(const hpc_control *control, const void *facts, size_t nbytes,
@@ -153,18 +159,23 @@ void hpc_control_show(hpc_control *control, const char *transports) {
 }
 
 int hpc_control_tell(hpc_control *c, int rank, int place, uint32_t value) {
-    return hpc_link_tell_number(c, rank, HPC_MESH_WORD, (uint64_t)place << 32 | value);
+    if (hpc_link_is_up(&c->links[rank]))
+        return hpc_link_tell_number(c, rank, HPC_MESH_WORD, (uint64_t)place << 32 | value);
+    if (hpc_group_has_departed(c->group, rank)) return HPC_ERR_PEER;
+    hpc_mesh_seek(c, rank, HPC_SEEKS);
+    return HPC_ERR_TIMEOUT;
+}
+
+int hpc_control_is_linked(const hpc_control *c, int rank) {
+    return hpc_link_is_up(&c->links[rank]);
 }
 
 uint32_t hpc_control_told(const hpc_control *c, int rank, int place) {
     return atomic_load_explicit(&c->links[rank].words[place], memory_order_relaxed);
 }
 
-/* A rank that does not read has not seen departures either, so the shrink finds that it is missing. */
 void hpc_control_revoke(hpc_control *c) {
-    double deadline = hpc_now() + LEAVE_SECONDS;
-    for (int r = 0; r < c->group->size; r++)
-        if (r != c->group->rank) hpc_link_send(c, r, HPC_MESH_REVOKE, 0, "revoke", NULL, 0, -1, deadline);
+    hpc_mesh_poke(c);
 }
 
 /* ---- leaving ---- */
@@ -196,7 +207,7 @@ static void await_ends(hpc_control *c) {
     struct pollfd *polls = calloc((size_t)c->group->size, sizeof *polls);
     int n = 0;
     for (int r = 0; r < c->group->size && polls != NULL; r++)
-        if (c->links[r].kind == HPC_LINK_TCP && !c->links[r].ended)
+        if (c->links[r].kind == HPC_LINK_TCP && hpc_link_is_up(&c->links[r]) && !c->links[r].ended)
             polls[n++] = (struct pollfd){.fd = atomic_load(&c->links[r].fd), .events = POLLIN};
     while (n > 0) {
         double left = deadline - hpc_now();
@@ -237,6 +248,8 @@ void hpc_control_stop(hpc_control *c, const char *why) {
     if (!hpc_group_is_mine(c->group) || !atomic_exchange(&c->running, 0)) return;
     atomic_store(&c->stopping, 1);
     hpc_service_remove(&c->client);
+    hpc_callers_stop(c);
+    hpc_spread_end(c, hpc_now() + LEAVE_SECONDS);
     say_goodbye(c, why);
     await_ends(c);
     close_all(c);
@@ -261,6 +274,7 @@ void hpc_control_free(hpc_control *c) {
         hpc_handles_free(c, r);
         hpc_message_free(c->links[r].here);
         hpc_memory_release(c->links[r].bell);
+        free(c->links[r].told);
         pthread_mutex_destroy(&c->links[r].send_lock);
     }
     hpc_close(&c->listen_fd);
@@ -271,6 +285,8 @@ void hpc_control_free(hpc_control *c) {
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->collective_lock);
     pthread_mutex_destroy(&c->round_lock);
+    pthread_cond_destroy(&c->ended);
+    hpc_spread_free(c);
     hpc_message_free(c->ballot);
     hpc_relay_free(atomic_load(&c->relay));
     hpc_roll_free(c);

@@ -3,9 +3,9 @@
  * only briefly: at most a second, to answer a caller on the Unix socket. It waits for nothing that another channel of
  * this process must do: the kernel has room for that answer, the first bytes on a new socket.
  *
- * While there is a TCP link, the clock ticks eight times within config.silence. Each tick sends a beat on links on
- * which this rank has sent nothing for two ticks, and gives up peers from which nothing came for config.silence. If
- * a tick is late by half of config.silence, this process was stopped or got no CPU; its peers' beats may be unread,
+ * While there is a TCP link, the clock ticks eight times within config.silence. Each tick sends neighbours (edges.c) a
+ * beat if this rank has sent them nothing for two ticks, and gives up those from which nothing came for config.silence.
+ * If * a tick is late by half of config.silence, this process was stopped or got no CPU; its peers' beats may be unread,
  * so all peers' clocks start again. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,17 +29,6 @@ static const double PLACE_SECONDS = 1;      /* until a TCP caller must give up i
 
 /* ---- links ---- */
 
-static void end_link(hpc_control *c, int rank, const char *why) {
-    hpc_link *l = &c->links[rank];
-    int fd = atomic_load(&l->fd);
-    if (l->ended) return;
-    l->ended = 1;
-    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
-    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why); /* unless its last word gave another reason */
-    /* Ends the waits of the peer for this end, and this rank's sends. */
-    if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);
-}
-
 /* Sends the news and handles that rank asked for. If the socket has no room, the rest, or newer news, are sent when it
  * has. While another thread sends a message on the link, this is tried again whenever the socket has room. */
 static void answer(hpc_control *c, int rank) {
@@ -62,7 +51,7 @@ static void on_link(hpc_control *c, int rank, size_t most) {
     }
     const char *why = hpc_link_read(c, rank, most);
     if (why != NULL)
-        end_link(c, rank, why);
+        hpc_link_end(c, rank, why);
     else if (c->links[rank].asks || c->links[rank].wants || c->links[rank].blocked)
         answer(c, rank);
 }
@@ -178,32 +167,39 @@ static void on_accept(hpc_control *c, int kind) {
     take_in(c, fd, kind);
 }
 
+static int has_failed(const hpc_control *c, int rank) {
+    return atomic_load_explicit(&c->group->states[rank], memory_order_acquire) == HPC_PEER_FAILED;
+}
+
+/* Returns whether a proven caller becomes the link to this rank. */
+static int may_link(hpc_control *c, int rank) {
+    return rank != c->group->rank && !hpc_group_has_departed(c->group, rank) && !hpc_link_is_up(&c->links[rank]) &&
+           c->links[rank].bell == NULL && hpc_callers_yield(c, rank);
+}
+
 static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
     unsigned char secret[HPC_COOKIE_BYTES];
-    int rank, bell, status = hpc_link_read_hello(s->fd, c->group->size, &rank, secret, &bell);
+    int rank, bell = -1, status = hpc_link_read_hello(s->fd, c->group->size, &rank, secret, &bell);
     if (status == HPC_IN_PROGRESS) return;
     int fd = release_place(c, s);
     if (status == HPC_ERR_INVALID) hpc_jobs_answer(c, fd, rank, secret);
-    if (status == HPC_OK) {
-        hpc_link *l = &c->links[rank];
-        if (rank > c->group->rank && l->bell == NULL && atomic_load(&l->fd) < 0 &&
-            hpc_same_bytes(secret, c->self.secret, sizeof secret)) {
-            if (hpc_memory_attach(bell, sizeof(hpc_bell), "init", &l->bell) != HPC_OK) status = HPC_ERR_MEMORY;
-            bell = -1;
-        } else {
-            status = HPC_ERR_AUTH;
-        }
-        hpc_close(&bell);
+    if (status == HPC_OK && !hpc_same_bytes(secret, c->self.secret, sizeof secret)) status = HPC_ERR_AUTH;
+    if (status == HPC_OK && has_failed(c, rank)) hpc_link_turn_down(c, fd);
+    if (status == HPC_OK && may_link(c, rank)) {
+        status = hpc_memory_attach(bell, sizeof(hpc_bell), "init", &c->links[rank].bell);
+        bell = -1;
+    } else {
+        status = HPC_ERR_AUTH;
     }
+    hpc_close(&bell);
+    /* The answer comes before anything else that can be sent on this link. */
+    if (status == HPC_OK) status = hpc_link_greet(c, fd, c->self.secret);
     if (status != HPC_OK) {
         hpc_close(&fd);
         return;
     }
     hpc_link_publish(c, rank, fd, HPC_LINK_UNIX);
-    /* Answers before anything else can be sent on this link; only then does the peer count as alive. */
-    hpc_link_send(c, rank, HPC_MESH_HELLO, 0, "init", c->self.secret, HPC_COOKIE_BYTES, c->bell->fd, hpc_now() + 1);
-    if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, rank) != 0) end_link(c, rank, "this rank cannot watch its connection");
-    hpc_link_alive(c, rank);
+    hpc_callers_made(c, rank);
 }
 
 /* Remembers how to reach the peer: the endpoint with the address from which it called. */
@@ -226,21 +222,19 @@ static void recall_endpoint(hpc_control *c, hpc_link *l) {
 /* Takes fd over if it returns 1. */
 static int take_link(hpc_control *c, int fd, const hpc_hello *hello) {
     hpc_link *l = &c->links[hello->from];
-    if (hello->from <= c->group->rank || !(l->allowed & HPC_LINK_TCP) || atomic_load(&l->fd) >= 0) return 0;
+    if (has_failed(c, hello->from) && hpc_greeting_end(fd) == HPC_OK) hpc_link_turn_down(c, fd);
+    if (!(atomic_load(&l->allowed) & HPC_LINK_TCP) || !may_link(c, hello->from)) return 0;
     if (hpc_greeting_end(fd) != HPC_OK) return 0;
     hpc_net_tune(fd, c->silence);
     hpc_net_peer_text(fd, l->path);
     recall_endpoint(c, l);
     hpc_link_publish(c, hello->from, fd, HPC_LINK_TCP);
-    if (hpc_mesh_watch(c, fd, HPC_WATCH_LINK, hello->from) != 0)
-        end_link(c, hello->from, "this rank cannot watch its connection");
-    hpc_link_alive(c, hello->from);
+    hpc_callers_made(c, hello->from);
     return 1;
 }
 
 static int take_lane(hpc_control *c, int fd, const hpc_hello *hello) {
-    hpc_link *l = &c->links[hello->from];
-    if (c->accept_lane == NULL || atomic_load(&l->fd) < 0 || l->ended) return 0;
+    if (c->accept_lane == NULL || hpc_group_has_departed(c->group, hello->from)) return 0;
     hpc_net_tune(fd, c->silence);
     return c->accept_lane(c->accept_arg, hello->from, hello->lane, hello->stream, fd) == HPC_OK;
 }
@@ -283,13 +277,14 @@ static void drop_silent(hpc_control *c, double now) {
 static void tick_link(hpc_control *c, int rank, double now) {
     hpc_link *l = &c->links[rank];
     char why[HPC_REASON_BYTES];
-    if (atomic_load(&l->fd) < 0 || l->kind != HPC_LINK_TCP || l->ended) return;
+    if (!atomic_load(&l->edge) || l->kind != HPC_LINK_TCP || l->ended) return;
     if (now - l->heard > c->silence) {
         on_link(c, rank, TURN_BYTES); /* the peer's bytes may be unread */
         if (!l->ended && now - l->heard > c->silence) {
             snprintf(why, sizeof why, "nothing was heard from it for %.3g s", c->silence);
             hpc_link_drop(c, rank); /* in case it is still alive */
-            end_link(c, rank, why);
+            l->unsure = 1;
+            hpc_link_end(c, rank, why);
         }
     }
     int state = atomic_load(&c->group->states[rank]);
@@ -317,6 +312,8 @@ static void tick(hpc_control *c, double now) {
 static double seconds_left(hpc_control *c, double now) {
     double due = c->next_tick > 0 ? c->next_tick : INFINITY, since;
     if (c->next_told < due) due = c->next_told;
+    if (c->next_call < due) due = c->next_call;
+    if (c->next_edges < due) due = c->next_edges;
     for (int i = 0; i < HPC_STRANGERS && c->greeting > 0; i++) {
         const hpc_stranger *s = &c->strangers[i];
         if (s->fd >= 0 && s->kind == HPC_LINK_TCP && s->since + GREETING_SECONDS < due)
@@ -351,15 +348,20 @@ static void handle(hpc_control *c, const struct epoll_event *event) {
     case HPC_WATCH_PROCESS:
         on_death(c, index);
         return;
+    case HPC_WATCH_CALL:
+        hpc_callers_read(c, index);
+        return;
     }
 }
 
 /* Goes on with collectives: what this rank has to tell about them, and the one that it gave up. */
 static void go_on(hpc_control *c, double now) {
     const int garbled = hpc_roll_hear(c);
-    if (garbled >= 0) end_link(c, garbled, hpc_link_garbled);
+    if (garbled >= 0) hpc_link_end(c, garbled, hpc_link_garbled);
     c->next_told = hpc_roll_tell(c, now);
     c->unsent = hpc_relay_go_on(c);
+    hpc_edges_look(c, now);
+    if (hpc_spread_go_on(c)) c->unsent = 1;
 }
 
 static hpc_service service = HPC_SERVICE("hpcomm-control", 0);
@@ -387,6 +389,7 @@ static int serve(void *arg, int ms) {
     double now = hpc_now();
     drop_silent(c, now);
     tick(c, now);
+    hpc_callers_go_on(c, now);
     if (atomic_exchange(&c->answering, 0))
         for (int r = 0; r < c->group->size; r++)
             if (atomic_load(&c->links[r].fd) >= 0 && !c->links[r].ended) answer(c, r);

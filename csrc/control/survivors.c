@@ -28,7 +28,8 @@
  * A living rank that others count as gone (because it was silent over TCP) must not go on alone. Either it finds
  * itself in the set of a ballot; that ends its part, and of two ranks that accuse each other the lower one is
  * believed. Or it got a DROP, the last frame on a link that a peer gave up; that ends its part unless more ranks
- * have voted with it than have dropped it, as otherwise one odd rank could end all others. If a network splits for
+ * have voted with it than have dropped it, as otherwise one odd rank could end all others. Ballots make the links that
+ * they need, and a rank turns down the call of a rank that it counts as gone, by a DROP. If a network splits for
  * good, each part goes on: no rank can tell a split from deaths.
  *
  * A deadline leaves a round unfinished; the next call finishes it before it begins another. A ballot is one frame,
@@ -113,6 +114,10 @@ static void cast_to_all(hpc_control *c, const hpc_survivors *s, double deadline)
     for (int i = 1; i < c->group->size; i++) {
         int r = (c->group->rank + i) % c->group->size;
         if (c->cast[r]) continue;
+        if (!hpc_link_is_up(&c->links[r]) && !s->gone[r] && !hpc_group_has_departed(c->group, r)) {
+            hpc_mesh_seek(c, r, HPC_SEEKS | HPC_MUST_REACH); /* the wait for ballots sends it (is_over) */
+            continue;
+        }
         c->cast[r] = hpc_link_send(c, r, HPC_MESH_BALLOT, m->sequence, op, m->data, m->total, -1,
                                    s->gone[r] ? 0 : deadline) != HPC_ERR_TIMEOUT;
     }
@@ -140,7 +145,10 @@ static int is_over(void *arg) {
     const hpc_control *c = r->control;
     if (atomic_load(&c->stopping) || atomic_load(&r->s->caller->closed)) return 1;
     for (int rank = 0; rank < c->group->size; rank++)
-        if (is_missing(r, rank)) return 0;
+        if (is_missing(r, rank)) {
+            cast_to_all(r->control, r->s, 0);
+            return 0;
+        }
     return 1;
 }
 
@@ -203,6 +211,7 @@ static int run_round(round *r, uint32_t kind, const void *data, size_t nbytes) {
     cast_to_all(c, r->s, 0); /* first without waiting, so that no rank waits behind one that does not read */
     cast_to_all(c, r->s, r->s->deadline);
     status = await_ballots(r);
+    if (status == HPC_OK) cast_to_all(c, r->s, 0);
     if (status != HPC_OK) return status;
     status = hpc_group_usable(r->s->caller, op);
     if (status == HPC_OK && atomic_load(&c->stopping))
@@ -327,7 +336,9 @@ void hpc_survivors_look(hpc_control *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
+/* Only this rank's connection may have failed, so it does not tell the others. */
 void hpc_control_lose(hpc_control *c, int rank, const char *why) {
+    if (!hpc_group_has_departed(c->group, rank)) atomic_store(&c->links[rank].doubted, 1);
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
     hpc_survivors_look(c); /* the service thread may be asleep for long */
 }

@@ -141,6 +141,8 @@ static int open_memory(hpc_scheme *sc, double deadline) {
     }
     int status = hpc_window_create_parts(c, op_create, sc->layout.places[me].nbytes, hpc_signals(sc), ranges.places,
                                          ranges.n, deadline, &sc->window);
+    if (status == HPC_OK)
+        hpc_window_hear(sc->window, sc->layout.places[me].closed, (size_t)sc->plan->n_keys * sizeof(uint64_t));
     if (status == HPC_OK && sc->window->memory->unplaced != 0)
         hpc_group_note(&c->group, HPC_NOTE_DEGRADED, "exchange: the kernel refused to place memory on NUMA nodes");
     free(ranges.places);
@@ -398,24 +400,33 @@ int hpc_scheme_prepare(hpc_scheme *sc, const hpc_exchange_config *f) {
  * channel: the answers to it are flushed before this rank says that no more come. */
 static int announce(hpc_scheme *sc, uint64_t what) {
     hpc_context *c = sc->context;
-    int me = c->group.rank, first_failure = HPC_OK;
+    const int me = c->group.rank, size = c->group.size;
+    int first_failure = HPC_OK, n_far = 0;
     size_t n = sc->layout.places[me].worker && !sc->life.closed ? (size_t)sc->plan->n_keys : 0;
     uint64_t *counts = n > 0 ? (uint64_t *)(void *)(hpc_own_part(sc) + sc->layout.places[me].pushed) : NULL;
+    char *told = malloc((size_t)size);
+    if (told == NULL) return hpc_fail(HPC_ERR_MEMORY, "close", "close: no memory for %d ranks", size);
     for (size_t k = 0; k < n; k++)
         atomic_store_explicit((_Atomic uint64_t *)&counts[k], sc->keys[k].pushes, memory_order_relaxed);
-    for (int r = 0; r < c->group.size; r++) {
+    for (int r = 0; r < size; r++) {
+        hpc_lane *lane = push_lane_to(sc, r);
+        int status = HPC_OK;
+        told[r] = 1;
         if (hpc_group_has_departed(&c->group, r)) continue;
         size_t at = sc->layout.places[r].closed + (size_t)me * (size_t)sc->plan->n_keys * sizeof *counts;
-        int status = HPC_OK;
-        hpc_lane *lane = push_lane_to(sc, r);
         if (lane != NULL)
             status = hpc_put_signal(lane, sc->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
-        else
+        else if (hpc_control_is_linked(c->control, r))
             status = hpc_window_tell(sc->window, r, counts, n * sizeof *counts, at, hpc_signal_closed(me), what);
+        else
+            told[r] = 0;
+        n_far += !told[r];
         status = hpc_unless_left(sc, r, status);
         if (status != HPC_OK && status != HPC_ERR_PEER && first_failure == HPC_OK) first_failure = status;
     }
-    return first_failure;
+    const int said = n_far > 0 ? hpc_window_say(sc->window, told, counts, n * sizeof *counts, what) : HPC_OK;
+    free(told);
+    return first_failure == HPC_OK ? said : first_failure;
 }
 
 static int is_open(const hpc_scheme *sc, int rank) {

@@ -299,7 +299,8 @@ static int poll_ring(hpc_lane *lane, int peer, hpc_event *event) {
 
 static int flush(hpc_lane *lane, int peer) {
     const route *to = atomic_load(&lane->peers[peer].out);
-    while (to != NULL && step(to->inbox, lane) > 0) {
+    if (to == NULL) return HPC_OK;
+    while (step(to->inbox, lane) > 0) {
     }
     hpc_bell_ring(hpc_control_bell(lane->context->control, peer));
     return HPC_OK;

@@ -150,6 +150,9 @@ struct hpc_window {
     hpc_memory *memory; /* this rank's part */
     hpc_part *parts;    /* by rank, this rank's included */
     void *registered;   /* verbs: this rank's part */
+    /* What rank says to all goes to this offset plus rank times the stride, and raises the signal of its number
+     * (hpc_window_say). */
+    size_t said_at, said_stride;
 };
 
 /* relaxed: who may use the part has seen its open_bytes, open_signals, or its way. */

@@ -1,0 +1,289 @@
+/* Makes a link at its first use. Any thread seeks one (hpc_mesh_seek); the service thread makes it. By a Unix socket
+ * the service thread calls itself: it connects and greets without waiting, and reads the answer when it comes. By TCP a
+ * thread calls, because a call may wait for long. It gives its connection, or its failure, to the service thread, and
+ * ends when no call is left.
+ *
+ * Either end may call, and both may call at the same time. The call of the higher rank has precedence: the higher rank
+ * turns down a call that comes while its own goes on, and the lower rank takes the call that comes, and gives its own
+ * up. A call that was turned down is tried again unless a link has come meanwhile, so a link comes too if the call with
+ * precedence fails. Over TCP the lower rank waits HEAD_START before it calls.
+ *
+ * A firewall may let calls pass in one direction only. So a rank whose call fails has the peer asked to call
+ * (HPC_MESH_CALL, by spread.c).
+ *
+ * If no link can be made, this rank's questions to the peer fail (on_unreachable). The peer counts as failed if it must
+ * be reached (HPC_MUST_REACH), or if no process has its Unix socket. A rank that leaves closes its socket a moment
+ * before the others hear of it, so a refused call is tried again for GRACE. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "base/host.h"
+#include "control/channel.h"
+
+enum { MOST_CALLERS = 8 };
+
+static const double HEAD_START = 20e-3; /* of a higher rank over TCP */
+static const double AGAIN = 5e-3;       /* until the next try */
+static const double GRACE = 0.25;       /* Unix: of tries that no process answers */
+static const double ASKED_BACK = 1;     /* TCP: until the peer should have called */
+
+static const char no_process[] = "its process died";
+static const char has_left[] = "it left";
+
+static void give_up(hpc_control *c, int rank, int status, const char *why) {
+    hpc_link *l = &c->links[rank];
+    atomic_store(&l->sought, 0);
+    l->called_since = l->call_again = 0;
+    l->failures = l->asked_back = 0;
+    c->on_unreachable(c, rank, status, why);
+}
+
+void hpc_callers_made(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    atomic_store(&l->sought, 0);
+    l->called_since = l->call_again = 0;
+    hpc_link_alive(c, rank);
+    if (hpc_mesh_watch(c, atomic_load(&l->fd), HPC_WATCH_LINK, rank) != 0)
+        hpc_link_end(c, rank, "this rank cannot watch its connection");
+    if (l->needed) c->edges_asked = 1;
+    if (atomic_load(&l->wanted)) atomic_store(&c->inquiries, 1);
+    atomic_store(&c->answering, 1);
+}
+
+/* No link can be made. */
+static void fail(hpc_control *c, int rank, int status, const char *why, int died) {
+    hpc_link *l = &c->links[rank];
+    const int must = atomic_load(&l->sought) & HPC_MUST_REACH;
+    if (must && !died && rank < c->group->rank) atomic_store(&l->doubted, 1);
+    give_up(c, rank, status, why);
+    if (must || died) hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
+}
+
+/* ---- Unix ---- */
+
+static void end_call(hpc_control *c, hpc_link *l) {
+    if (l->call_fd < 0) return;
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, l->call_fd, NULL);
+    hpc_close(&l->call_fd);
+}
+
+/* No process listens. If some ranks have left, this one may have left too: its word may have had no way here. */
+static void no_listener(hpc_control *c, int rank, double now) {
+    hpc_link *l = &c->links[rank];
+    int left = 0;
+    l->call_again = now + AGAIN;
+    if (now - l->called_since < GRACE) return;
+    for (int r = 0; r < c->group->size && !left; r++) left = atomic_load(&c->group->states[r]) == HPC_PEER_LEFT;
+    if (left) {
+        give_up(c, rank, HPC_ERR_PEER, has_left);
+        hpc_group_depart(c->group, rank, HPC_PEER_LEFT, has_left);
+    } else {
+        fail(c, rank, HPC_ERR_PEER, no_process, 1);
+    }
+}
+
+static void call_unix(hpc_control *c, int rank, double now) {
+    hpc_link *l = &c->links[rank];
+    char why[HPC_REASON_BYTES], hint[HPC_FILES_HINT];
+    const int fd = hpc_mesh_call_unix(c, rank);
+    if (fd < 0 && (errno == ECONNREFUSED || errno == ENOENT)) {
+        no_listener(c, rank, now);
+    } else if (fd < 0 && errno == EAGAIN) { /* its backlog is full */
+        l->call_again = now + AGAIN;
+    } else if (fd < 0) {
+        snprintf(why, sizeof why, "cannot connect to it: %s%s", strerror(errno), hpc_files_hint(errno, hint));
+        fail(c, rank, HPC_ERR_TRANSPORT, why, 0);
+    } else {
+        l->call_fd = fd;
+        if (hpc_link_greet(c, fd, l->address.secret) == HPC_OK && hpc_mesh_watch(c, fd, HPC_WATCH_CALL, rank) == 0)
+            return;
+        hpc_close(&l->call_fd);
+        l->call_again = now + AGAIN;
+    }
+}
+
+void hpc_callers_read(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    int bell = -1;
+    if (l->call_fd < 0) return;
+    const int status = hpc_link_read_welcome(c, l->call_fd, rank, &bell);
+    if (status == HPC_IN_PROGRESS) return;
+    if (status != HPC_OK) {
+        end_call(c, l);
+        if (status == HPC_ERR_AUTH && !hpc_group_has_departed(c->group, rank)) {
+            hpc_link_dropped(c, rank);
+            give_up(c, rank, HPC_ERR_PEER, "it counts this rank as failed");
+        }
+        l->call_again = hpc_now() + AGAIN; /* it has called, or it ends */
+        atomic_store(&c->seeking, 1);
+        return;
+    }
+    if (hpc_memory_attach(bell, sizeof(hpc_bell), "reach", &l->bell) != HPC_OK) {
+        end_call(c, l);
+        fail(c, rank, HPC_ERR_MEMORY, "this rank has no memory for a link", 0);
+        return;
+    }
+    const int fd = l->call_fd;
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    l->call_fd = -1;
+    hpc_link_publish(c, rank, fd, HPC_LINK_UNIX);
+    hpc_callers_made(c, rank);
+}
+
+/* ---- TCP ---- */
+
+static void *call(void *arg) {
+    hpc_call *call = arg;
+    hpc_control *c = call->control;
+    hpc_net_heed(&c->stopping);
+    call->status =
+        hpc_mesh_call_tcp(c, call->rank, "reach", call->deadline, &call->fd, &call->reached, &call->refused);
+    if (call->status != HPC_OK) snprintf(call->why, sizeof call->why, "%s", hpc_last_error()->message);
+    pthread_mutex_lock(&c->lock);
+    call->next = c->called;
+    c->called = call;
+    atomic_store(&c->seeking, 1);
+    hpc_mesh_poke(c);
+    c->n_callers--;
+    pthread_cond_signal(&c->ended); /* stop frees nothing before it has the lock */
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+/* Starts a thread; returns 0 if there is none. */
+static int start(hpc_control *c, hpc_call *of) {
+    pthread_attr_t detached;
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all); /* signals are for the caller's threads */
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    pthread_mutex_lock(&c->lock);
+    c->n_callers++;
+    pthread_mutex_unlock(&c->lock);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(&thread, &detached, call, of);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&detached);
+    if (error == 0) return 1;
+    pthread_mutex_lock(&c->lock);
+    c->n_callers--;
+    pthread_mutex_unlock(&c->lock);
+    return 0;
+}
+
+static void call_tcp(hpc_control *c, int rank, double now) {
+    hpc_link *l = &c->links[rank];
+    const double most = atomic_load(&l->sought) & HPC_MUST_REACH ? c->silence : c->group->init_timeout / 2;
+    l->call_again = now + AGAIN;
+    pthread_mutex_lock(&c->lock);
+    const int callers = c->n_callers;
+    pthread_mutex_unlock(&c->lock);
+    if (callers >= MOST_CALLERS) return;
+    hpc_call *of = calloc(1, sizeof *of);
+    if (of == NULL) return;
+    *of = (hpc_call){.control = c, .rank = rank, .fd = -1, .deadline = now + most};
+    l->calling = 1;
+    if (start(c, of)) return;
+    l->calling = 0;
+    free(of);
+}
+
+/* A call has failed. The peer is asked to call, once; a first refusal may only mean that it calls already. */
+static void on_failed(hpc_control *c, const hpc_call *of) {
+    hpc_link *l = &c->links[of->rank];
+    const double now = hpc_now();
+    l->call_again = now + (of->refused ? 10 * AGAIN : ASKED_BACK);
+    if (++l->failures == 1 && of->refused) return;
+    if (l->asked_back && now - l->called_since >= ASKED_BACK) {
+        fail(c, of->rank, of->status, of->why, 0);
+    } else if (!l->asked_back) {
+        l->asked_back = 1;
+        l->called_since = now;
+        hpc_spread_say(c, HPC_MESH_CALL, (uint64_t)c->group->rank << 32 | (uint32_t)of->rank, NULL, 0);
+    }
+}
+
+static void on_called(hpc_control *c, hpc_call *of) {
+    hpc_link *l = &c->links[of->rank];
+    l->calling = 0;
+    if (of->status == HPC_OK && !hpc_link_is_up(l)) {
+        hpc_net_text(&of->reached, l->path);
+        hpc_mesh_remember(c, l, &of->reached);
+        hpc_link_publish(c, of->rank, of->fd, HPC_LINK_TCP);
+        of->fd = -1;
+        hpc_callers_made(c, of->rank);
+    } else if (!hpc_link_is_up(l) && !hpc_group_has_departed(c->group, of->rank)) {
+        on_failed(c, of);
+    }
+    hpc_close(&of->fd);
+    free(of);
+}
+
+static hpc_call *take_called(hpc_control *c) {
+    pthread_mutex_lock(&c->lock);
+    hpc_call *all = c->called;
+    c->called = NULL;
+    pthread_mutex_unlock(&c->lock);
+    return all;
+}
+
+/* ---- the service thread ---- */
+
+/* Goes on with the link to rank. Returns when to do it again; INFINITY: after an event. */
+static double go_on(hpc_control *c, int rank, double now) {
+    hpc_link *l = &c->links[rank];
+    if (atomic_load(&l->sought) == 0 || l->calling || l->call_fd >= 0) return INFINITY;
+    if (hpc_link_is_up(l) || hpc_group_has_departed(c->group, rank)) {
+        if (!hpc_link_is_up(l)) give_up(c, rank, HPC_ERR_PEER, c->group->reasons[rank]);
+        atomic_store(&l->sought, 0);
+        return INFINITY;
+    }
+    const int by_tcp = (atomic_load(&l->allowed) & HPC_LINK_UNIX) == 0;
+    if (l->called_since == 0) {
+        l->called_since = now;
+        if (by_tcp && rank > c->group->rank) l->call_again = now + HEAD_START;
+    }
+    if (now >= l->call_again) (by_tcp ? call_tcp : call_unix)(c, rank, now);
+    return l->calling || l->call_fd >= 0 || atomic_load(&l->sought) == 0 ? INFINITY : l->call_again;
+}
+
+double hpc_callers_go_on(hpc_control *c, double now) {
+    if (!atomic_load(&c->joined)) return INFINITY;
+    if (atomic_exchange(&c->seeking, 0) == 0 && now < c->next_call) return c->next_call;
+    for (hpc_call *of = take_called(c), *next; of != NULL; of = next) {
+        next = of->next;
+        on_called(c, of);
+    }
+    c->next_call = INFINITY;
+    for (int r = 0; r < c->group->size; r++) {
+        const double due = go_on(c, r, now);
+        if (due < c->next_call) c->next_call = due;
+    }
+    return c->next_call;
+}
+
+int hpc_callers_yield(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    if (rank < c->group->rank && (l->calling || l->call_fd >= 0)) return 0;
+    end_call(c, l);
+    return 1;
+}
+
+void hpc_callers_stop(hpc_control *c) {
+    pthread_mutex_lock(&c->lock);
+    while (c->n_callers > 0) pthread_cond_wait(&c->ended, &c->lock);
+    pthread_mutex_unlock(&c->lock);
+    for (hpc_call *of = take_called(c), *next; of != NULL; of = next) {
+        next = of->next;
+        hpc_close(&of->fd);
+        free(of);
+    }
+    for (int r = 0; r < c->group->size; r++) hpc_close(&c->links[r].call_fd);
+}

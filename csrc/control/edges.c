@@ -1,0 +1,105 @@
+/* Keeps the ranks that are left connected. At the start a rank's neighbours are its parent and its children in the tree
+ * (join.c). If a rank is gone, its children become neighbours of its nearest ancestor that is not gone; if all of them
+ * are gone, of the lowest rank that is left. Each rank computes this for all ranks from the departures that it knows,
+ * so both ends of a new edge want it. It does not matter which end calls, or whether one of them learns later: an EDGE
+ * makes the other end a neighbour too. A neighbour that cannot be reached has failed.
+ *
+ * A rank that left is replaced only after LEFT_SECONDS, because all ranks leave at the end of a job.
+ *
+ * Silence. Over TCP neighbours send each other beats (service.c), and a rank that is silent has failed, as its
+ * neighbours say. If a network is cut between two neighbours, each of them says so of the other. The others believe the
+ * lower one. So the higher one counts the lower one as failed itself, but does not tell (hpc_link.doubted); it looks
+ * for another neighbour, which turns it down if it has heard of it (a DROP). If the lower one is dead, its other
+ * neighbours tell. A rank above which no rank is left tells what it doubts. A rank that several ranks turned down gives
+ * this up: the others go on without it. */
+#include "control/channel.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const double LEFT_SECONDS = 1;
+
+enum { MOST_DROPS = 3 };
+
+/* Marks the ranks that are gone. Returns when more will be: INFINITY if none will. */
+static double mark_gone(hpc_control *c, double now, char *gone) {
+    double due = INFINITY;
+    for (int r = 0; r < c->group->size; r++) {
+        hpc_link *l = &c->links[r];
+        const int state = atomic_load_explicit(&c->group->states[r], memory_order_acquire);
+        gone[r] = state == HPC_PEER_FAILED;
+        if (state != HPC_PEER_LEFT) continue;
+        if (l->left_at == 0) l->left_at = now;
+        gone[r] = now >= l->left_at + LEFT_SECONDS;
+        if (!gone[r] && l->left_at + LEFT_SECONDS < due) due = l->left_at + LEFT_SECONDS;
+    }
+    return due;
+}
+
+/* Returns the rank whose neighbour a rank shall be; -1 for the lowest one. */
+static int above(const hpc_control *c, const char *gone, int lowest, int rank) {
+    for (int up = c->tree.parent[rank]; up >= 0; up = c->tree.parent[up])
+        if (!gone[up]) return up;
+    return lowest < rank ? lowest : -1;
+}
+
+static void become_edge(hpc_control *c, int rank, double now) {
+    hpc_link *l = &c->links[rank];
+    if (atomic_load(&l->edge)) return;
+    l->heard = now;
+    l->quiet = 0;
+    atomic_store(&l->edge, 1);
+    hpc_mesh_watch_process(c, rank);
+}
+
+/* This rank wants rank as a neighbour. */
+static void want(hpc_control *c, int rank, double now) {
+    hpc_link *l = &c->links[rank];
+    if (atomic_load(&l->edge)) return;
+    l->needed = 1;
+    if (!hpc_link_is_up(l)) {
+        hpc_mesh_seek(c, rank, HPC_SEEKS | HPC_MUST_REACH);
+        return;
+    }
+    become_edge(c, rank, now);
+    hpc_spread_to(c, rank, HPC_MESH_EDGE);
+}
+
+/* No rank above this one is left, so the ranks that are left believe it. */
+static void end_doubts(hpc_control *c) {
+    for (int r = 0; r < c->group->size; r++)
+        if (atomic_exchange(&c->links[r].doubted, 0)) c->departed = -1;
+}
+
+static void arrange(hpc_control *c, double now, char *gone) {
+    const int me = c->group->rank;
+    int lowest = 0;
+    c->next_edges = mark_gone(c, now, gone);
+    while (lowest < me && gone[lowest]) lowest++;
+    if (lowest == me) end_doubts(c);
+    for (int r = 0; r < c->group->size; r++) {
+        if (gone[r] || hpc_group_has_departed(c->group, r)) continue;
+        const int up = above(c, gone, lowest, r);
+        if (r == me && up >= 0 && !hpc_group_has_departed(c->group, up)) want(c, up, now);
+        if (r != me && up == me) want(c, r, now);
+    }
+}
+
+double hpc_edges_look(hpc_control *c, double now) {
+    const int departures = atomic_load_explicit(&c->group->departures, memory_order_acquire);
+    if (!atomic_load(&c->joined) || c->group->size <= HPC_DIRECT) return INFINITY;
+    for (int r = 0; r < c->group->size && c->edges_asked; r++) {
+        hpc_link *l = &c->links[r];
+        if (l->edge_asked && hpc_link_is_up(l)) become_edge(c, r, now);
+        if (l->needed && hpc_link_is_up(l) && !l->ended) want(c, r, now);
+    }
+    c->edges_asked = 0;
+    if (c->dropped_by >= MOST_DROPS) return INFINITY;
+    if (departures == c->arranged && now < c->next_edges) return c->next_edges;
+    c->arranged = departures;
+    char *gone = malloc((size_t)c->group->size);
+    if (gone == NULL) return INFINITY;
+    arrange(c, now, gone);
+    free(gone);
+    return c->next_edges;
+}
