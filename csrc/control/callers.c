@@ -60,7 +60,8 @@ void hpc_callers_made(hpc_control *c, int rank) {
 static void fail(hpc_control *c, int rank, int status, const char *why, int died) {
     hpc_link *l = &c->links[rank];
     const int must = atomic_load(&l->sought) & HPC_MUST_REACH;
-    if (must && !died && rank < c->group->rank) atomic_store(&l->doubted, 1);
+    if (died || (must && rank > c->group->rank)) hpc_link_settle(c, rank, HPC_PEER_FAILED);
+    if (must && !died && rank < c->group->rank) atomic_store(&l->doubted, HPC_DOUBT_SILENT);
     give_up(c, rank, status, why);
     if (must || died) hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
 }
@@ -116,7 +117,7 @@ void hpc_callers_read(hpc_control *c, int rank) {
     if (status == HPC_IN_PROGRESS) return;
     if (status != HPC_OK) {
         end_call(c, l);
-        if (status == HPC_ERR_AUTH && !hpc_group_has_departed(c->group, rank)) {
+        if (status == HPC_ERR_AUTH && !hpc_link_is_gone(c, rank)) {
             hpc_link_dropped(c, rank);
             give_up(c, rank, HPC_ERR_PEER, "it counts this rank as failed");
         }
@@ -240,7 +241,7 @@ static hpc_call *take_called(hpc_control *c) {
 static double go_on(hpc_control *c, int rank, double now) {
     hpc_link *l = &c->links[rank];
     if (atomic_load(&l->sought) == 0 || l->calling || l->call_fd >= 0) return INFINITY;
-    if (hpc_link_is_up(l) || hpc_group_has_departed(c->group, rank)) {
+    if (hpc_link_is_up(l) || hpc_link_is_gone(c, rank)) {
         if (!hpc_link_is_up(l)) give_up(c, rank, HPC_ERR_PEER, c->group->reasons[rank]);
         atomic_store(&l->sought, 0);
         return INFINITY;

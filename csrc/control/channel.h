@@ -51,6 +51,7 @@
 #include "control/batch.h"
 #include "control/control.h"
 #include "control/tree.h"
+#include "base/wait.h"
 
 enum {
     HPC_FRAME_BYTES = 32 << 10, /* most payload bytes of a frame; a longer message is several frames */
@@ -153,6 +154,14 @@ typedef struct hpc_outbox {
     hpc_queued *first, **last; /* last: NULL in an outbox that was never used */
 } hpc_outbox;
 
+/* Doubts about a rank that counts as failed here: the others are not told so on this rank's word. */
+typedef enum hpc_doubt {
+    HPC_NO_DOUBT = 0,
+    HPC_DOUBT_SILENT, /* a lower rank is silent to this rank, or turned it down: others know better (edges.c) */
+    HPC_DOUBT_LOCAL,  /* only a connection of the two failed: it remains a neighbour, and others may reach it */
+    HPC_CERTAIN       /* for good */
+} hpc_doubt;
+
 /* Why a link is sought (bits). */
 enum { HPC_SEEKS = 1, HPC_MUST_REACH = 2 /* a peer that cannot be reached has failed */ };
 
@@ -233,7 +242,7 @@ typedef struct hpc_link {
     int asked_back;      /* the peer was asked to call this rank */
 
     _Atomic int edge;     /* a neighbour: it is watched, and told what is spread. connect sets the first ones */
-    _Atomic int doubted;  /* it counts as failed here, but the others shall not be told so on this rank's word */
+    _Atomic int doubted;  /* hpc_doubt */
     int needed;           /* it becomes an edge once there is a link */
     int edge_asked;       /* the peer has sent an EDGE */
     int unsure;           /* the link failed, but its process may live */
@@ -242,6 +251,7 @@ typedef struct hpc_link {
     int unfinished;       /* the last one has gone in part */
     uint64_t serial;      /* of the last SAY of this rank */
     int spread, gone_by;  /* the departure was passed on; the neighbour that told it, or -1 */
+    int end_state;        /* the state to pass on, if the rank was doubted before it departed; 0: the group's */
     hpc_last_word *last;  /* the last word of a departed rank; NULL: only the reason in the group is known */
     double left_at;       /* when it was found that the rank has left; 0: it has not */
 } hpc_link;
@@ -408,6 +418,14 @@ void hpc_link_answer(int fd, int rank, const void *answer, size_t nbytes);
 int hpc_link_ask(int fd, const unsigned char name[HPC_COOKIE_BYTES]);
 int hpc_link_ask_about(int fd, int rank);
 int hpc_link_read_answer(int fd, void *answer, size_t nbytes);
+
+/* Returns whether rank has departed, and not only to this rank. */
+static inline int hpc_link_is_gone(const hpc_control *c, int rank) {
+    return hpc_group_has_departed(c->group, rank) && atomic_load(&c->links[rank].doubted) != HPC_DOUBT_LOCAL;
+}
+
+/* The rank has departed to this state for sure, which ends doubts: the others are told. Called by the service thread. */
+void hpc_link_settle(hpc_control *c, int rank, int state);
 
 /* Ends the link: the peer has failed, unless its last word gave another reason. Called by the service thread. */
 void hpc_link_end(hpc_control *c, int rank, const char *why);

@@ -27,7 +27,7 @@ static double mark_gone(hpc_control *c, double now, char *gone) {
     for (int r = 0; r < c->group->size; r++) {
         hpc_link *l = &c->links[r];
         const int state = atomic_load_explicit(&c->group->states[r], memory_order_acquire);
-        gone[r] = state == HPC_PEER_FAILED;
+        gone[r] = state == HPC_PEER_FAILED && hpc_link_is_gone(c, r);
         if (state != HPC_PEER_LEFT) continue;
         if (l->left_at == 0) l->left_at = now;
         gone[r] = now >= l->left_at + LEFT_SECONDS;
@@ -68,7 +68,7 @@ static void want(hpc_control *c, int rank, double now) {
 /* No rank above this one is left, so the ranks that are left believe it. */
 static void end_doubts(hpc_control *c) {
     for (int r = 0; r < c->group->size; r++)
-        if (atomic_exchange(&c->links[r].doubted, 0)) c->departed = -1;
+        if (atomic_load(&c->links[r].doubted) == HPC_DOUBT_SILENT) hpc_link_settle(c, r, HPC_PEER_FAILED);
 }
 
 static void arrange(hpc_control *c, double now, char *gone) {
@@ -78,9 +78,9 @@ static void arrange(hpc_control *c, double now, char *gone) {
     while (lowest < me && gone[lowest]) lowest++;
     if (lowest == me) end_doubts(c);
     for (int r = 0; r < c->group->size; r++) {
-        if (gone[r] || hpc_group_has_departed(c->group, r)) continue;
+        if (gone[r] || hpc_link_is_gone(c, r)) continue;
         const int up = above(c, gone, lowest, r);
-        if (r == me && up >= 0 && !hpc_group_has_departed(c->group, up)) want(c, up, now);
+        if (r == me && up >= 0 && !hpc_link_is_gone(c, up)) want(c, up, now);
         if (r != me && up == me) want(c, r, now);
     }
 }

@@ -423,12 +423,24 @@ static void keep_word(hpc_link *l) {
     if (l->last != NULL) *l->last = l->word;
 }
 
+void hpc_link_settle(hpc_control *c, int rank, int state) {
+    hpc_link *l = &c->links[rank];
+    const int before = atomic_exchange(&l->doubted, HPC_CERTAIN);
+    if (before == HPC_NO_DOUBT || before == HPC_CERTAIN) return;
+    l->end_state = state;
+    c->departed = c->arranged = -1;
+}
+
 /* The others believe the lower of two ranks that accuse each other (edges.c). */
 void hpc_link_dropped(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     if (!atomic_exchange(&l->dropped, 1)) c->dropped_by++;
-    if (rank < c->group->rank && !hpc_group_has_departed(c->group, rank)) atomic_store(&l->doubted, 1);
+    if (rank > c->group->rank)
+        hpc_link_settle(c, rank, HPC_PEER_FAILED);
+    else if (!hpc_link_is_gone(c, rank))
+        atomic_store(&l->doubted, HPC_DOUBT_SILENT);
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, dropped);
+    c->departed = c->arranged = -1; /* a doubt may have changed */
 }
 
 /* The payload is where place_of said. Returns NULL, or why the link cannot go on. */
@@ -501,6 +513,7 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
     case HPC_MESH_BYE:
         atomic_store(&l->served, f->sequence); /* before the state */
         keep_word(l);
+        hpc_link_settle(c, rank, HPC_PEER_LEFT);
         hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, &l->word);
         return NULL;
     case HPC_MESH_REVOKE:
@@ -509,6 +522,7 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
         return NULL;
     case HPC_MESH_ABORT:
         keep_word(l);
+        hpc_link_settle(c, rank, HPC_PEER_FAILED);
         hpc_group_depart_saying(c->group, rank, HPC_PEER_FAILED, &l->word);
         return NULL;
     }
@@ -717,8 +731,12 @@ void hpc_link_end(hpc_control *c, int rank, const char *why) {
     l->ended = 1;
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     /* A link that fails shows no death. The others believe the peer's own neighbours, and the lower of two ranks. */
-    if (l->unsure && (!atomic_load(&l->edge) || rank < c->group->rank) && !hpc_group_has_departed(c->group, rank))
-        atomic_store(&l->doubted, 1);
+    const int local = l->unsure && !atomic_load(&l->edge), silent = l->unsure && rank < c->group->rank;
+    if (!local && !silent)
+        hpc_link_settle(c, rank, HPC_PEER_FAILED);
+    else if (!hpc_link_is_gone(c, rank))
+        atomic_store(&l->doubted, local ? HPC_DOUBT_LOCAL : HPC_DOUBT_SILENT);
+    c->arranged = -1;
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why); /* unless its last word gave another reason */
     /* Ends the waits of the peer for this end, and this rank's sends. */
     if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);

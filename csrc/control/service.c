@@ -60,6 +60,7 @@ static void on_death(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, l->pidfd, NULL);
     if (atomic_load(&l->fd) >= 0) on_link(c, rank, SIZE_MAX); /* its last words, perhaps a BYE, may be unread */
+    hpc_link_settle(c, rank, HPC_PEER_FAILED);
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
 }
 
@@ -168,12 +169,12 @@ static void on_accept(hpc_control *c, int kind) {
 }
 
 static int has_failed(const hpc_control *c, int rank) {
-    return atomic_load_explicit(&c->group->states[rank], memory_order_acquire) == HPC_PEER_FAILED;
+    return hpc_link_is_gone(c, rank) && atomic_load(&c->group->states[rank]) == HPC_PEER_FAILED;
 }
 
 /* Returns whether a proven caller becomes the link to this rank. */
 static int may_link(hpc_control *c, int rank) {
-    return rank != c->group->rank && !hpc_group_has_departed(c->group, rank) && !hpc_link_is_up(&c->links[rank]) &&
+    return rank != c->group->rank && !hpc_link_is_gone(c, rank) && !hpc_link_is_up(&c->links[rank]) &&
            c->links[rank].bell == NULL && hpc_callers_yield(c, rank);
 }
 
@@ -287,8 +288,7 @@ static void tick_link(hpc_control *c, int rank, double now) {
             hpc_link_end(c, rank, why);
         }
     }
-    int state = atomic_load(&c->group->states[rank]);
-    if (l->ended || state == HPC_PEER_LEFT || state == HPC_PEER_FAILED) return;
+    if (l->ended || hpc_link_is_gone(c, rank)) return;
     if (atomic_exchange_explicit(&l->spoke, 0, memory_order_relaxed))
         l->quiet = 0;
     else if (++l->quiet >= QUIET_TICKS && hpc_link_tell(c, rank, HPC_MESH_BEAT, NULL, 0) == HPC_OK)

@@ -103,7 +103,7 @@ static hpc_saying *make_gone(const hpc_control *c, int rank) {
     hpc_gone gone;
     memset(&gone, 0, sizeof gone);
     gone.rank = rank;
-    gone.state = atomic_load_explicit(&c->group->states[rank], memory_order_acquire);
+    gone.state = l->end_state != 0 ? l->end_state : atomic_load(&c->group->states[rank]);
     gone.served = atomic_load(&l->served);
     if (l->last != NULL)
         gone.word = *l->last;
@@ -119,7 +119,9 @@ static void pass_departures(hpc_control *c) {
     c->departed = departures;
     for (int r = 0; r < c->group->size; r++) {
         hpc_link *l = &c->links[r];
-        if (l->spread || !hpc_group_has_departed(c->group, r) || atomic_load(&l->doubted)) continue;
+        const int doubt = atomic_load(&l->doubted);
+        if (l->spread || !hpc_group_has_departed(c->group, r)) continue;
+        if (doubt == HPC_DOUBT_SILENT || doubt == HPC_DOUBT_LOCAL) continue;
         l->spread = 1;
         hpc_saying *s = make_gone(c, r);
         queue_for_all(c, s, l->gone_by);
@@ -141,9 +143,8 @@ static void learn(hpc_control *c, int from, const hpc_gone *gone) {
         if (atomic_load(&l->kind) == HPC_LINK_UNIX) hpc_link_read(c, rank, SIZE_MAX);
         if (!hpc_group_has_departed(g, rank)) hpc_link_drop(c, rank);
     }
-    if (hpc_group_has_departed(g, rank)) {
-        if (failed && atomic_exchange(&l->doubted, 0)) c->departed = -1; /* it is no doubt any more: pass it on */
-    } else {
+    hpc_link_settle(c, rank, gone->state);
+    if (!hpc_group_has_departed(g, rank)) {
         l->gone_by = from;
         if (l->last == NULL && (l->last = malloc(sizeof *l->last)) != NULL) *l->last = gone->word;
         if (gone->served > atomic_load(&l->served)) atomic_store(&l->served, gone->served); /* before the state */
@@ -240,6 +241,10 @@ static const char *pass_call(hpc_control *c, int from, const hpc_message *m) {
 const char *hpc_spread_take(hpc_control *c, int rank, hpc_message *m) {
     const char *fault = NULL;
     hpc_gone gone;
+    if (hpc_link_is_gone(c, rank)) { /* the others do not believe it either */
+        hpc_message_free(m);
+        return NULL;
+    }
     if (m->type == HPC_MESH_GONE) {
         memcpy(&gone, m->data, sizeof gone);
         if (gone.rank < 0 || gone.rank >= c->group->size ||

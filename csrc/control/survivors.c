@@ -338,7 +338,9 @@ void hpc_survivors_look(hpc_control *c) {
 
 /* Only this rank's connection may have failed, so it does not tell the others. */
 void hpc_control_lose(hpc_control *c, int rank, const char *why) {
-    if (!hpc_group_has_departed(c->group, rank)) atomic_store(&c->links[rank].doubted, 1);
+    int none = HPC_NO_DOUBT;
+    if (!hpc_group_has_departed(c->group, rank))
+        atomic_compare_exchange_strong(&c->links[rank].doubted, &none, HPC_DOUBT_LOCAL);
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
     hpc_survivors_look(c); /* the service thread may be asleep for long */
 }

@@ -619,6 +619,7 @@ static void dropped_by_one(rank *r) {
     rank_meet(r); /* nobody is given up while still in init */
     if (r->rank == odd) {
         hpc_link_drop(r->context->control, 0);
+        atomic_store(&r->context->control->links[0].doubted, HPC_DOUBT_SILENT); /* as after silence */
         hpc_group_depart(&r->context->group, 0, HPC_PEER_FAILED, "the test says so");
     }
     if (r->rank == 0) await_departure(r->context, odd);
