@@ -140,7 +140,7 @@ void hpc_callers_read(hpc_control *c, int rank) {
 /* ---- TCP ---- */
 
 static void *call(void *arg) {
-    hpc_call *call = arg;
+    hpc_outcall *call = arg;
     hpc_control *c = call->control;
     hpc_net_heed(&c->stopping);
     call->status =
@@ -158,7 +158,7 @@ static void *call(void *arg) {
 }
 
 /* Starts a thread; returns 0 if there is none. */
-static int start(hpc_control *c, hpc_call *of) {
+static int start(hpc_control *c, hpc_outcall *of) {
     pthread_attr_t detached;
     pthread_t thread;
     sigset_t all, before;
@@ -187,9 +187,9 @@ static void call_tcp(hpc_control *c, int rank, double now) {
     const int callers = c->n_callers;
     pthread_mutex_unlock(&c->lock);
     if (callers >= MOST_CALLERS) return;
-    hpc_call *of = calloc(1, sizeof *of);
+    hpc_outcall *of = calloc(1, sizeof *of);
     if (of == NULL) return;
-    *of = (hpc_call){.control = c, .rank = rank, .fd = -1, .deadline = now + most};
+    *of = (hpc_outcall){.control = c, .rank = rank, .fd = -1, .deadline = now + most};
     l->calling = 1;
     if (start(c, of)) return;
     l->calling = 0;
@@ -197,7 +197,7 @@ static void call_tcp(hpc_control *c, int rank, double now) {
 }
 
 /* A call has failed. The peer is asked to call, once; a first refusal may only mean that it calls already. */
-static void on_failed(hpc_control *c, const hpc_call *of) {
+static void on_failed(hpc_control *c, const hpc_outcall *of) {
     hpc_link *l = &c->links[of->rank];
     const double now = hpc_now();
     l->call_again = now + (of->refused ? 10 * AGAIN : ASKED_BACK);
@@ -211,7 +211,7 @@ static void on_failed(hpc_control *c, const hpc_call *of) {
     }
 }
 
-static void on_called(hpc_control *c, hpc_call *of) {
+static void on_called(hpc_control *c, hpc_outcall *of) {
     hpc_link *l = &c->links[of->rank];
     l->calling = 0;
     if (of->status == HPC_OK && !hpc_link_is_up(l)) {
@@ -227,9 +227,9 @@ static void on_called(hpc_control *c, hpc_call *of) {
     free(of);
 }
 
-static hpc_call *take_called(hpc_control *c) {
+static hpc_outcall *take_called(hpc_control *c) {
     pthread_mutex_lock(&c->lock);
-    hpc_call *all = c->called;
+    hpc_outcall *all = c->called;
     c->called = NULL;
     pthread_mutex_unlock(&c->lock);
     return all;
@@ -258,7 +258,7 @@ static double go_on(hpc_control *c, int rank, double now) {
 double hpc_callers_go_on(hpc_control *c, double now) {
     if (!atomic_load(&c->joined)) return INFINITY;
     if (atomic_exchange(&c->seeking, 0) == 0 && now < c->next_call) return c->next_call;
-    for (hpc_call *of = take_called(c), *next; of != NULL; of = next) {
+    for (hpc_outcall *of = take_called(c), *next; of != NULL; of = next) {
         next = of->next;
         on_called(c, of);
     }
@@ -281,7 +281,7 @@ void hpc_callers_stop(hpc_control *c) {
     pthread_mutex_lock(&c->lock);
     while (c->n_callers > 0) pthread_cond_wait(&c->ended, &c->lock);
     pthread_mutex_unlock(&c->lock);
-    for (hpc_call *of = take_called(c), *next; of != NULL; of = next) {
+    for (hpc_outcall *of = take_called(c), *next; of != NULL; of = next) {
         next = of->next;
         hpc_close(&of->fd);
         free(of);

@@ -166,15 +166,15 @@ typedef enum hpc_doubt {
 enum { HPC_SEEKS = 1, HPC_MUST_REACH = 2 /* a peer that cannot be reached has failed */ };
 
 /* A call of a peer by TCP, on a thread that ends. */
-typedef struct hpc_call {
-    struct hpc_call *next;
+typedef struct hpc_outcall {
+    struct hpc_outcall *next;
     struct hpc_control *control;
     int rank, fd, status;
     int refused; /* no process listens there, or it turned the call down: another try may help */
     double deadline;
     hpc_endpoint reached;
     char why[320];
-} hpc_call;
+} hpc_outcall;
 
 /* An answer to a peer's WANT, or a WANT of this rank, that was not sent yet. */
 typedef struct hpc_want {
@@ -246,6 +246,8 @@ typedef struct hpc_link {
     int needed;           /* it becomes an edge once there is a link */
     int edge_asked;       /* the peer has sent an EDGE */
     int unsure;           /* the link failed, but its process may live */
+    const char *lost_why; /* the link has ended, and no word of the peer has come yet (hpc_link_lost); NULL: no */
+    double lost_at;
     int is_told;          /* it was told what was passed on before it became a neighbour */
     hpc_outbox queue;     /* frames for this neighbour */
     int unfinished;       /* the last one has gone in part */
@@ -336,7 +338,7 @@ struct hpc_control {
     _Atomic int seeking;  /* some link is sought that was not before */
     double next_call;     /* when a call is due again */
     int n_callers;        /* threads that call; lock guards it, and called */
-    hpc_call *called;     /* calls that have ended */
+    hpc_outcall *called;     /* calls that have ended */
     pthread_cond_t ended; /* a thread that calls has ended */
     hpc_outbox to_say;    /* frames for all neighbours; lock guards it, and said */
     uint64_t said;        /* the serial of the last SAY of this rank */
@@ -345,6 +347,7 @@ struct hpc_control {
     int departed;         /* group->departures when they were last passed on */
     int edges_asked, arranged; /* some edge_asked; group->departures when edges.c last looked */
     double next_edges;    /* when edges.c is due */
+    double next_lost;     /* when hpc_link_lost is due */
     int dropped_by;       /* ranks that have sent a DROP */
     _Atomic int answering; /* some link may have answers that can be sent now */
     hpc_client client;     /* of the service thread */
@@ -427,8 +430,13 @@ static inline int hpc_link_is_gone(const hpc_control *c, int rank) {
 /* The rank has departed to this state for sure, which ends doubts: the others are told. Called by the service thread. */
 void hpc_link_settle(hpc_control *c, int rank, int state);
 
-/* Ends the link: the peer has failed, unless its last word gave another reason. Called by the service thread. */
+/* Ends the link: the peer has failed, unless its last word gave another reason. If the two are no neighbours, the word
+ * may still come by others: the peer counts as failed after a while only. why must stay. Called by the service
+ * thread. */
 void hpc_link_end(hpc_control *c, int rank, const char *why);
+/* Handles links that ended a while ago. Returns when to call it again; INFINITY: after the next end. Called by the
+ * service thread. */
+double hpc_link_lost(hpc_control *c, double now);
 
 /* The peer counts this rank as failed, so it counts as failed here too. Called by the service thread. */
 void hpc_link_dropped(hpc_control *c, int rank);

@@ -6,6 +6,7 @@
 #include "control/channel.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@ static const uint32_t MAGIC = 0x68706331;       /* "hpc1" */
 static const uint64_t MOST = (uint64_t)1 << 32; /* bytes of one rank */
 enum { MOST_WAITING = 16 };                     /* messages of one peer */
 static const double REST_SECONDS = 0.2;
+static const double WORD_SECONDS = 0.5; /* until the last word of a rank that is no neighbour should have come */
 
 const char *hpc_link_name(hpc_link_kind kind) {
     return kind == HPC_LINK_TCP ? "tcp" : "";
@@ -724,13 +726,10 @@ void hpc_link_publish(hpc_control *c, int rank, int fd, int kind) {
     if (kind == HPC_LINK_TCP) atomic_fetch_add(&c->tcp_links, 1);
 }
 
-void hpc_link_end(hpc_control *c, int rank, const char *why) {
+/* The peer of a link that has ended counts as failed. A link that fails shows no death: then the others believe the
+ * peer's own neighbours, and the lower of two ranks. */
+static void count_as_failed(hpc_control *c, int rank, const char *why) {
     hpc_link *l = &c->links[rank];
-    int fd = atomic_load(&l->fd);
-    if (l->ended) return;
-    l->ended = 1;
-    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
-    /* A link that fails shows no death. The others believe the peer's own neighbours, and the lower of two ranks. */
     const int local = l->unsure && !atomic_load(&l->edge), silent = l->unsure && rank < c->group->rank;
     if (!local && !silent)
         hpc_link_settle(c, rank, HPC_PEER_FAILED);
@@ -738,8 +737,40 @@ void hpc_link_end(hpc_control *c, int rank, const char *why) {
         atomic_store(&l->doubted, local ? HPC_DOUBT_LOCAL : HPC_DOUBT_SILENT);
     c->arranged = -1;
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why); /* unless its last word gave another reason */
+}
+
+void hpc_link_end(hpc_control *c, int rank, const char *why) {
+    hpc_link *l = &c->links[rank];
+    int fd = atomic_load(&l->fd);
+    if (l->ended) return;
+    l->ended = 1;
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    if (atomic_load(&l->edge)) {
+        count_as_failed(c, rank, why);
+    } else {
+        l->lost_why = why;
+        l->lost_at = hpc_now();
+        c->next_lost = 0;
+    }
     /* Ends the waits of the peer for this end, and this rank's sends. */
     if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);
+}
+
+double hpc_link_lost(hpc_control *c, double now) {
+    if (now < c->next_lost) return c->next_lost;
+    c->next_lost = INFINITY;
+    for (int r = 0; r < c->group->size; r++) {
+        hpc_link *l = &c->links[r];
+        if (l->lost_why == NULL) continue;
+        const double due = l->lost_at + WORD_SECONDS;
+        if (!hpc_link_is_gone(c, r) && now < due) {
+            if (due < c->next_lost) c->next_lost = due;
+            continue;
+        }
+        if (!hpc_link_is_gone(c, r)) count_as_failed(c, r, l->lost_why);
+        l->lost_why = NULL;
+    }
+    return c->next_lost;
 }
 
 void hpc_link_alive(hpc_control *c, int rank) {

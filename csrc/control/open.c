@@ -49,7 +49,7 @@ static hpc_control *create(hpc_group *group, hpc_memory *bell) {
     c->on_spread = hpc_spread_take;
     c->on_unreachable = hpc_handles_fail;
     c->revoked_by = -1;
-    c->next_call = c->next_edges = INFINITY;
+    c->next_call = c->next_edges = c->next_lost = INFINITY;
     c->bell = hpc_memory_retain(bell);
     c->listen_fd = c->tcp_fd = c->epoll_fd = c->poke_fd = -1;
     for (int i = 0; i < HPC_STRANGERS; i++) c->strangers[i].fd = -1;

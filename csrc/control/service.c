@@ -314,6 +314,7 @@ static double seconds_left(hpc_control *c, double now) {
     if (c->next_told < due) due = c->next_told;
     if (c->next_call < due) due = c->next_call;
     if (c->next_edges < due) due = c->next_edges;
+    if (c->next_lost < due) due = c->next_lost;
     for (int i = 0; i < HPC_STRANGERS && c->greeting > 0; i++) {
         const hpc_stranger *s = &c->strangers[i];
         if (s->fd >= 0 && s->kind == HPC_LINK_TCP && s->since + GREETING_SECONDS < due)
@@ -360,6 +361,7 @@ static void go_on(hpc_control *c, double now) {
     if (garbled >= 0) hpc_link_end(c, garbled, hpc_link_garbled);
     c->next_told = hpc_roll_tell(c, now);
     c->unsent = hpc_relay_go_on(c);
+    hpc_link_lost(c, now);
     hpc_edges_look(c, now);
     if (hpc_spread_go_on(c)) c->unsent = 1;
 }
