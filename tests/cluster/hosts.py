@@ -147,6 +147,10 @@ class Cluster:
         network, number = 77 + int(interface[-1]), 254 if host == HEAD else self.hosts.index(host) + 1
         return f"10.{network}.0.{number}" if self._family == 4 else f"fd{network}::{number:x}"
 
+    def namespaces(self, host: str) -> Path:
+        """The folder of a host's namespaces, for setns."""
+        return Path(f"/proc/{self._pids[host]}/ns")
+
     def rack(self, host: str) -> int:
         """The number of a host's rack, from 0."""
         return self.hosts.index(host) * self._racks // len(self.hosts)

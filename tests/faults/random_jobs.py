@@ -3,10 +3,15 @@ themselves: every other rank must be told in time who fell, and nobody else be n
 
     python tests/faults/random_jobs.py --jobs 200 --seed 7           # prints a table; 0: no hang, nothing wrong twice
     python tests/faults/random_jobs.py --seed 7 --only 31            # job 31 of that run again
+    python tests/faults/random_jobs.py --wide --jobs 200 --seed 7    # up to 32 ranks, of which two may fall
 
-A replay needs the run's --kinds, --transports, --ranks and --signals too, where they were given. Ranks are started as
-by hand, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. All are forked from this process, which has imported what
-they need and has a single thread.
+With --wide a rank may also abort or close its context, hierarchies are among the kinds, and the ranks of a job over
+"mixed" are on two hosts: shm inside, tcp between them. These hosts are tests/cluster's, and the machine must be able to
+make them. PYTHONPATH chooses the build of hpcomm.
+
+A replay needs the run's --wide, --kinds, --transports, --ranks, --signals and --victims too, where they were given.
+Ranks are started as by hand, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. All are forked from this process,
+which has imported what they need and has a single thread.
 """
 
 import argparse
@@ -19,7 +24,8 @@ import sys
 import tempfile
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,12 +33,14 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy starts threads, which n
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import random_rank
+from cluster.hosts import Cluster, Unavailable
 from mpi import PATIENCE, free_port
-from random_plan import KINDS, SIGNALS, SIZES, TIMEOUT, TRANSPORTS, Job, plan
-from random_verdict import HUNG, Outcome, Verdict, judge, table
+from random_plan import KINDS, LEAVES, SIGNALS, SIZES, TIMEOUT, TRANSPORTS, WIDE, Job, plan
+from random_verdict import HUNG, WRONG, Outcome, Verdict, judge, table
 
 TICK = 0.003  # seconds between two looks at the ranks
-START = 60.0 * PATIENCE  # seconds until the victim has fallen
+START = 60.0 * PATIENCE  # seconds until the first victim has fallen
+SENT = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGUSR2, "close": signal.SIGUSR2}
 MOST = 5  # wrong jobs that may be accidents of a busy machine
 BOUND = (4 * TIMEOUT + 20.0) * PATIENCE  # seconds from the fall until every survivor has ended
 
@@ -40,13 +48,17 @@ BOUND = (4 * TIMEOUT + 20.0) * PATIENCE  # seconds from the fall until every sur
 class Running:
     """A job under way."""
 
-    def __init__(self, job: Job, bound: float, ports: set[int]) -> None:
-        self.job, self.started, self._bound = job, time.monotonic(), bound
+    def __init__(self, job: Job, bound: float, ports: set[int], hosts: Sequence[tuple[str, Path]]) -> None:
+        self.job, self.started, self._bound, self._hosts = job, time.monotonic(), bound, hosts
         self.folder = Path(tempfile.mkdtemp(prefix="random-job-"))
         self.board = memoryview(mmap.mmap(-1, 8 * (job.size + random_rank.WORDS))).cast("Q")
         self.pids: dict[int, int] = {}  # of the ranks that have not ended
         self.statuses: dict[int, int] = {}
-        self._due = 0.0  # when the victim falls; 0: not known yet
+        self._due = [0.0] * len(job.falls)  # when each victim falls; 0: not known yet
+        self._woken: dict[int, float] = {}  # when a stopped rank was told to go on
+        if job.apart:
+            (self.folder / "secret").touch(0o600)
+            (self.folder / "secret").write_bytes(os.urandom(32))
         self._port = free_port()
         while self._port in ports:
             self._port = free_port()
@@ -56,31 +68,46 @@ class Running:
         for rank in range(self.job.size):
             pid = os.fork()
             if pid == 0:
-                random_rank.live(self.job, rank, self.board, self._port, self.folder)
+                random_rank.live(self.job, rank, self.board, self._port, self.folder, self._hosts)
             self.pids[rank] = pid
 
     @property
-    def fell(self) -> int:
-        """When the victim fell, in nanoseconds of the monotonic clock; 0: it has not."""
-        return self.board[self.job.size + random_rank.FELL]
+    def fell(self) -> dict[int, int]:
+        """When each victim that has fallen fell, in nanoseconds of the monotonic clock."""
+        first = self.job.size + random_rank.FELL
+        return {fall.victim: self.board[first + i] for i, fall in enumerate(self.job.falls) if self.board[first + i]}
 
     def poll(self) -> Outcome | None:
         """Looks at the ranks once, and does what is due; the outcome when no survivor is left."""
         job, now = self.job, time.monotonic()
         self._reap()
-        living = [rank for rank in self.pids if rank != job.victim]
-        if not self.fell:
-            if living and job.victim in self.pids and job.moment != "itself":
-                self._fell_victim(now)
-            late = now > self.started + START
-        else:
-            since = now - self.fell / 1e9
+        self._fell_victims(now)
+        late = now > self.started + START
+        if self.fell:
+            since = now - min(self.fell.values()) / 1e9
             if since > 2 * TIMEOUT + 2:  # nobody needs the victim before the end
                 self.board[job.size + random_rank.END] = 1
             late = since > self._bound
-        if not late and (living or (job.victim in self.pids and not self.fell)):
-            return None
-        return self._end(living)
+        living = self._living()
+        if not living and self._wake(now):
+            living = self._living()
+        if self._woken:
+            late = now > max(self._woken.values()) + self._bound
+        return self._end(living) if late or not living else None
+
+    def _living(self) -> list[int]:
+        """The ranks that have not ended, and must do so by themselves."""
+        ends = [*self._woken, *(fall.victim for fall in self.job.falls if fall.signal in LEAVES)]
+        return [rank for rank in self.pids if rank not in self.fell or rank in ends]
+
+    def _wake(self, now: float) -> bool:
+        """Resumes each stopped rank that is to go on when all others have ended."""
+        for fall in self.job.falls:
+            victim = fall.victim
+            if fall.signal == "stop" and fall.resumes and victim in self.fell and victim in self.pids:
+                os.kill(self.pids[victim], signal.SIGCONT)
+                self._woken[victim] = now
+        return bool(self._woken)
 
     def _reap(self) -> None:
         for rank, pid in list(self.pids.items()):
@@ -89,15 +116,22 @@ class Running:
                 self.statuses[rank] = os.waitstatus_to_exitcode(status)
                 del self.pids[rank]
 
-    def _fell_victim(self, now: float) -> None:
-        job = self.job
-        made = self.board[: job.size]
-        if not self._due:
-            reached = {"started": True, "looping": min(made) > 0, "step": max(made) >= job.step}[job.moment]
-            self._due = now + job.after if reached else 0.0
-        if self._due and now >= self._due:
-            os.kill(self.pids[job.victim], signal.SIGKILL if job.signal == "kill" else signal.SIGSTOP)
-            self.board[job.size + random_rank.FELL] = time.monotonic_ns()
+    def _fell_victims(self, now: float) -> None:
+        made, fell = self.board[: self.job.size], self.fell
+        for i, fall in enumerate(self.job.falls):
+            if fall.moment == "itself" or fall.victim in fell or fall.victim not in self.pids:
+                continue
+            if not self._due[i]:
+                reached = {
+                    "started": True,
+                    "looping": min(made) > 0,
+                    "step": max(made) >= fall.step,
+                    "fell": bool(fell),
+                }
+                self._due[i] = now + fall.after if reached[fall.moment] else 0.0
+            if self._due[i] and now >= self._due[i]:
+                os.kill(self.pids[fall.victim], SENT[fall.signal])
+                self.board[self.job.size + random_rank.FELL + i] = time.monotonic_ns()
 
     def _end(self, hung: list[int]) -> Outcome:
         for rank in hung:
@@ -105,15 +139,17 @@ class Running:
         if hung:
             time.sleep(0.5)
         self.kill()
-        job, fell = self.job, self.fell or None
+        job, fell = self.job, self.fell
         asked = bool(self.board[job.size + random_rank.END])
         verdicts = []
         for rank in range(job.size):
             if rank in hung:
                 verdicts.append(Verdict(rank, HUNG, "has not ended", None, self._saw(rank) or {}))
-            elif rank != job.victim:
+            elif rank not in fell:
                 verdicts.append(judge(job, rank, self.statuses[rank], self._saw(rank), fell, asked=asked))
-        return Outcome(job, fell is not None, verdicts, hung, time.monotonic() - self.started)
+            elif self.statuses[rank] not in (0, -signal.SIGKILL):
+                verdicts.append(Verdict(rank, WRONG, f"ended with status {self.statuses[rank]} after its fall"))
+        return Outcome(job, len(fell), verdicts, hung, time.monotonic() - self.started)
 
     def _saw(self, rank: int) -> dict[str, object] | None:
         with suppress(FileNotFoundError, ValueError):
@@ -128,15 +164,18 @@ class Running:
             del self.pids[rank]
 
 
-def run(jobs: list[Job], at_once: int, bound: float, keep: Path | None, replay: str) -> list[Outcome]:
-    """All jobs, some side by side. What ranks of a bad one printed is put into keep."""
+def run(
+    jobs: list[Job], at_once: int, bound: float, keep: Path | None, replay: str, hosts: Sequence[tuple[str, Path]]
+) -> list[Outcome]:
+    """All jobs, some side by side. What ranks of a bad one printed is put into keep. hosts: the address and the
+    namespaces of two hosts, for jobs that are apart."""
     waiting, ports = deque(jobs), set[int]()
     running: list[Running] = []
     outcomes: list[Outcome] = []
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
-                running.append(Running(waiting.popleft(), bound, ports))
+                running.append(Running(waiting.popleft(), bound, ports, hosts))
                 running[-1].start()
             for one in list(running):
                 outcome = one.poll()
@@ -170,12 +209,12 @@ def _tell(outcome: Outcome, replay: str) -> None:
     print("\n".join(lines), flush=True)
 
 
-def run_again(outcomes: list[Outcome], bound: float, replay: str) -> list[Outcome]:
+def run_again(outcomes: list[Outcome], bound: float, replay: str, hosts: Sequence[tuple[str, Path]]) -> list[Outcome]:
     """Plays the few wrong jobs once more, one at a time; what is right then is told as FLAKY. A hang stays one."""
     wrong = [k for k, outcome in enumerate(outcomes) if not outcome.good]
     if len(wrong) > MOST or any(outcomes[k].hung for k in wrong):
         return outcomes
-    again = run([outcomes[k].job for k in wrong], 1, bound, None, replay)
+    again = run([outcomes[k].job for k in wrong], 1, bound, None, replay, hosts)
     for k, outcome in zip(wrong, again, strict=True):
         if outcome.good:
             print(f"FLAKY job {outcome.job.number} of seed {outcome.job.seed}: right when it was played again alone")
@@ -196,6 +235,8 @@ def main() -> int:
     parser.add_argument("--transports", default=",".join(TRANSPORTS), help="default: %(default)s")
     parser.add_argument("--ranks", default=",".join(map(str, SIZES)), help="default: %(default)s")
     parser.add_argument("--signals", default=",".join(SIGNALS), help="default: %(default)s")
+    parser.add_argument("--victims", type=int, default=1, help="the most ranks of a job that fall: 1 or 2 (default: 1)")
+    parser.add_argument("--wide", action="store_true", help=f"other defaults: {WIDE}")
     parser.add_argument("-j", type=int, default=4, dest="at_once", help="jobs side by side (default: %(default)s)")
     parser.add_argument(
         "--bound",
@@ -206,23 +247,35 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="file for every job and all that its ranks saw")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="folder for what the ranks of bad jobs printed")
+    if parser.parse_known_args()[0].wide:
+        parser.set_defaults(**WIDE)
     given = parser.parse_args()
     kinds, transports, signals = _list(given.kinds), _list(given.transports), _list(given.signals)
-    if unknown := set(kinds) - set(KINDS):
+    if unknown := set(kinds) - set(_list(WIDE["kinds"])):
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}")
     numbers = range(given.jobs) if given.only is None else [given.only]
-    jobs = [plan(given.seed, k, kinds, transports, [int(n) for n in _list(given.ranks)], signals) for k in numbers]
+    sizes = [int(n) for n in _list(given.ranks)]
+    jobs = [plan(given.seed, k, kinds, transports, sizes, signals, given.victims) for k in numbers]
     if given.only is not None:
         print(jobs[0], flush=True)
-    names = ("kinds", "transports", "ranks", "signals")
-    changed = [
+    names = ("kinds", "transports", "ranks", "signals", "victims")
+    changed = [" --wide"] * given.wide
+    changed += [
         f" --{name} {getattr(given, name)}" for name in names if getattr(given, name) != parser.get_default(name)
     ]
     start = time.monotonic()
     replay = f"{sys.argv[0]}{''.join(changed)}"
-    outcomes = run(jobs, given.at_once, given.bound, given.keep, replay)
-    if given.only is None:
-        outcomes = run_again(outcomes, given.bound, replay)
+    with ExitStack() as stack:
+        hosts: list[tuple[str, Path]] = []
+        if any(job.apart for job in jobs):
+            try:
+                cluster = stack.enter_context(Cluster(2, rate=None))
+            except Unavailable as why:
+                parser.error(f"transport mixed needs two hosts: {why}")
+            hosts = [(cluster.address(host), cluster.namespaces(host)) for host in cluster.hosts]
+        outcomes = run(jobs, given.at_once, given.bound, given.keep, replay, hosts)
+        if given.only is None:
+            outcomes = run_again(outcomes, given.bound, replay, hosts)
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
     print(table(outcomes))

@@ -11,39 +11,59 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from random_plan import TIMEOUT, Job
+from random_plan import LEAVES, TIMEOUT, Job
 
 import hpcomm
-from hpcomm import PlanOptions, graphs
+from hpcomm import PlanOptions, _core, graphs
 
-END, FELL, WORDS = 0, 1, 2  # words of the board behind the ranks' own
+END, FELL, WORDS = 0, 1, 3  # words of the board behind the ranks' own; FELL: a word for each fall
 _PR_SET_PDEATHSIG = 1
 _FOREIGN = ("HPCOMM_", "OMPI_", "PMI", "PMIX_", "SLURM_", "TORCHELASTIC_", "LOCAL_WORLD_SIZE")
 
 
 class Run:
-    """One rank's part in a job. The board is shared with the driver: each rank's steps, whether to end, and when the
-    victim fell by itself, in nanoseconds of the monotonic clock."""
+    """One rank's part in a job. The board is shared with the driver: each rank's steps, whether to end, and when each
+    victim fell, in nanoseconds of the monotonic clock."""
 
     def __init__(self, job: Job, rank: int, board: memoryview) -> None:
         self.job, self.rank, self.board = job, rank, board
         self.random = random.Random(f"{job.seed}:{job.number}:{rank}")
         self.shared = random.Random(f"{job.seed}:{job.number}:all")  # the same on every rank
+        self.fall = next((fall for fall in job.falls if fall.victim == rank), None)
+        self.context: hpcomm.Context | None = None
         self.place = "start"
         self.kept: list[object] = []  # as a program's global names would
 
     def at(self, place: str) -> None:
         self.place = place
-        if self.rank == self.job.victim and self.job.falls_at == place:
+        if self.fall is not None and self.fall.falls_at == place:
             self.board[self.job.size + FELL] = time.monotonic_ns()
-            os.kill(os.getpid(), signal.SIGKILL if self.job.signal == "kill" else signal.SIGSTOP)
+            if self.fall.signal in LEAVES:
+                self.leave()
+            else:
+                os.kill(os.getpid(), signal.SIGKILL if self.fall.signal == "kill" else signal.SIGSTOP)
+
+    def leave(self) -> None:
+        """Ends the context early, beside the call of another thread. Exchanges, which only that thread may close, stay
+        open."""
+        assert self.context is not None
+        assert self.fall is not None
+        if self.fall.signal == "abort":
+            self.context.abort("the job says so")
+        else:
+            _core.context_close(self.context._handle)
+
+    def leave_when_told(self) -> None:
+        signal.sigwait([signal.SIGUSR2])
+        self.leave()
 
     def goes_on(self) -> bool:
         """Whether there is one more step to be made; the rank has computed for it then."""
@@ -104,6 +124,26 @@ def hub(run: Run, ctx: hpcomm.Context) -> None:
         run.goes_on()
         run.place = "serve"
         ex.serve()
+    run.at("close")
+    ex.close()
+
+
+def hosts(run: Run, ctx: hpcomm.Context) -> None:
+    given = run.job.options
+    ranks, n = list(range(ctx.size)), given["group"]
+    groups = [ranks[first : first + n] for first in range(0, ctx.size, n)]
+    racks = [ranks[:n], ranks[n:]] if given["racks"] else []
+    ex = hpcomm.parameter_hub(
+        ctx,
+        _params(given),
+        topology=hpcomm.Hierarchy(groups, racks, top=given["top"]),
+        consistency=hpcomm.SSP(2) if given["consistency"] == "ssp" else hpcomm.BSP,
+        rule=hpcomm.SGD(lr=0.01),
+        progress=given["progress"],
+        plan=PlanOptions(cores=1),
+    )
+    run.kept.append(ex)
+    _train(run, ex, given["call"])
     run.at("close")
     ex.close()
 
@@ -221,6 +261,7 @@ def create(run: Run, ctx: hpcomm.Context) -> None:
 
 BODIES: dict[str, Callable[[Run, hpcomm.Context], None]] = {
     "hub": hub,
+    "hosts": hosts,
     "receivers": receivers,
     "graph": graph,
     "queue": queue,
@@ -236,8 +277,12 @@ BODIES: dict[str, Callable[[Run, hpcomm.Context], None]] = {
 def _live(run: Run) -> None:
     run.at("init")
     settings: dict[str, Any] = {"timeout": TIMEOUT, "silence": run.job.silence, "transport": run.job.transport}
+    if run.job.apart:
+        settings["transport"] = "shm,tcp"
     body = BODIES[run.job.body]
-    context = hpcomm.init(**settings)
+    context = run.context = hpcomm.init(**settings)
+    if run.fall is not None and run.fall.signal in LEAVES and not run.fall.falls_at:
+        threading.Thread(target=run.leave_when_told, daemon=True).start()
     if run.job.leaves == "raise":
         with context:
             body(run, context)
@@ -268,19 +313,31 @@ def _told(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _enter(job: Job, rank: int, port: int, folder: Path) -> None:
+def _join(namespaces: Path) -> None:
+    """Takes this process, of one thread, to the network of another host."""
+    for name in ("net",) if os.geteuid() == 0 else ("user", "net"):
+        with open(namespaces / name) as found:
+            if ctypes.CDLL(None, use_errno=True).setns(found.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"setns of {namespaces / name}")
+
+
+def _enter(job: Job, rank: int, port: int, folder: Path, hosts: Sequence[tuple[str, Path]]) -> None:
     """Makes a forked child the rank that a launcher would have started."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a victim that is stopped ends with the driver
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])  # leave_when_told takes it
     for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
         del os.environ[name]
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(job.size),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": hosts[0][0] if job.apart else "127.0.0.1",
         "MASTER_PORT": str(port),
         "TMPDIR": str(folder),
     }
+    if job.apart:
+        os.environ["HPCOMM_SECRET_FILE"] = str(folder / "secret")
+        _join(hosts[rank >= job.apart][1])
     out = os.open(folder / f"out.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -291,11 +348,13 @@ def _enter(job: Job, rank: int, port: int, folder: Path) -> None:
     faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
 
 
-def live(job: Job, rank: int, board: memoryview, port: int, folder: Path) -> NoReturn:
-    """The rest of a forked child's life."""
+def live(
+    job: Job, rank: int, board: memoryview, port: int, folder: Path, hosts: Sequence[tuple[str, Path]]
+) -> NoReturn:
+    """The rest of a forked child's life. hosts: of a job that is apart, the address and the namespaces of each host."""
     code = 1
     try:
-        _enter(job, rank, port, folder)
+        _enter(job, rank, port, folder, hosts)
         run = Run(job, rank, board)
         saw: dict[str, Any] = {"error": None}
         try:

@@ -1,6 +1,6 @@
-"""Whether the survivors of a random job name the rank that fell, and nobody else."""
+"""Whether the survivors of a random job name a rank that fell, and no other."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +21,15 @@ class Verdict:
 
 
 def judge(
-    job: Job, rank: int, status: int, saw: dict[str, Any] | None, fell: int | None, *, asked: bool = False
+    job: Job, rank: int, status: int, saw: dict[str, Any] | None, fell: Mapping[int, int], *, asked: bool = False
 ) -> Verdict:
     """The verdict on a survivor. status: what it exited with, negative: a signal's number; saw: what it wrote down;
-    fell: when the victim fell, in nanoseconds, None if it ended before. asked: the ranks were asked to end, for nobody
-    had missed the victim."""
+    fell: when each victim fell, in nanoseconds, without those that ended before. asked: the ranks were asked to end,
+    for no rank had missed the victim."""
     if saw is None:
         return Verdict(rank, WRONG, f"ended with status {status} and wrote nothing down")
-    seconds = None if fell is None else (saw["when"] - fell) / 1e9
-    verdict, why = _of_error(job, rank, saw, fell is not None)
+    seconds = (saw["when"] - min(fell.values())) / 1e9 if fell else None
+    verdict, why = _of_error(job, rank, saw, set(fell))
     if asked and verdict == WRONG and _comes_last(job, saw):
         verdict, why = UNAFFECTED, ""
     if status and verdict != WRONG:
@@ -37,7 +37,7 @@ def judge(
     return Verdict(rank, verdict, why, seconds, saw)
 
 
-def _of_error(job: Job, rank: int, saw: dict[str, Any], fell: bool) -> tuple[str, str]:
+def _of_error(job: Job, rank: int, saw: dict[str, Any], fell: set[int]) -> tuple[str, str]:
     if saw["error"] is None:
         if job.kind == "close" or (saw["place"] == "closed" and _needs_nobody(job, rank)):
             return UNAFFECTED, ""
@@ -48,15 +48,19 @@ def _of_error(job: Job, rank: int, saw: dict[str, Any], fell: bool) -> tuple[str
     if named is None:
         return WRONG, "is neither PeerFailed nor Timeout"
     attribute, ranks = named
-    if job.victim in saw["left"]:
+    if fell <= set(saw["left"]):  # of two one may have left because of the other, and have fallen meanwhile
         return WRONG, f"left are {saw['left']}"
-    return (RIGHT, "") if ranks == [job.victim] else (WRONG, f"{attribute} are {ranks}")
+    return (RIGHT, "") if ranks and set(ranks) <= fell else (WRONG, f"{attribute} are {ranks}")
 
 
 def _comes_last(job: Job, saw: dict[str, Any]) -> bool:
     """Whether a rank has found no quorum, or has served until others found none: workers that are asked to end do so at
     different versions, and those of the last one are too few."""
-    return job.kind == "quorum-hub" and saw["error"] == "PeerFailed" and job.victim not in saw["ranks"] + saw["left"]
+    return (
+        job.kind == "quorum-hub"
+        and saw["error"] == "PeerFailed"
+        and not {fall.victim for fall in job.falls} & {*saw["ranks"], *saw["left"]}
+    )
 
 
 def _needs_nobody(job: Job, rank: int) -> bool:
@@ -79,10 +83,10 @@ def _named(saw: dict[str, Any]) -> tuple[str, list[int]] | None:
 
 @dataclass
 class Outcome:
-    """How a job ended. hung: the ranks that had not ended in time."""
+    """How a job ended. fell: how many ranks fell. hung: the ranks that had not ended in time."""
 
     job: Job
-    fell: bool
+    fell: int
     verdicts: list[Verdict]
     hung: list[int]
     seconds: float
@@ -111,7 +115,7 @@ def _counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
     for outcome in outcomes:
         counts["jobs"] += 1
         counts["all right"] += outcome.good
-        counts["survivors"] += outcome.job.size - 1
+        counts["survivors"] += outcome.job.size - outcome.fell
         counts[HUNG] += bool(outcome.hung)
         for found in outcome.verdicts:
             if found.verdict != HUNG:

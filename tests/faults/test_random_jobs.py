@@ -110,21 +110,21 @@ def saw(error: str | None, **attributes: Any) -> dict[str, Any]:
     ],
 )
 def test_verdicts(told: dict[str, Any], verdict: str) -> None:
-    assert judge(job_of("queue"), 0, 0, told, time.monotonic_ns()).verdict == verdict
+    assert judge(job_of("queue"), 0, 0, told, {3: time.monotonic_ns()}).verdict == verdict
 
 
 def test_other_ends() -> None:
-    now = time.monotonic_ns()
+    now = {3: time.monotonic_ns()}
     assert judge(job_of("close"), 0, 0, saw(None), now).verdict == UNAFFECTED
-    assert judge(job_of("close"), 0, 0, saw(None), None).verdict == UNAFFECTED
-    assert judge(job_of("close"), 0, 0, saw("PeerFailed", ranks=[3]), None).verdict == WRONG  # nobody had fallen
+    assert judge(job_of("close"), 0, 0, saw(None), {}).verdict == UNAFFECTED
+    assert judge(job_of("close"), 0, 0, saw("PeerFailed", ranks=[3]), {}).verdict == WRONG  # nobody had fallen
     assert judge(job_of("queue"), 0, -11, None, now).verdict == WRONG
     assert judge(job_of("queue"), 0, 1, saw("PeerFailed", ranks=[3]), now).verdict == WRONG
 
 
 def test_the_last_of_those_who_are_asked_to_end() -> None:
     """They may find no quorum; but not because of the victim, nor before they are asked."""
-    now, job = time.monotonic_ns(), job_of("quorum-hub")
+    now, job = {3: time.monotonic_ns()}, job_of("quorum-hub")
     assert judge(job, 0, 0, saw("PeerFailed", ranks=[1]), now, asked=True).verdict == UNAFFECTED
     assert judge(job, 0, 0, saw("PeerFailed", ranks=[1]), now).verdict == WRONG
     assert judge(job, 0, 0, saw("PeerFailed", ranks=[1, 3]), now, asked=True).verdict == WRONG
@@ -134,9 +134,8 @@ def test_the_last_of_those_who_are_asked_to_end() -> None:
 
 def test_table() -> None:
     job = job_of("queue")
-    verdicts = [judge(job, rank, 0, saw("PeerFailed", ranks=[3]), time.monotonic_ns()) for rank in (0, 1)]
-    fine = Outcome(job, True, [*verdicts, judge(job, 2, 0, saw("PeerFailed", ranks=[3]), time.monotonic_ns())], [], 1)
-    hung = Outcome(job, True, verdicts, [2], 1)
+    verdicts = [judge(job, rank, 0, saw("PeerFailed", ranks=[3]), {3: time.monotonic_ns()}) for rank in range(3)]
+    fine, hung = Outcome(job, 1, verdicts, [], 1), Outcome(job, 1, verdicts[:2], [2], 1)
     assert fine.good
     assert not hung.good
     sums = [line.split() for line in table([fine, hung]).splitlines() if line.startswith("all   ")][-1]
