@@ -3,7 +3,10 @@ and what was no failure is not taken for one."""
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,6 +138,14 @@ def test_one_rank_of_a_host_that_dies_is_named_near_and_far(cluster: Cluster) ->
             assert ended.at - start < SLACK, ended
         job.go()
         job.end(but=[3])
+
+
+def test_ranks_that_die_or_leave_in_jobs_of_two_hosts(tmp_path: Path) -> None:
+    """Within a host ranks are joined by shm. The jobs are the same with each commit, on two hosts of their own."""
+    program = [sys.executable, str(Path(__file__).parents[1] / "faults" / "random_jobs.py")]
+    words = ["--wide", "--transports", "mixed", "--ranks", "8,12", "--jobs", "6", "--keep", str(tmp_path)]
+    ended = subprocess.run([*program, *words], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
 
 
 def test_under_mpirun_too(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ With --wide a rank may also abort or close its context, hierarchies are among th
 "mixed" are on two hosts: shm inside, tcp between them. These hosts are tests/cluster's, and the machine must be able to
 make them. PYTHONPATH chooses the build of hpcomm.
 
-A replay needs the run's --wide, --kinds, --transports, --ranks, --signals and --victims too, where they were given.
+A replay needs the run's --wide, --kinds, --transports, --ranks, --signals and so on too, where they were given.
 Ranks are started as by hand, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. All are forked from this process,
 which has imported what they need and has a single thread.
 """
@@ -35,13 +35,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import random_rank
 from cluster.hosts import Cluster, Unavailable
 from mpi import PATIENCE, free_port
-from random_plan import KINDS, LEAVES, SIGNALS, SIZES, TIMEOUT, TRANSPORTS, WIDE, Job, plan
-from random_verdict import HUNG, WRONG, Outcome, Verdict, judge, table
+from random_plan import KINDS, LEAVES, LOOK_AFTER, SIGNALS, SIZES, TIMEOUT, TRANSPORTS, WIDE, Job, plan
+from random_verdict import HUNG, WRONG, Outcome, Verdict, follow, judge, table
 
 TICK = 0.003  # seconds between two looks at the ranks
 START = 60.0 * PATIENCE  # seconds until the first victim has fallen
 SENT = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGUSR2, "close": signal.SIGUSR2}
-MOST = 5  # wrong jobs that may be accidents of a busy machine
+MOST = 5  # wrong jobs, or one in twenty, that may be accidents of a busy machine
+NEEDED = 2 * TIMEOUT + 2  # seconds from the fall until each rank that needs the victim has failed
 BOUND = (4 * TIMEOUT + 20.0) * PATIENCE  # seconds from the fall until every survivor has ended
 
 
@@ -85,7 +86,7 @@ class Running:
         late = now > self.started + START
         if self.fell:
             since = now - min(self.fell.values()) / 1e9
-            if since > 2 * TIMEOUT + 2:  # nobody needs the victim before the end
+            if since > NEEDED:
                 self.board[job.size + random_rank.END] = 1
             late = since > self._bound
         living = self._living()
@@ -149,7 +150,7 @@ class Running:
                 verdicts.append(judge(job, rank, self.statuses[rank], self._saw(rank), fell, asked=asked))
             elif self.statuses[rank] not in (0, -signal.SIGKILL):
                 verdicts.append(Verdict(rank, WRONG, f"ended with status {self.statuses[rank]} after its fall"))
-        return Outcome(job, len(fell), verdicts, hung, time.monotonic() - self.started)
+        return Outcome(job, len(fell), follow(job, fell, verdicts), hung, time.monotonic() - self.started)
 
     def _saw(self, rank: int) -> dict[str, object] | None:
         with suppress(FileNotFoundError, ValueError):
@@ -212,7 +213,7 @@ def _tell(outcome: Outcome, replay: str) -> None:
 def run_again(outcomes: list[Outcome], bound: float, replay: str, hosts: Sequence[tuple[str, Path]]) -> list[Outcome]:
     """Plays the few wrong jobs once more, one at a time; what is right then is told as FLAKY. A hang stays one."""
     wrong = [k for k, outcome in enumerate(outcomes) if not outcome.good]
-    if len(wrong) > MOST or any(outcomes[k].hung for k in wrong):
+    if len(wrong) > max(MOST, len(outcomes) // 20) or any(outcomes[k].hung for k in wrong):
         return outcomes
     again = run([outcomes[k].job for k in wrong], 1, bound, None, replay, hosts)
     for k, outcome in zip(wrong, again, strict=True):
@@ -236,6 +237,8 @@ def main() -> int:
     parser.add_argument("--ranks", default=",".join(map(str, SIZES)), help="default: %(default)s")
     parser.add_argument("--signals", default=",".join(SIGNALS), help="default: %(default)s")
     parser.add_argument("--victims", type=int, default=1, help="the most ranks of a job that fall: 1 or 2 (default: 1)")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds of each call (default: %(default)s)")
+    parser.add_argument("--look-after", type=float, default=LOOK_AFTER, help="seconds (default: %(default)s)")
     parser.add_argument("--wide", action="store_true", help=f"other defaults: {WIDE}")
     parser.add_argument("-j", type=int, default=4, dest="at_once", help="jobs side by side (default: %(default)s)")
     parser.add_argument(
@@ -255,14 +258,14 @@ def main() -> int:
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}")
     numbers = range(given.jobs) if given.only is None else [given.only]
     sizes = [int(n) for n in _list(given.ranks)]
-    jobs = [plan(given.seed, k, kinds, transports, sizes, signals, given.victims) for k in numbers]
+    more = (given.victims, given.timeout, given.look_after)
+    jobs = [plan(given.seed, k, kinds, transports, sizes, signals, *more) for k in numbers]
     if given.only is not None:
         print(jobs[0], flush=True)
-    names = ("kinds", "transports", "ranks", "signals", "victims")
+    names = ("kinds", "transports", "ranks", "signals", "victims", "timeout", "look_after")
     changed = [" --wide"] * given.wide
-    changed += [
-        f" --{name} {getattr(given, name)}" for name in names if getattr(given, name) != parser.get_default(name)
-    ]
+    told = {name: getattr(given, name) for name in names if getattr(given, name) != parser.get_default(name)}
+    changed += [f" --{name.replace('_', '-')} {value}" for name, value in told.items()]
     start = time.monotonic()
     replay = f"{sys.argv[0]}{''.join(changed)}"
     with ExitStack() as stack:

@@ -38,9 +38,12 @@ WIDE: dict[str, Any] = {  # options of random_jobs.py by --wide
     "ranks": "8,12,16,24,32",
     "signals": "kill,stop,abort,close",
     "victims": 2,
+    "timeout": 10.0,
+    "look_after": 4.0,
 }
 LEAVES = ("abort", "close")  # a rank that falls so leaves its context, and its process goes on
 TIMEOUT = 4.0  # seconds: the deadline of every call of a rank
+LOOK_AFTER = 30.0  # seconds, longer than the deadline: a wait for a stopped rank ends only there
 SHORT, LONG = 2.5, 30.0  # seconds of silence: a stopped rank counts as failed before the others' deadline, or never
 
 
@@ -82,6 +85,8 @@ class Job(Fall):
     body: str  # what the ranks do: a name of random_rank.BODIES
     limit: int  # steps after which all close; 0: none
     second: Fall | None = None
+    timeout: float = TIMEOUT
+    look_after: float = LOOK_AFTER
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -107,6 +112,8 @@ def plan(
     sizes: Sequence[int] = SIZES,
     signals: Sequence[str] = SIGNALS,
     most_victims: int = 1,
+    timeout: float = TIMEOUT,
+    look_after: float = LOOK_AFTER,
 ) -> Job:
     """The job of that number. Each combination comes once before one comes again, in an order of the seed's."""
     every = list(itertools.product(kinds, transports, sizes, signals))
@@ -117,6 +124,8 @@ def plan(
     more = random.Random(f"{seed}:{number}:more")  # what seeds of before did not draw
     body, options, victims = _body(rng, kind, size, signal)
     job: dict[str, Any] = {
+        "timeout": timeout,
+        "look_after": look_after,
         "number": number,
         "seed": seed,
         "kind": kind,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from random_plan import LEAVES, TIMEOUT, Job
+from random_plan import LEAVES, Job
 
 import hpcomm
 from hpcomm import PlanOptions, _core, graphs
@@ -276,14 +276,14 @@ BODIES: dict[str, Callable[[Run, hpcomm.Context], None]] = {
 
 def _live(run: Run) -> None:
     run.at("init")
-    settings: dict[str, Any] = {"timeout": TIMEOUT, "silence": run.job.silence, "transport": run.job.transport}
-    if run.job.apart:
-        settings["transport"] = "shm,tcp"
-    body = BODIES[run.job.body]
+    job = run.job
+    settings: dict[str, Any] = {"timeout": job.timeout, "look_after": job.look_after, "silence": job.silence}
+    settings["transport"] = "shm,tcp" if job.apart else job.transport
+    body = BODIES[job.body]
     context = run.context = hpcomm.init(**settings)
     if run.fall is not None and run.fall.signal in LEAVES and not run.fall.falls_at:
         threading.Thread(target=run.leave_when_told, daemon=True).start()
-    if run.job.leaves == "raise":
+    if job.leaves == "raise":
         with context:
             body(run, context)
             run.at("closed")

@@ -1,12 +1,14 @@
 """Whether the survivors of a random job name a rank that fell, and no other."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from random_plan import Job
 
 RIGHT, WRONG, UNAFFECTED, HUNG = "right", "wrong", "not affected", "hang"
+CHAIN = "by a chain"
+GOOD = (RIGHT, CHAIN, UNAFFECTED)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,25 @@ def _of_error(job: Job, rank: int, saw: dict[str, Any], fell: set[int]) -> tuple
     return (RIGHT, "") if ranks and set(ranks) <= fell else (WRONG, f"{attribute} are {ranks}")
 
 
+def follow(job: Job, fell: Iterable[int], verdicts: list[Verdict]) -> list[Verdict]:
+    """The verdicts, after early closes alone. An error then may also name a rank that left because of such a rank, and
+    while it was waited for: PeerFailed promises no more."""
+    named = {*fell, *(found.rank for found in verdicts if found.verdict == RIGHT)}
+    verdicts = list(verdicts)
+    while all(fall.signal == "close" for fall in job.falls if fall.victim in fell):
+        chained = [
+            i
+            for i, found in enumerate(verdicts)
+            if found.verdict == WRONG and found.saw.get("ranks") and set(found.saw["ranks"]) <= named
+        ]
+        if not chained:
+            break
+        for i in chained:
+            verdicts[i] = replace(verdicts[i], verdict=CHAIN)
+            named.add(verdicts[i].rank)
+    return verdicts
+
+
 def _comes_last(job: Job, saw: dict[str, Any]) -> bool:
     """Whether a rank has found no quorum, or has served until others found none: workers that are asked to end do so at
     different versions, and those of the last one are too few."""
@@ -94,7 +115,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        return not self.hung and all(verdict.verdict in (RIGHT, UNAFFECTED) for verdict in self.verdicts)
+        return not self.hung and all(found.verdict in GOOD for found in self.verdicts)
 
     def told(self) -> list[str]:
         """A line for each rank that is not right."""
@@ -102,7 +123,7 @@ class Outcome:
             f"  rank {found.rank}: {found.why}: {found.saw.get('error', '')} in {found.saw.get('op', '')!r} at "
             f"{found.saw.get('place', '?')}{_after(found.seconds)}: {found.saw.get('message', '')}"
             for found in self.verdicts
-            if found.verdict not in (RIGHT, UNAFFECTED)
+            if found.verdict not in GOOD
         ]
 
 
@@ -111,7 +132,7 @@ def _after(seconds: float | None) -> str:
 
 
 def _counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
-    counts = dict.fromkeys(("jobs", "all right", "survivors", RIGHT, WRONG, UNAFFECTED, HUNG), 0)
+    counts = dict.fromkeys(("jobs", "all right", "survivors", *GOOD, WRONG, HUNG), 0)
     for outcome in outcomes:
         counts["jobs"] += 1
         counts["all right"] += outcome.good
@@ -136,10 +157,10 @@ def table(outcomes: list[Outcome]) -> str:
         ):
             rows.setdefault((kind, transport, sent), []).append(outcome)
     heads = list(_counts([]))
-    lines = [f"{'kind':13}{'over':5}{'signal':7}" + "".join(f"{head:>14}" for head in heads)]
+    lines = [f"{'kind':13}{'over':6}{'signal':7}" + "".join(f"{head:>14}" for head in heads)]
     for (kind, transport, sent), of_row in sorted(rows.items()):
         numbers = "".join(f"{number:>14}" for number in _counts(of_row).values())
-        lines.append(f"{kind.strip('~'):13}{transport.strip('~'):5}{sent.strip('~'):7}{numbers}")
+        lines.append(f"{kind.strip('~'):13}{transport.strip('~'):6}{sent.strip('~'):7}{numbers}")
     late = [found.seconds for outcome in outcomes for found in outcome.verdicts if found.seconds is not None]
     if late:
         lines.append(f"the last error came {max(late):.2f} s after the fall")

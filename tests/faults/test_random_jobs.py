@@ -5,17 +5,19 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from random_plan import KINDS, Job, plan
-from random_verdict import RIGHT, UNAFFECTED, WRONG, Outcome, judge, table
+from random_verdict import CHAIN, RIGHT, UNAFFECTED, WRONG, Outcome, follow, judge, table
 
 import hpcomm
 
 JOBS = 8
 LIMIT = 300.0  # seconds for all of them
+WIDE_KINDS = "hub-cs,hub-ncs,hosts,notify-ack,graph-bsp,collective,create,init"
 
 
 def seed() -> str:
@@ -38,6 +40,15 @@ def play(*chosen: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_survivor_names_the_victim(tmp_path: Path) -> None:
     ended = play("--jobs", str(JOBS), "--seed", seed(), "--keep", str(tmp_path))
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("half", range(2))
+def test_every_survivor_names_the_victims_of_a_wide_job(half: int, tmp_path: Path) -> None:
+    """Six of twelve jobs of 8 to 16 ranks, which are the same with each commit."""
+    wide = ["--wide", "--kinds", WIDE_KINDS, "--transports", "shm,tcp", "--ranks", "8,12,16", "-j", "2"]
+    ended = play(*wide, "--jobs", "6", "--seed", f"half {half}", "--keep", str(tmp_path))
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
 
 
@@ -132,6 +143,29 @@ def test_the_last_of_those_who_are_asked_to_end() -> None:
     assert judge(job_of("queue"), 0, 0, saw("PeerFailed", ranks=[1]), now, asked=True).verdict == WRONG
 
 
+def test_two_that_fell() -> None:
+    now = time.monotonic_ns()
+    for told, verdict in (
+        (saw("PeerFailed", ranks=[3]), RIGHT),
+        (saw("PeerFailed", ranks=[1, 3]), RIGHT),
+        (saw("PeerFailed", ranks=[1], left=[3]), RIGHT),  # it has fallen after the other, and left because of it
+        (saw("PeerFailed", ranks=[1], left=[1, 3]), WRONG),
+        (saw("PeerFailed", ranks=[2, 3]), WRONG),
+        (saw("PeerFailed", left=[2]), WRONG),
+    ):
+        assert judge(job_of("queue"), 0, 0, told, {3: now, 1: now}).verdict == verdict, told
+
+
+@pytest.mark.parametrize(("signal", "verdicts"), [("close", [RIGHT, CHAIN, CHAIN]), ("abort", [RIGHT, WRONG, WRONG])])
+def test_a_rank_named_for_another_that_closed(signal: str, verdicts: list[str]) -> None:
+    """Rank 2 names rank 3, which has fallen, rank 1 names rank 2, and rank 0 names rank 1."""
+    job, fell = replace(job_of("queue"), signal=signal), {3: time.monotonic_ns()}
+    found = [judge(job, rank, 0, saw("PeerFailed", ranks=[rank + 1]), fell) for rank in (2, 1, 0)]
+    assert [one.verdict for one in follow(job, fell, found)] == verdicts
+    circle = [judge(job, rank, 0, saw("PeerFailed", ranks=[1 - rank]), fell) for rank in (0, 1)]
+    assert [one.verdict for one in follow(job, fell, circle)] == [WRONG, WRONG]
+
+
 def test_table() -> None:
     job = job_of("queue")
     verdicts = [judge(job, rank, 0, saw("PeerFailed", ranks=[3]), {3: time.monotonic_ns()}) for rank in range(3)]
@@ -139,4 +173,4 @@ def test_table() -> None:
     assert fine.good
     assert not hung.good
     sums = [line.split() for line in table([fine, hung]).splitlines() if line.startswith("all   ")][-1]
-    assert sums == ["all", "2", "1", "6", "5", "0", "0", "1"]
+    assert sums == ["all", "2", "1", "6", "5", "0", "0", "0", "1"]
