@@ -10,6 +10,9 @@
         cluster.cut("h2")                                # silent: the host's own link stays up; or unplugged=True
         cluster.restore("h2")
         cluster.part("h1", "h2")                         # they reach all but each other, until join()
+        cluster.lose("h1", "h2")                         # nothing of h1 reaches h2; h2 still reaches h1, until open("h2")
+        cluster.split("h3", "h4")                        # two halves of the network, until restore() of each
+        cluster.refuse("h2", by="h3")                    # h2 refuses new TCP connections, until admit("h2")
         cluster.pause("h3")                              # SIGSTOP to all of its processes; resume: SIGCONT
         cluster.kill("h3")                               # SIGKILL to all of its processes; the host can be used again
 
@@ -221,6 +224,12 @@ class Cluster:
         self._ip(HEAD, f"link set {port} master {self._bridge(interface, host)} up")
         self.join(host, interface=interface)
 
+    def split(self, *hosts: str, interface: str = "eth0") -> None:
+        """These hosts reach each other and no other host, and no other host reaches them, until restore for each of
+        them. No other host is cut meanwhile."""
+        ports = [self._port(host, interface) for host in hosts]
+        self._ip(HEAD, *(f"link set {port} master void" for port in ports))
+
     def part(self, *hosts: str, interface: str = "eth0") -> None:
         """No two of these hosts can reach each other; each can reach all other hosts. Without racks alone."""
         if self._racks > 1:
@@ -265,19 +274,61 @@ class Cluster:
         self._ip(host, f"link set {interface} mtu {mtu}")
         self._ip(HEAD, f"link set {self._port(host, interface)} mtu {mtu}")
 
-    def firewall(self, host: str, first: int, last: int, interface: str = "eth0") -> None:
-        """New TCP connections to these ports of the host are dropped silently; those that it makes pass."""
+    def firewall(self, host: str, first: int, last: int, interface: str = "eth0", *, source: str = "") -> None:
+        """New TCP connections to these ports of the host are dropped silently, or only those that source makes; those
+        that the host makes pass."""
         port = self._port(host, interface)
         self._tc(HEAD, f"qdisc replace dev {port} clsact")
         masks = ipaddress.summarize_address_range(ipaddress.IPv4Address(first), ipaddress.IPv4Address(last))
         for block in masks:  # ports as the low half of addresses
             dport = f"match u16 {int(block.network_address):#x} {int(block.netmask) & 0xFFFF:#x} at 22"
             syn = "match u8 0x02 0x12 at 33"
+            syn += f" match ip src {self.address(source, interface)}/32" if source else ""
             self._tc(
                 HEAD,
                 f"filter add dev {port} egress protocol ip u32 match ip protocol 6 0xff {dport} {syn} "
                 "action mirred egress redirect dev sink",
             )
+
+    def lose(self, source: str, target: str, interface: str = "eth0") -> None:
+        """Everything that source sends to target is dropped silently; target still reaches source. open ends it."""
+        port = self._port(target, interface)
+        self._tc(
+            HEAD,
+            f"qdisc replace dev {port} clsact",
+            f"filter add dev {port} egress protocol ip u32 match ip src {self.address(source, interface)}/32 "
+            "action mirred egress redirect dev sink",
+        )
+
+    def refuse(self, host: str, by: str, interface: str = "eth0") -> None:
+        """The host refuses new TCP connections that another one makes to ports at which it listens now ("No route to
+        host"). Connections between the two that are there stay. It needs no netfilter: of the rules of routing those
+        that come first pass what belongs to a connection."""
+        lines = self.run(host, ["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout.splitlines()
+        sockets = [line.split()[1:4] for line in lines if ":" in line.split()[1]]
+        ports = {int(here.rpartition(":")[2], 16) for here, _, state in sockets if state == "0A"}
+        word = ipaddress.IPv4Address(self.address(by, interface)).packed[::-1].hex().upper()
+        there = [
+            [int(end.rpartition(":")[2], 16) for end in (far, here)]
+            for here, far, state in sockets
+            if state == "01" and far.rpartition(":")[0].endswith(word)
+        ]
+        calls = f"from {self.address(by, interface)} iif {interface} ipproto tcp"
+        self._answer(host, interface, True)
+        self._ip(
+            host,
+            "rule add pref 1000 lookup local",
+            *(f"rule add pref 1 {calls} sport {far} dport {here} lookup local" for far, here in there),
+            *(f"rule add pref 2 {calls} dport {port} prohibit" for port in sorted(ports)),
+            "rule del pref 0",
+        )
+
+    def admit(self, host: str, interface: str = "eth0") -> None:
+        """Ends refuse."""
+        self._answer(host, interface, False)
+        self._ip(host, "rule add pref 0 lookup local")
+        rules = [line.partition(":")[0] for line in self.run(host, ["ip", "rule"]).stdout.splitlines()]
+        self._ip(host, *(f"rule del pref {pref}" for pref in rules if pref in ("1", "2", "1000")))
 
     def swallow_udp(self, host: str, interface: str = "eth0") -> None:
         """All UDP to the host is dropped silently."""
@@ -302,7 +353,7 @@ class Cluster:
                 self._ip(other, f"neigh replace {outside} lladdr {mac} dev eth0")
 
     def open(self, host: str, interface: str = "eth0") -> None:
-        """Ends firewall and swallow_udp."""
+        """Ends firewall, lose and swallow_udp."""
         port = self._port(host, interface)
         self._tc(HEAD, f"qdisc replace dev {port} clsact", f"qdisc del dev {port} clsact")
 
@@ -449,6 +500,13 @@ class Cluster:
         """The switch that a host's interface leads to."""
         rack = "" if host == HEAD or self._racks == 1 else f"r{self.rack(host) + 1}"
         return f"br{interface[-1]}{rack}"
+
+    def _answer(self, host: str, interface: str, on: bool) -> None:
+        """Whether the host's kernel says that it refuses a packet: each time, or never. It does so only where it routes."""
+        net = "/proc/sys/net/ipv4"
+        limit = 0 if on else 1000
+        said = f"echo {on:d} >{net}/conf/{interface}/forwarding; echo {limit} >{net}/icmp_ratelimit"
+        self.run(host, ["sh", "-c", said])
 
     def _shape(self, device: str, rate: str) -> str:
         return f"qdisc add dev {device} root tbf rate {rate} burst {self._burst} latency {LATENCY}"

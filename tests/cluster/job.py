@@ -197,6 +197,10 @@ class Job:
         for rank in wanted:
             assert label in self._told[rank], f"rank {rank} ended before {label!r}: {self._ended[rank]}"
 
+    def wait_longer(self, seconds: float) -> None:
+        """From now on the test waits at most this long in all for the ranks, in place of the job's timeout."""
+        self._timeout, self._deadline = seconds, time.monotonic() + seconds
+
     def pid(self, rank: int) -> int:
         """Of a rank that no launcher started."""
         mark = f"RANK={rank}".encode()
