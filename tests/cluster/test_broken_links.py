@@ -18,9 +18,10 @@ import hpcomm
 from .hosts import Cluster
 from .job import Desk, Ended, Job
 
-SILENCE = 2.0
-SLACK = 6.0  # seconds of two busy cores
-PATIENCE = 30.0  # seconds after which a rank hangs
+SILENCE = 1.5
+SLACK = 8.0  # seconds of two busy cores
+LONG = 20.0  # seconds that a wait lasts which nothing ends
+PATIENCE = 60.0  # seconds for all else, on a busy machine
 N = 6000
 HOSTS = {2: ("h1", "h2", "h3", "h4", "h5", "h6"), 3: ("h1", "h2", "h3")}  # by the number of ranks of each host
 
@@ -32,7 +33,7 @@ HOSTS = {2: ("h1", "h2", "h3", "h4", "h5", "h6"), 3: ("h1", "h2", "h3")}  # by t
 class Case:
     """wait: "steps" of an exchange, for which every two ranks need each other; "signals", each from the next rank, which
     never come, so that no two ranks exchange data; or "meeting", a first exchange of data by pairs of ranks.
-    shrinks: whether a rank that has failed goes on with the survivors. Otherwise it leaves."""
+    shrinks: whether a rank that has failed goes on with the survivors. Otherwise it leaves. timeout: of the wait."""
 
     number: int
     wait: str
@@ -49,20 +50,20 @@ class Told:
     then: Ended = Ended()  # noqa: RUF009
 
 
-def waits_of(ctx: hpcomm.Context, wait: str) -> Callable[[], object]:
+def waits_of(ctx: hpcomm.Context, wait: str, timeout: float) -> Callable[[], object]:
     if wait == "signals":
         window = ctx.window(1, "int64", signals=1)
-        return lambda: window.wait_signal(0, 1, peer=(ctx.rank + 1) % ctx.size)
+        return lambda: window.wait_signal(0, 1, timeout, peer=(ctx.rank + 1) % ctx.size)
     params, ones = {"w": np.zeros(N, np.float32)}, np.ones(N, np.float32)
     ex = hpcomm.Exchange(ctx, params, rule=hpcomm.SGD(lr=1), reduce="sum", progress="inline", chunk_bytes=512)
     ex.push_pull("w", ones)
-    return lambda: ex.push_pull("w", ones)
+    return lambda: ex.push_pull("w", ones, timeout)
 
 
 def with_survivors(ctx: hpcomm.Context) -> tuple[tuple[int, ...], set[float]]:
     """Barriers and an exchange of the survivors: their ranks, and the sum of what each of them gave."""
     ctx.revoke()
-    with ctx.shrink(timeout=PATIENCE / 2) as fresh:
+    with ctx.shrink() as fresh:
         fresh.barrier()
         params = {"w": np.zeros(N, np.float32)}
         with hpcomm.Exchange(fresh, params, rule=hpcomm.SGD(lr=1), reduce="sum", progress="inline") as ex:
@@ -94,13 +95,12 @@ def meet(desk: Desk, ctx: hpcomm.Context, number: int) -> Told:
 
 
 def take_part(desk: Desk, case: Case) -> Told:
-    ctx = hpcomm.init(desk.world(), silence=SILENCE, timeout=case.timeout, init_timeout=case.init_timeout)
+    ctx = hpcomm.init(desk.world(), silence=SILENCE, timeout=PATIENCE, init_timeout=case.init_timeout)
     told = Told(Ended())
     with suppress(hpcomm.HpcommError), ctx:
         if case.wait == "meeting":
-            told = meet(desk, ctx, case.number)
-            return told
-        wait = waits_of(ctx, case.wait)
+            return meet(desk, ctx, case.number)
+        wait = waits_of(ctx, case.wait, case.timeout)
         desk.tell(f"in {case.number}")
         try:
             while True:
@@ -140,12 +140,12 @@ class Rounds:
         *,
         per_host: int = 2,
         shrinks: bool = True,
-        timeout: float = PATIENCE / 2,
-        init_timeout: float = PATIENCE / 2,
+        timeout: float = LONG,
+        init_timeout: float = PATIENCE,
     ) -> Iterator[Job]:
         """All ranks wait. At the end all of them are free again; if they are not, the next case has other jobs."""
         if per_host not in self._jobs:
-            job = Job(self.cluster, rounds, hosts=HOSTS[per_host], ranks_per_host=per_host, by="desk")
+            job = Job(self.cluster, rounds, hosts=HOSTS[per_host], ranks_per_host=per_host, by="desk", timeout=PATIENCE)
             self._jobs[per_host] = job.__enter__()
         job = self._jobs[per_host]
         self.number += 1
@@ -235,23 +235,19 @@ def test_all_ranks_name_ranks_of_two_hosts_that_lose_each_other(all_rounds: Roun
     with all_rounds.case("steps", per_host=per_host, shrinks=False) as job:
         start = time.monotonic()
         part(all_rounds.cluster, how)
-        parted = ranks_of(job, *PARTED)
-        told = free(job, job.host_of)
-        named(told, job.host_of, parted, start)
-        for rank in parted:
-            assert job.host_of[told[rank].first.ranks[0]] in PARTED
+        named(free(job, job.host_of), job.host_of, ranks_of(job, *PARTED), start)
 
 
 @pytest.mark.parametrize("how", ["both", "there"])
 def test_one_of_two_hosts_that_lose_each_other_is_left_out(all_rounds: Rounds, how: str) -> None:
     """All other ranks go on together. Those that do not need the broken link learn of it at their deadline or before."""
-    with all_rounds.case("steps", timeout=2 * SILENCE) as job:
+    with all_rounds.case("steps", timeout=3 * SILENCE) as job:
         start = time.monotonic()
         part(all_rounds.cluster, how)
         told = free(job, job.host_of)
-        assert all(one.first.error in ("PeerFailed", "Timeout") for one in told.values()), told
-        assert all(one.first.at - start < 2 * SILENCE + SLACK for one in told.values()), told
-        named(told, [rank for rank, one in told.items() if one.first.error == "PeerFailed"], ranks_of(job, *PARTED), start)
+        late = {rank for rank, one in told.items() if one.first.error == "Timeout"} - ranks_of(job, *PARTED)
+        assert all(told[rank].first.at - start < 3 * SILENCE + SLACK for rank in late), told
+        named(told, set(told) - late, ranks_of(job, *PARTED), start)
         out = {rank for rank, one in told.items() if one.then.error}
         assert out in [ranks_of(job, host) for host in PARTED], told
         went_on(told, set(told) - out)
@@ -262,7 +258,12 @@ def test_one_of_two_hosts_that_lose_each_other_is_left_out(all_rounds: Rounds, h
 
 # ---- hosts that vanish ---------------------------------------------------------------------------------------------
 
-VANISHED = {"unplugged": ("h3",), "the host of rank 0": ("h1",), "two hosts": ("h2", "h5"), "a half": ("h4", "h5", "h6")}
+VANISHED = {
+    "unplugged": ("h3",),
+    "the host of rank 0": ("h1",),
+    "two hosts": ("h2", "h5"),
+    "a half": ("h4", "h5", "h6"),
+}
 WITH = [(2, how, wait) for how in VANISHED for wait in ("steps", "signals")]
 
 
@@ -314,7 +315,7 @@ def test_a_host_that_freezes_is_told_that_it_counts_as_failed(all_rounds: Rounds
 
 # ---- a link that one side refuses ----------------------------------------------------------------------------------
 
-BRIEF = 4.0  # seconds for a connection
+BRIEF = 3.0  # seconds for a connection
 CALLED, CALLER = "h2", "h4"  # as ranks call lower ones
 
 
