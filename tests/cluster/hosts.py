@@ -10,7 +10,7 @@
         cluster.cut("h2")                                # silent: the host's own link stays up; or unplugged=True
         cluster.restore("h2")
         cluster.part("h1", "h2")                         # they reach all but each other, until join()
-        cluster.lose("h1", "h2")                         # nothing of h1 reaches h2; h2 still reaches h1, until open("h2")
+        cluster.lose("h1", "h2")                         # nothing of h1 reaches h2, until open("h2"); h2 reaches h1
         cluster.split("h3", "h4")                        # two halves of the network, until restore() of each
         cluster.refuse("h2", by="h3")                    # h2 refuses new TCP connections, until admit("h2")
         cluster.pause("h3")                              # SIGSTOP to all of its processes; resume: SIGCONT
@@ -313,7 +313,7 @@ class Cluster:
             for here, far, state in sockets
             if state == "01" and far.rpartition(":")[0].endswith(word)
         ]
-        calls = f"from {self.address(by, interface)} iif {interface} ipproto tcp"
+        calls = f"from {self.address(by, interface)} dev {interface} ipproto tcp"
         self._answer(host, interface, True)
         self._ip(
             host,
@@ -502,7 +502,7 @@ class Cluster:
         return f"br{interface[-1]}{rack}"
 
     def _answer(self, host: str, interface: str, on: bool) -> None:
-        """Whether the host's kernel says that it refuses a packet: each time, or never. It does so only where it routes."""
+        """Whether the host's kernel says so when it refuses a packet. It does so only where it routes."""
         net = "/proc/sys/net/ipv4"
         limit = 0 if on else 1000
         said = f"echo {on:d} >{net}/conf/{interface}/forwarding; echo {limit} >{net}/icmp_ratelimit"

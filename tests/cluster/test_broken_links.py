@@ -1,5 +1,5 @@
-"""Links between hosts that break, and hosts that vanish or freeze. Every rank is told in time which ranks are lost, none
-hangs, and the survivors go on.
+"""Links between hosts that break, and hosts that vanish or freeze. Every rank is told in time which ranks are lost,
+none hangs, and the survivors go on.
 
 Twelve ranks on six hosts, and nine on three, take part in one case after another, with a context for each case. No test
 needs nft or iptables: tc and the switch drop packets, and rules of routing reject them."""
@@ -31,8 +31,8 @@ HOSTS = {2: ("h1", "h2", "h3", "h4", "h5", "h6"), 3: ("h1", "h2", "h3")}  # by t
 
 @dataclass(frozen=True)
 class Case:
-    """wait: "steps" of an exchange, for which every two ranks need each other; "signals", each from the next rank, which
-    never come, so that no two ranks exchange data; or "meeting", a first exchange of data by pairs of ranks.
+    """wait: "steps" of an exchange, for which every two ranks need each other; "signals" that never come, each from the
+    next rank, so that no two ranks exchange data; or "meeting", a first exchange of data by pairs of ranks.
     shrinks: whether a rank that has failed goes on with the survivors. Otherwise it leaves. timeout: of the wait."""
 
     number: int
@@ -240,7 +240,7 @@ def test_all_ranks_name_ranks_of_two_hosts_that_lose_each_other(all_rounds: Roun
 
 @pytest.mark.parametrize("how", ["both", "there"])
 def test_one_of_two_hosts_that_lose_each_other_is_left_out(all_rounds: Rounds, how: str) -> None:
-    """All other ranks go on together. Those that do not need the broken link learn of it at their deadline or before."""
+    """All other ranks go on together. Ranks that do not need the broken link learn of it at their deadline at last."""
     with all_rounds.case("steps", timeout=3 * SILENCE) as job:
         start = time.monotonic()
         part(all_rounds.cluster, how)
