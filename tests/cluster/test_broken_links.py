@@ -249,7 +249,8 @@ def test_one_of_two_hosts_that_lose_each_other_is_left_out(all_rounds: Rounds, h
         assert all(told[rank].first.at - start < 3 * SILENCE + SLACK for rank in late), told
         named(told, set(told) - late, ranks_of(job, *PARTED), start)
         out = {rank for rank, one in told.items() if one.then.error}
-        assert out in [ranks_of(job, host) for host in PARTED], told
+        saw = "; ".join(f"{told[rank].then.error}: {told[rank].then.message}" for rank in sorted(out))
+        assert out in [ranks_of(job, host) for host in PARTED], saw
         went_on(told, set(told) - out)
         for rank in out:
             assert told[rank].then.error == "TransportError", told[rank]
