@@ -60,6 +60,12 @@ void hpc_callers_made(hpc_control *c, int rank) {
 static void fail(hpc_control *c, int rank, int status, const char *why, int died) {
     hpc_link *l = &c->links[rank];
     const int must = atomic_load(&l->sought) & HPC_MUST_REACH;
+    if (must && !died && l->drops && rank < c->group->rank) {
+        hpc_link_dropped(c, rank);
+        give_up(c, rank, HPC_ERR_PEER, c->group->reasons[rank]);
+        return;
+    }
+    if (died) atomic_store(&l->proven, 1);
     if (died || (must && rank > c->group->rank)) hpc_link_settle(c, rank, HPC_PEER_FAILED);
     if (must && !died && rank < c->group->rank) atomic_store(&l->doubted, HPC_DOUBT_SILENT);
     give_up(c, rank, status, why);
@@ -200,6 +206,12 @@ static void call_tcp(hpc_control *c, int rank, double now) {
 static void on_failed(hpc_control *c, const hpc_outcall *of) {
     hpc_link *l = &c->links[of->rank];
     const double now = hpc_now();
+    if (of->status == HPC_ERR_TIMEOUT && atomic_load(&l->sought) & HPC_MUST_REACH) {
+        char why[HPC_REASON_BYTES];
+        snprintf(why, sizeof why, "nothing was heard from it for %.3g s", c->silence);
+        fail(c, of->rank, of->status, why, 0);
+        return;
+    }
     l->call_again = now + (of->refused ? 10 * AGAIN : ASKED_BACK);
     if (++l->failures == 1 && of->refused) return;
     if (l->asked_back && now - l->called_since >= ASKED_BACK) {

@@ -82,7 +82,8 @@ typedef enum hpc_mesh_type {
     HPC_MESH_GONE,   /* an hpc_gone (spread.c) */
     HPC_MESH_SAY,    /* an hpc_said_head, a set of ranks, and data (spread.c) */
     HPC_MESH_CALL,   /* sequence names two ranks: the second cannot call the first, which shall call it (spread.c) */
-    HPC_MESH_EDGE    /* the receiver is a neighbour of the sender from now on (edges.c) */
+    HPC_MESH_EDGE,   /* the receiver is a neighbour of the sender from now on (edges.c) */
+    HPC_MESH_DROPPED /* the rank in sequence, lower than the sender or its source, counts it as failed (edges.c) */
 } hpc_mesh_type;
 
 typedef struct hpc_mesh_frame {
@@ -209,7 +210,8 @@ typedef struct hpc_link {
     _Atomic uint64_t served; /* the peer's BYE: up to this collective it owes nothing */
     _Atomic uint64_t over;   /* the peer's last OVER */
 
-    _Atomic int dropped;               /* the peer has sent a DROP: it counts this rank as failed */
+    _Atomic int dropped; /* the peer counts this rank as failed: it has sent a DROP, or cannot be asked */
+    _Atomic int proven;  /* the peer's failure was seen here, or is its own word */
     _Atomic uint32_t words[HPC_WORDS]; /* the peer's words (hpc_control_told) */
 
     hpc_message *incoming; /* the message that has arrived in part */
@@ -253,6 +255,7 @@ typedef struct hpc_link {
     int unfinished;       /* the last one has gone in part */
     uint64_t serial;      /* of the last SAY of this rank */
     int spread, gone_by;  /* the departure was passed on; the neighbour that told it, or -1 */
+    int drops, drops_told; /* it has dropped this rank, or one that is linked with this one; the neighbours know */
     int end_state;        /* the state to pass on, if the rank was doubted before it departed; 0: the group's */
     hpc_last_word *last;  /* the last word of a departed rank; NULL: only the reason in the group is known */
     double left_at;       /* when it was found that the rank has left; 0: it has not */

@@ -11,7 +11,10 @@
  * lower one. So the higher one counts the lower one as failed itself, but does not tell (hpc_link.doubted); it looks
  * for another neighbour, which turns it down if it has heard of it (a DROP). If the lower one is dead, its other
  * neighbours tell. A rank above which no rank is left tells what it doubts. A rank that several ranks turned down gives
- * this up: the others go on without it. */
+ * this up: the others go on without it.
+ *
+ * A rank that a lower one dropped tells its neighbours so (DROPPED). They may be cut off with it, as the ranks of a host
+ * that was frozen are. So each of them makes the lower rank its neighbour, or is dropped too. */
 #include "control/channel.h"
 
 #include <math.h>
@@ -82,6 +85,7 @@ static void arrange(hpc_control *c, double now, char *gone) {
         const int up = above(c, gone, lowest, r);
         if (r == me && up >= 0 && !hpc_link_is_gone(c, up)) want(c, up, now);
         if (r != me && up == me) want(c, r, now);
+        if (r < me && c->links[r].drops) want(c, r, now);
     }
 }
 

@@ -397,6 +397,8 @@ static const char *begin_frame(hpc_control *c, int rank, const hpc_mesh_frame *f
     case HPC_MESH_ABORT:
     case HPC_MESH_BYE:
         return f->nbytes == sizeof l->word ? NULL : hpc_link_garbled;
+    case HPC_MESH_DROPPED:
+        return f->nbytes == 0 && f->sequence < (uint64_t)c->group->size ? NULL : hpc_link_garbled;
     case HPC_MESH_BEAT:
     case HPC_MESH_DROP:
     case HPC_MESH_REVOKE:
@@ -437,6 +439,7 @@ void hpc_link_settle(hpc_control *c, int rank, int state) {
 void hpc_link_dropped(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     if (!atomic_exchange(&l->dropped, 1)) c->dropped_by++;
+    if (rank < c->group->rank) l->drops = 1;
     if (rank > c->group->rank)
         hpc_link_settle(c, rank, HPC_PEER_FAILED);
     else if (!hpc_link_is_gone(c, rank))
@@ -503,6 +506,11 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
         m = l->arriving;
         l->arriving = NULL;
         return c->on_spread(c, rank, m);
+    case HPC_MESH_DROPPED:
+        if (hpc_link_is_gone(c, rank)) return NULL;
+        c->links[f->sequence].drops = 1;
+        c->departed = c->arranged = -1;
+        return NULL;
     case HPC_MESH_EDGE:
         l->edge_asked = c->edges_asked = 1;
         return NULL;
@@ -524,6 +532,7 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
         return NULL;
     case HPC_MESH_ABORT:
         keep_word(l);
+        atomic_store(&l->proven, 1);
         hpc_link_settle(c, rank, HPC_PEER_FAILED);
         hpc_group_depart_saying(c->group, rank, HPC_PEER_FAILED, &l->word);
         return NULL;
@@ -731,6 +740,7 @@ void hpc_link_publish(hpc_control *c, int rank, int fd, int kind) {
 static void count_as_failed(hpc_control *c, int rank, const char *why) {
     hpc_link *l = &c->links[rank];
     const int local = l->unsure && !atomic_load(&l->edge), silent = l->unsure && rank < c->group->rank;
+    if (!l->unsure) atomic_store(&l->proven, 1);
     if (!local && !silent)
         hpc_link_settle(c, rank, HPC_PEER_FAILED);
     else if (!hpc_link_is_gone(c, rank))

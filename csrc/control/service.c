@@ -60,6 +60,7 @@ static void on_death(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, l->pidfd, NULL);
     if (atomic_load(&l->fd) >= 0) on_link(c, rank, SIZE_MAX); /* its last words, perhaps a BYE, may be unread */
+    atomic_store(&l->proven, 1);
     hpc_link_settle(c, rank, HPC_PEER_FAILED);
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
 }

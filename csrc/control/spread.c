@@ -1,5 +1,5 @@
 /* Tells all ranks what they must learn: that a rank has departed (GONE), that the context is revoked (REVOKE), what a
- * rank says about an object (SAY), and that a rank shall call another one (CALL). Each rank passes a frame on to its
+ * rank says about an object (SAY), that a rank shall call another one (CALL), and that a rank was dropped (DROPPED). Each rank passes a frame on to its
  * neighbours (hpc_link.edge), except the one from which it came, when it learns the news. So each edge carries a frame
  * once or twice, whatever the shape of the graph of neighbours.
  *
@@ -120,6 +120,12 @@ static void pass_departures(hpc_control *c) {
     for (int r = 0; r < c->group->size; r++) {
         hpc_link *l = &c->links[r];
         const int doubt = atomic_load(&l->doubted);
+        if (l->drops && !l->drops_told) {
+            hpc_saying *s = make(HPC_MESH_DROPPED, (uint64_t)r, NULL, 0);
+            l->drops_told = 1;
+            queue_for_all(c, s, r);
+            release(s);
+        }
         if (l->spread || !hpc_group_has_departed(c->group, r)) continue;
         if (doubt == HPC_DOUBT_SILENT || doubt == HPC_DOUBT_LOCAL) continue;
         l->spread = 1;

@@ -28,7 +28,7 @@
  * A living rank that others count as gone (because it was silent over TCP) must not go on alone. Either it finds
  * itself in the set of a ballot; that ends its part, and of two ranks that accuse each other the lower one is
  * believed. Or it got a DROP, the last frame on a link that a peer gave up; that ends its part unless more ranks
- * have voted with it than have dropped it, as otherwise one odd rank could end all others. Ballots make the links that
+ * have voted with it than may have dropped it, as otherwise one odd rank could end all others. Ballots make the links that
  * they need, and a rank turns down the call of a rank that it counts as gone, by a DROP. If a network splits for
  * good, each part goes on: no rank can tell a split from deaths.
  *
@@ -70,18 +70,20 @@ static int fail_dropped(const hpc_control *c, const hpc_survivors *s, int by) {
                               name_of(s, c->group->rank), name_of(s, by));
 }
 
-/* Fails if at least as many ranks dropped their links to this rank as are left with it: those ranks are then the
- * job. Of each pair only one rank gets the other's DROP, so two halves do not both fail. Ignores a rank without a
- * name in the caller's context: its drop was settled when that context was made. */
+/* Fails if a rank has dropped this one, and at least as many ranks may stand with it as are left with this rank: those
+ * ranks are then the job. Any rank may that failed without proof. Of each pair only one rank gets the other's DROP, so
+ * two halves do not both fail. Ignores a rank without a name in the caller's context: its drop was settled when that
+ * context was made. */
 static int check_dropped(const hpc_control *c, const hpc_survivors *s) {
-    int by = -1, droppers = 0, left = 0;
+    int by = -1, others = 0, left = 0;
     for (int r = c->group->size - 1; r >= 0; r--) {
+        const int failed = atomic_load(&c->group->states[r]) == HPC_PEER_FAILED;
         left += !s->gone[r];
-        if (!atomic_load(&c->links[r].dropped) || name_of(s, r) < 0) continue;
-        by = r;
-        droppers++;
+        if (name_of(s, r) < 0) continue;
+        if (atomic_load(&c->links[r].dropped)) by = r;
+        others += failed && (atomic_load(&c->links[r].dropped) || !atomic_load(&c->links[r].proven));
     }
-    return droppers > 0 && droppers >= left ? fail_dropped(c, s, by) : HPC_OK;
+    return by >= 0 && others >= left ? fail_dropped(c, s, by) : HPC_OK;
 }
 
 /* ---- one round ---- */
