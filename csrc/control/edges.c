@@ -68,10 +68,11 @@ static void want(hpc_control *c, int rank, double now) {
     hpc_spread_to(c, rank, HPC_MESH_EDGE);
 }
 
-/* No rank above this one is left, so the ranks that are left believe it. */
+/* No rank above this one is left, so the ranks that are left believe it. What a rank does that drops others, each finds
+ * out itself. */
 static void end_doubts(hpc_control *c) {
     for (int r = 0; r < c->group->size; r++)
-        if (atomic_load(&c->links[r].doubted) == HPC_DOUBT_SILENT) hpc_link_settle(c, r, HPC_PEER_FAILED);
+        if (!c->links[r].drops && atomic_load(&c->links[r].doubted) == HPC_DOUBT_SILENT) hpc_link_settle(c, r, HPC_PEER_FAILED);
 }
 
 static void arrange(hpc_control *c, double now, char *gone) {

@@ -739,8 +739,9 @@ void hpc_link_publish(hpc_control *c, int rank, int fd, int kind) {
  * peer's own neighbours, and the lower of two ranks. */
 static void count_as_failed(hpc_control *c, int rank, const char *why) {
     hpc_link *l = &c->links[rank];
-    const int local = l->unsure && !atomic_load(&l->edge), silent = l->unsure && rank < c->group->rank;
-    if (!l->unsure) atomic_store(&l->proven, 1);
+    const int unsure = l->unsure || atomic_load(&l->dropped); /* a rank that drops this one lives */
+    const int local = unsure && !atomic_load(&l->edge), silent = unsure && rank < c->group->rank;
+    if (!unsure) atomic_store(&l->proven, 1);
     if (!local && !silent)
         hpc_link_settle(c, rank, HPC_PEER_FAILED);
     else if (!hpc_link_is_gone(c, rank))

@@ -140,6 +140,7 @@ static void learn(hpc_control *c, int from, const hpc_gone *gone) {
     hpc_group *g = c->group;
     const int rank = gone->rank, failed = gone->state == HPC_PEER_FAILED;
     hpc_link *l = &c->links[rank];
+    if (atomic_load(&c->links[from].dropped)) return; /* after that it is on the other side */
     if (rank == g->rank) { /* others count this rank as failed, or soon will */
         if (failed) hpc_link_dropped(c, from);
         return;
