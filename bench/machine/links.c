@@ -109,12 +109,20 @@ static void tell_part(const bench_rank *r, const char *name, int divisor) {
 
 /* ---- memory, descriptors, threads, mappings ---- */
 
-/* Returns the number of entries of a folder of /proc, without the descriptor that reads it. */
+/* Returns whether an entry of a folder is a pipe. The processes of a benchmark are held together by pipes. */
+static int is_pipe(int folder, const char *name) {
+    char target[16];
+    const ssize_t n = readlinkat(folder, name, target, sizeof target);
+    return n >= 5 && memcmp(target, "pipe:", 5) == 0;
+}
+
+/* Returns the number of entries of a folder of /proc, without pipes and the descriptor that reads it. */
 static int entries(const char *path, int own_one) {
     int n = -own_one;
     DIR *folder = opendir(path);
     if (folder == NULL) return 0;
-    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) n += entry->d_name[0] != '.';
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;)
+        n += entry->d_name[0] != '.' && !is_pipe(dirfd(folder), entry->d_name);
     closedir(folder);
     return n;
 }
