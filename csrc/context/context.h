@@ -81,7 +81,8 @@ int hpc_window_tell(hpc_window *window, int peer, const void *src, size_t nbytes
  * Each takes the bytes at the place that its hpc_window_hear chose for this rank, and then its signal of this rank's
  * number becomes value, if value is larger. What one rank says keeps its order. It never waits. */
 int hpc_window_say(hpc_window *window, const char *told, const void *src, size_t nbytes, uint64_t value);
-/* Chooses where the bytes go that ranks say: at + stride * rank. Call it before a collective after which ranks speak. */
+/* Chooses where the bytes go that ranks say: at + stride * rank. Call it before a collective after which ranks speak.
+ */
 void hpc_window_hear(hpc_window *window, size_t at, size_t stride);
 
 /* Returns the NUMA node for a window without given places. If NICs carry the peers' writes into the window it is the

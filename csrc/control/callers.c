@@ -13,7 +13,8 @@
  *
  * If no link can be made, this rank's questions to the peer fail (on_unreachable). The peer counts as failed if it must
  * be reached (HPC_MUST_REACH), or if no process has its Unix socket. A rank that leaves closes its socket a moment
- * before the others hear of it, so a refused call is tried again for GRACE. */
+ * before the others hear of it, so a refused call is tried again for GRACE, and a rank that must be reached is only
+ * suspected at first (hpc_link_lost). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -30,11 +31,11 @@ enum { MOST_CALLERS = 8 };
 
 static const double HEAD_START = 20e-3; /* of a higher rank over TCP */
 static const double AGAIN = 5e-3;       /* until the next try */
-static const double GRACE = 0.25;       /* Unix: of tries that no process answers */
+static const double GRACE = 2;          /* Unix: of tries that no process answers */
 static const double ASKED_BACK = 1;     /* TCP: until the peer should have called */
 
 static const char no_process[] = "its process died";
-static const char has_left[] = "it left";
+static const char refused[] = "the connection to it was refused: it died, or a firewall rejects the call";
 
 static void give_up(hpc_control *c, int rank, int status, const char *why) {
     hpc_link *l = &c->links[rank];
@@ -72,6 +73,20 @@ static void fail(hpc_control *c, int rank, int status, const char *why, int died
     if (must || died) hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
 }
 
+/* A rank that must be reached refuses calls. It died, or it left and its word has not come yet: the verdict waits. */
+static void suspect(hpc_control *c, int rank, const char *why, double now) {
+    hpc_link *l = &c->links[rank];
+    if (l->drops) {
+        fail(c, rank, HPC_ERR_PEER, why, 0);
+        return;
+    }
+    give_up(c, rank, HPC_ERR_PEER, why);
+    l->lost_why = why;
+    l->refused_at = now;
+    c->next_lost = 0;
+    c->arranged = -1; /* another neighbour is needed meanwhile */
+}
+
 /* ---- Unix ---- */
 
 static void end_call(hpc_control *c, hpc_link *l) {
@@ -80,19 +95,13 @@ static void end_call(hpc_control *c, hpc_link *l) {
     hpc_close(&l->call_fd);
 }
 
-/* No process listens. If some ranks have left, this one may have left too: its word may have had no way here. */
 static void no_listener(hpc_control *c, int rank, double now) {
     hpc_link *l = &c->links[rank];
-    int left = 0;
     l->call_again = now + AGAIN;
-    if (now - l->called_since < GRACE) return;
-    for (int r = 0; r < c->group->size && !left; r++) left = atomic_load(&c->group->states[r]) == HPC_PEER_LEFT;
-    if (left) {
-        give_up(c, rank, HPC_ERR_PEER, has_left);
-        hpc_group_depart(c->group, rank, HPC_PEER_LEFT, has_left);
-    } else {
+    if (atomic_load(&l->sought) & HPC_MUST_REACH)
+        suspect(c, rank, no_process, now);
+    else if (now - l->called_since >= GRACE)
         fail(c, rank, HPC_ERR_PEER, no_process, 1);
-    }
 }
 
 static void call_unix(hpc_control *c, int rank, double now) {
@@ -149,8 +158,7 @@ static void *call(void *arg) {
     hpc_outcall *call = arg;
     hpc_control *c = call->control;
     hpc_net_heed(&c->stopping);
-    call->status =
-        hpc_mesh_call_tcp(c, call->rank, "reach", call->deadline, &call->fd, &call->reached, &call->refused);
+    call->status = hpc_mesh_call_tcp(c, call->rank, "reach", call->deadline, &call->fd, &call->reached, &call->refused);
     if (call->status != HPC_OK) snprintf(call->why, sizeof call->why, "%s", hpc_last_error()->message);
     pthread_mutex_lock(&c->lock);
     call->next = c->called;
@@ -214,6 +222,10 @@ static void on_failed(hpc_control *c, const hpc_outcall *of) {
     }
     l->call_again = now + (of->refused ? 10 * AGAIN : ASKED_BACK);
     if (++l->failures == 1 && of->refused) return;
+    if (of->refused && atomic_load(&l->sought) & HPC_MUST_REACH) {
+        suspect(c, of->rank, refused, now);
+        return;
+    }
     if (l->asked_back && now - l->called_since >= ASKED_BACK) {
         fail(c, of->rank, of->status, of->why, 0);
     } else if (!l->asked_back) {

@@ -31,13 +31,12 @@
  * ballots, answers, remembered endpoints, the TCP listener's descriptor, the heir, and the parts of the roll that
  * roll.c names. collective_lock is held for one collective, and guards sequence and broken. round_lock is held for one
  * round, and guards round, ballot and cast. Only the service thread reads sockets and answers, so it alone uses
- * incoming, arriving, here, head, got, word, heard, quiet, ended, asks, looked, unsent, next_told, the strangers, and the
- * members below `calling` and `queue`. It
- * writes news and news_at under lock; threads with an inquiry read them under lock. connect writes key, address and
- * allowed before the TCP listener is watched and before the first call; epoll_ctl comes before the epoll_wait that
- * reports a caller. Until then TCP callers wait in the backlog. It also makes the tree, which no thread changes any
- * more; the store of roll.open publishes it to the service thread. A thread whose collective has passed its deadline
- * makes a relay, and its store of relay hands it to the service thread.
+ * incoming, arriving, here, head, got, word, heard, quiet, ended, asks, looked, unsent, next_told, the strangers, and
+ * the members below `calling` and `queue`. It writes news and news_at under lock; threads with an inquiry read them
+ * under lock. connect writes key, address and allowed before the TCP listener is watched and before the first call;
+ * epoll_ctl comes before the epoll_wait that reports a caller. Until then TCP callers wait in the backlog. It also
+ * makes the tree, which no thread changes any more; the store of roll.open publishes it to the service thread. A thread
+ * whose collective has passed its deadline makes a relay, and its store of relay hands it to the service thread.
  *
  * collective_lock and round_lock are taken before the others; the others are never held together. The service thread
  * never waits for a lock that another thread holds during a wait: it tries a send_lock, and goes on without it. */
@@ -128,6 +127,8 @@ typedef struct hpc_gone {
     hpc_last_word word;  /* its reason, at least */
 } hpc_gone;
 
+_Static_assert(sizeof(hpc_gone) <= sizeof(hpc_shown_rank), "a GONE is a frame that never waits");
+
 /* The head of a SAY: what a rank says to all ranks about its object of a number. A bit for each rank follows, 1: it has
  * been told in another way. Then comes the data. */
 typedef struct hpc_said_head {
@@ -201,17 +202,17 @@ typedef struct hpc_link {
     char path[HPC_ENDPOINT_TEXT];
 
     pthread_mutex_t send_lock;
-    int cut;          /* a send stopped inside a frame: nothing more may be sent */
-    size_t told_left; /* unsent bytes at the end of told */
-    char *told;       /* HPC_TOLD_BYTES, once something was told */
+    int cut;             /* a send stopped inside a frame: nothing more may be sent */
+    size_t told_left;    /* unsent bytes at the end of told */
+    char *told;          /* HPC_TOLD_BYTES, once something was told */
     _Atomic int spoke;   /* this rank sent something since the last tick */
     _Atomic int failure; /* errno of a send; the kernel reports it once, so it is kept for the reading thread */
 
     _Atomic uint64_t served; /* the peer's BYE: up to this collective it owes nothing */
     _Atomic uint64_t over;   /* the peer's last OVER */
 
-    _Atomic int dropped; /* the peer counts this rank as failed: it has sent a DROP, or cannot be asked */
-    _Atomic int proven;  /* the peer's failure was seen here, or is its own word */
+    _Atomic int dropped;               /* the peer counts this rank as failed: it has sent a DROP, or cannot be asked */
+    _Atomic int proven;                /* the peer's failure was seen here, or is its own word */
     _Atomic uint32_t words[HPC_WORDS]; /* the peer's words (hpc_control_told) */
 
     hpc_message *incoming; /* the message that has arrived in part */
@@ -243,22 +244,22 @@ typedef struct hpc_link {
     int failures;        /* calls that failed */
     int asked_back;      /* the peer was asked to call this rank */
 
-    _Atomic int edge;     /* a neighbour: it is watched, and told what is spread. connect sets the first ones */
-    _Atomic int doubted;  /* hpc_doubt */
-    int needed;           /* it becomes an edge once there is a link */
-    int edge_asked;       /* the peer has sent an EDGE */
-    int unsure;           /* the link failed, but its process may live */
-    const char *lost_why; /* the link has ended, and no word of the peer has come yet (hpc_link_lost); NULL: no */
-    double lost_at;
-    int is_told;          /* it was told what was passed on before it became a neighbour */
-    hpc_outbox queue;     /* frames for this neighbour */
-    int unfinished;       /* the last one has gone in part */
-    uint64_t serial;      /* of the last SAY of this rank */
-    int spread, gone_by;  /* the departure was passed on; the neighbour that told it, or -1 */
-    int drops, drops_told; /* it has dropped this rank, or one that is linked with this one; the neighbours know */
-    int end_state;        /* the state to pass on, if the rank was doubted before it departed; 0: the group's */
-    hpc_last_word *last;  /* the last word of a departed rank; NULL: only the reason in the group is known */
-    double left_at;       /* when it was found that the rank has left; 0: it has not */
+    _Atomic int edge;           /* a neighbour: it is watched, and told what is spread. connect sets the first ones */
+    _Atomic int doubted;        /* hpc_doubt */
+    int needed;                 /* it becomes an edge once there is a link */
+    int edge_asked;             /* the peer has sent an EDGE */
+    int unsure;                 /* the link failed, but its process may live */
+    const char *lost_why;       /* the link has ended, and no word of the peer has come yet (hpc_link_lost); NULL: no */
+    double lost_at, refused_at; /* refused_at: when the peer, which must be reached, refused calls; 0: it has not */
+    int is_told;                /* it was told what was passed on before it became a neighbour */
+    hpc_outbox queue;           /* frames for this neighbour */
+    int unfinished;             /* the last one has gone in part */
+    uint64_t serial;            /* of the last SAY of this rank */
+    int spread, gone_by;        /* the departure was passed on; the neighbour that told it, or -1 */
+    int drops, drops_told;      /* it has dropped this rank, or one that is linked with this one; the neighbours know */
+    int end_state;              /* the state to pass on, if the rank was doubted before it departed; 0: the group's */
+    hpc_last_word *last;        /* the last word of a departed rank; NULL: only the reason in the group is known */
+    double left_at;             /* when it was found that the rank has left; 0: it has not */
 } hpc_link;
 
 /* A neighbour of this rank in the tree. */
@@ -337,23 +338,23 @@ struct hpc_control {
     const char *(*on_handle)(struct hpc_control *c, int rank, hpc_message *m);
     const char *(*on_spread)(struct hpc_control *c, int rank, hpc_message *m);
     void (*on_unreachable)(struct hpc_control *c, int rank, int status, const char *why); /* hpc_handles_fail */
-    _Atomic int joined;   /* connect has ended: all ranks are there */
-    _Atomic int seeking;  /* some link is sought that was not before */
-    double next_call;     /* when a call is due again */
-    int n_callers;        /* threads that call; lock guards it, and called */
-    hpc_outcall *called;     /* calls that have ended */
-    pthread_cond_t ended; /* a thread that calls has ended */
-    hpc_outbox to_say;    /* frames for all neighbours; lock guards it, and said */
-    uint64_t said;        /* the serial of the last SAY of this rank */
-    hpc_message *gone;    /* GONEs that were read and not handled yet, newest first */
+    _Atomic int joined;            /* connect has ended: all ranks are there */
+    _Atomic int seeking;           /* some link is sought that was not before */
+    double next_call;              /* when a call is due again */
+    int n_callers;                 /* threads that call; lock guards it, and called */
+    hpc_outcall *called;           /* calls that have ended */
+    pthread_cond_t ended;          /* a thread that calls has ended */
+    hpc_outbox to_say;             /* frames for all neighbours; lock guards it, and said */
+    uint64_t said;                 /* the serial of the last SAY of this rank */
+    hpc_message *gone;             /* GONEs that were read and not handled yet, newest first */
     int revoke_spread, revoked_by; /* the revoke was passed on; by whom it came, or -1 */
-    int departed;         /* group->departures when they were last passed on */
-    int edges_asked, arranged; /* some edge_asked; group->departures when edges.c last looked */
-    double next_edges;    /* when edges.c is due */
-    double next_lost;     /* when hpc_link_lost is due */
-    int dropped_by;       /* ranks that have sent a DROP */
-    _Atomic int answering; /* some link may have answers that can be sent now */
-    hpc_client client;     /* of the service thread */
+    int departed;                  /* group->departures when they were last passed on */
+    int edges_asked, arranged;     /* some edge_asked; group->departures when edges.c last looked */
+    double next_edges;             /* when edges.c is due */
+    double next_lost;              /* when hpc_link_lost is due */
+    int dropped_by;                /* ranks that have sent a DROP */
+    _Atomic int answering;         /* some link may have answers that can be sent now */
+    hpc_client client;             /* of the service thread */
     _Atomic int running;
     pthread_mutex_t lock;
     hpc_rank_tree tree;
@@ -430,7 +431,8 @@ static inline int hpc_link_is_gone(const hpc_control *c, int rank) {
     return hpc_group_has_departed(c->group, rank) && atomic_load(&c->links[rank].doubted) != HPC_DOUBT_LOCAL;
 }
 
-/* The rank has departed to this state for sure, which ends doubts: the others are told. Called by the service thread. */
+/* The rank has departed to this state for sure, which ends doubts: the others are told. Called by the service thread.
+ */
 void hpc_link_settle(hpc_control *c, int rank, int state);
 
 /* Ends the link: the peer has failed, unless its last word gave another reason. If the two are no neighbours, the word
@@ -562,6 +564,10 @@ void hpc_spread_free(hpc_control *c);
 /* Makes neighbours of ranks that lost theirs. Returns when to call it again. */
 double hpc_edges_look(hpc_control *c, double now);
 
+/* Links this rank, which leaves, with a rank above it if it has lost that one. Called by stop, when the service thread
+ * has let the channel go, before the last words. */
+void hpc_edges_farewell(hpc_control *c);
+
 /* ---- handles.c: called by the service thread ---- */
 
 /* Takes a WANT, GIVE or PUT of a peer, as hpc_control.on_handle. Returns NULL, or the message's fault. */
@@ -639,6 +645,9 @@ int hpc_mesh_call_unix(const hpc_control *c, int rank);
  * set if a later try may help at once. Any thread may call it. */
 int hpc_mesh_call_tcp(hpc_control *c, int rank, const char *op, double deadline, int *fd, hpc_endpoint *reached,
                       int *refused);
+/* Returns whether no process listens at any address of rank, and writes that into why. It waits for an address that
+ * does not answer only briefly. */
+int hpc_mesh_refuses(hpc_control *c, int rank, char why[HPC_REASON_BYTES]);
 /* Make a link to rank at the start: of two ranks the higher one calls. */
 int hpc_mesh_call(hpc_control *c, int rank, double deadline);
 

@@ -1,7 +1,7 @@
 /* The control channel. It carries collectives, descriptors, and the state of each rank.
  *
- * A rank has links to its neighbours in a tree of all ranks (control/tree.h). Collectives, and news of ranks that die or
- * leave, travel along these. Other links are made at their first use.
+ * A rank has links to its neighbours in a tree of all ranks (control/tree.h). Collectives, and news of ranks that die
+ * or leave, travel along these. Other links are made at their first use.
  *
  * Two ranks that can share memory are linked by an abstract Unix socket, others by TCP. A service thread, one for all
  * contexts of a process, reads every link, so a rank that computes for an hour still answers. On a Unix link the kernel
@@ -53,7 +53,8 @@ const char *hpc_link_name(hpc_link_kind kind);
 
 /* Connects to the neighbours, and awaits all ranks. links[rank] has the allowed hpc_link_kind bits, the same on both
  * ranks of a pair. same_host[rank]: try loopback first. hosts[rank]: the lowest rank on rank's host, which arranges the
- * tree; the same on all ranks. The TCP listener then stays open only if some link is, or would be, TCP. Call it once. */
+ * tree; the same on all ranks. The TCP listener then stays open only if some link is, or would be, TCP. Call it once.
+ */
 int hpc_control_connect(hpc_control *control, const hpc_control_address *addresses, const unsigned char *links,
                         const unsigned char *same_host, const int *hosts, double deadline);
 
@@ -106,7 +107,8 @@ typedef struct hpc_giver {
     int (*put)(void *arg, uint64_t number, const void *data, size_t nbytes, uint64_t offset, int signal,
                uint64_t value);
     /* What rank says about its object of this number (hpc_control_say). value is 0 in all parts but the last. */
-    void (*hear)(void *arg, int rank, uint64_t number, const void *data, size_t nbytes, uint64_t offset, uint64_t value);
+    void (*hear)(void *arg, int rank, uint64_t number, const void *data, size_t nbytes, uint64_t offset,
+                 uint64_t value);
 } hpc_giver;
 
 /* Registers the functions. Once, before connect. */
@@ -117,8 +119,8 @@ int hpc_control_want(hpc_control *control, int rank, uint64_t number);
  * rank with which this rank shares no data. Puts of one rank keep their order. HPC_ERR_PEER if the peer is gone. */
 int hpc_control_put(hpc_control *control, int rank, uint64_t number, const void *data, size_t nbytes, uint64_t offset,
                     int signal, uint64_t value, double deadline);
-/* Says data and a value, which is not 0, about an object of this rank to all ranks r whose told[r] is 0. It travels along
- * the neighbours; it never waits. What one rank says keeps its order. HPC_ERR_MEMORY without memory. */
+/* Says data and a value, which is not 0, about an object of this rank to all ranks r whose told[r] is 0. It travels
+ * along the neighbours; it never waits. What one rank says keeps its order. HPC_ERR_MEMORY without memory. */
 int hpc_control_say(hpc_control *control, uint64_t number, const char *told, const void *data, size_t nbytes,
                     uint64_t value);
 /* Returns whether there is a link to rank. */
@@ -182,8 +184,8 @@ void hpc_control_show_host(hpc_control *control, int rank, const char *host);
 void hpc_control_show(hpc_control *control, const char *transports);
 
 /* Words: each rank shows every other rank HPC_WORDS numbers, which begin at 0. tell replaces one and never waits:
- * HPC_ERR_TIMEOUT if nothing can be sent now (the first time there may be no link yet), HPC_ERR_PEER if the peer is gone. told returns rank's latest number.
- * Any thread may call both. */
+ * HPC_ERR_TIMEOUT if nothing can be sent now (the first time there may be no link yet), HPC_ERR_PEER if the peer is
+ * gone. told returns rank's latest number. Any thread may call both. */
 int hpc_control_tell(hpc_control *control, int rank, int place, uint32_t value);
 uint32_t hpc_control_told(const hpc_control *control, int rank, int place);
 

@@ -4,7 +4,8 @@
  * so both ends of a new edge want it. It does not matter which end calls, or whether one of them learns later: an EDGE
  * makes the other end a neighbour too. A neighbour that cannot be reached has failed.
  *
- * A rank that left is replaced only after LEFT_SECONDS, because all ranks leave at the end of a job.
+ * A rank that left is replaced only after LEFT_SECONDS, because all ranks leave at the end of a job. A rank that leaves
+ * meanwhile calls the rank that would become its neighbour, to say so.
  *
  * Silence. Over TCP neighbours send each other beats (service.c), and a rank that is silent has failed, as its
  * neighbours say. If a network is cut between two neighbours, each of them says so of the other. The others believe the
@@ -13,8 +14,8 @@
  * neighbours tell. A rank above which no rank is left tells what it doubts. A rank that several ranks turned down gives
  * this up: the others go on without it.
  *
- * A rank that a lower one dropped tells its neighbours so (DROPPED). They may be cut off with it, as the ranks of a host
- * that was frozen are. So each of them makes the lower rank its neighbour, or is dropped too. */
+ * A rank that a lower one dropped tells its neighbours so (DROPPED). They may be cut off with it, as the ranks of a
+ * host that was frozen are. So each of them makes the lower rank its neighbour, or is dropped too. */
 #include "control/channel.h"
 
 #include <math.h>
@@ -22,7 +23,9 @@
 
 static const double LEFT_SECONDS = 1;
 
-enum { MOST_DROPS = 3 };
+static const double FAREWELL_SECONDS = 0.2;
+
+enum { MOST_DROPS = 3, MOST_FAREWELLS = 3 };
 
 /* Marks the ranks that are gone. Returns when more will be: INFINITY if none will. */
 static double mark_gone(hpc_control *c, double now, char *gone) {
@@ -30,10 +33,10 @@ static double mark_gone(hpc_control *c, double now, char *gone) {
     for (int r = 0; r < c->group->size; r++) {
         hpc_link *l = &c->links[r];
         const int state = atomic_load_explicit(&c->group->states[r], memory_order_acquire);
-        gone[r] = state == HPC_PEER_FAILED && hpc_link_is_gone(c, r);
+        gone[r] = l->refused_at > 0 || (state == HPC_PEER_FAILED && hpc_link_is_gone(c, r));
         if (state != HPC_PEER_LEFT) continue;
         if (l->left_at == 0) l->left_at = now;
-        gone[r] = now >= l->left_at + LEFT_SECONDS;
+        gone[r] |= now >= l->left_at + LEFT_SECONDS;
         if (!gone[r] && l->left_at + LEFT_SECONDS < due) due = l->left_at + LEFT_SECONDS;
     }
     return due;
@@ -72,7 +75,8 @@ static void want(hpc_control *c, int rank, double now) {
  * out itself. */
 static void end_doubts(hpc_control *c) {
     for (int r = 0; r < c->group->size; r++)
-        if (!c->links[r].drops && atomic_load(&c->links[r].doubted) == HPC_DOUBT_SILENT) hpc_link_settle(c, r, HPC_PEER_FAILED);
+        if (!c->links[r].drops && atomic_load(&c->links[r].doubted) == HPC_DOUBT_SILENT)
+            hpc_link_settle(c, r, HPC_PEER_FAILED);
 }
 
 static void arrange(hpc_control *c, double now, char *gone) {
@@ -88,6 +92,33 @@ static void arrange(hpc_control *c, double now, char *gone) {
         if (r != me && up == me) want(c, r, now);
         if (r < me && c->links[r].drops) want(c, r, now);
     }
+}
+
+/* A rank that leaves while it has no neighbour above it must still be heard, so it calls one. It waits for no answer on
+ * a Unix socket, and only briefly by TCP. */
+void hpc_edges_farewell(hpc_control *c) {
+    const int me = c->group->rank;
+    int lowest = 0, up, refused;
+    char *gone = calloc((size_t)c->group->size, 1);
+    if (!atomic_load(&c->joined) || c->group->size <= HPC_DIRECT) lowest = me; /* nothing to do */
+    for (int tries = 0; gone != NULL && lowest != me && tries < MOST_FAREWELLS; tries++) {
+        for (int r = 0; r < c->group->size; r++) gone[r] |= (char)hpc_link_is_gone(c, r);
+        for (lowest = 0; lowest < me && gone[lowest]; lowest++) {
+        }
+        up = above(c, gone, lowest, me);
+        if (up < 0 || hpc_link_is_up(&c->links[up])) break;
+        hpc_endpoint reached;
+        const int by_tcp = (atomic_load(&c->links[up].allowed) & HPC_LINK_UNIX) == 0;
+        const int muted = hpc_mute_errors(1);
+        int fd = by_tcp ? -1 : hpc_mesh_call_unix(c, up);
+        if (by_tcp) hpc_mesh_call_tcp(c, up, "close", hpc_now() + FAREWELL_SECONDS, &fd, &reached, &refused);
+        hpc_mute_errors(muted);
+        if (fd >= 0 && !by_tcp) hpc_link_greet(c, fd, c->links[up].address.secret);
+        if (fd >= 0) hpc_link_publish(c, up, fd, by_tcp ? HPC_LINK_TCP : HPC_LINK_UNIX);
+        gone[up] = fd < 0;
+        if (fd >= 0) break;
+    }
+    free(gone);
 }
 
 double hpc_edges_look(hpc_control *c, double now) {

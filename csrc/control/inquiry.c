@@ -1,6 +1,6 @@
 /* Follows a wait that timed out to the end of its chain. This rank asks each rank that it waits for which ranks that
- * one waits for, then asks those ranks, and so on. It asks each of them on a link of the two, which is made now if there
- * is none, so no rank forwards questions: the ranks on the way might be stopped.
+ * one waits for, then asks those ranks, and so on. It asks each of them on a link of the two, which is made now if
+ * there is none, so no rank forwards questions: the ranks on the way might be stopped.
  *
  * Threads: the waiting thread sends a LOOK. If the link has no room, it marks the link as wanted and pokes the
  * service thread, which sends the LOOK later. The service thread stores the NEWS that come back, with their time,
@@ -35,7 +35,7 @@ int hpc_inquiry_look(hpc_control *c) {
     for (int r = 0; r < c->group->size; r++) {
         hpc_link *l = &c->links[r];
         if (atomic_exchange(&l->wanted, 0) == 0) continue; /* cleared first, so that a later request sets it again */
-        if (!hpc_link_is_up(l)) { /* callers.c sets inquiries when it is */
+        if (!hpc_link_is_up(l)) {                          /* callers.c sets inquiries when it is */
             atomic_store(&l->wanted, !hpc_group_has_departed(c->group, r));
             continue;
         }

@@ -7,9 +7,9 @@
  *
  * Ranks whose listeners the asker does not find are on other hosts, or gone. For each of them it asks one rank of
  * the job. That rank answers with the news it has. If they are over a second old, it also sends the rank in question
- * a LOOK over their link, which is made at the first question, and that rank's service thread sends NEWS back. So only the asker waits: it asks again
- * until the news are new. Other ranks send nothing, and a look costs two frames per rank. News are passed on
- * unchecked; the asker checks them with the rest of the answer. */
+ * a LOOK over their link, which is made at the first question, and that rank's service thread sends NEWS back. So only
+ * the asker waits: it asks again until the news are new. Other ranks send nothing, and a look costs two frames per
+ * rank. News are passed on unchecked; the asker checks them with the rest of the answer. */
 #define _GNU_SOURCE
 #include "control/channel.h"
 

@@ -16,6 +16,7 @@
 
 #include "base/overdue.h"
 
+static const double LOOK_SECONDS = 2;       /* until a rank looks for children that have not called */
 static const double CALLERS_SECONDS = 0.25; /* a rank that failed to connect still answers for so long */
 
 /* Returns whether rank is a neighbour of this rank at the start. */
@@ -119,8 +120,24 @@ static int take_addresses(hpc_control *c, const hpc_control_address *addresses, 
     return any;
 }
 
+/* A child may have died before it called. */
+static double look_for_children(void *arg) {
+    hpc_control *c = arg;
+    char why[HPC_REASON_BYTES];
+    for (int r = c->group->rank + 1; r < c->group->size; r++)
+        if (is_joining(c, r) && hpc_mesh_refuses(c, r, why) && is_joining(c, r))
+            hpc_group_depart(c->group, r, HPC_PEER_FAILED, why);
+    hpc_mesh_poke(c); /* the service thread tells the neighbours */
+    return LOOK_SECONDS;
+}
+
 static int connect_neighbours(hpc_control *c, double deadline) {
-    const hpc_wait wait = {"init", all_connected, who_is_joining, c, .every = 0};
+    const hpc_wait wait = {.op = "init",
+                           .ready = all_connected,
+                           .waiting_for = who_is_joining,
+                           .arg = c,
+                           .later = look_for_children,
+                           .after = LOOK_SECONDS};
     int status = HPC_OK;
     for (int r = 0; r < c->group->size; r++)
         if (atomic_load(&c->links[r].edge)) hpc_mesh_watch_process(c, r);

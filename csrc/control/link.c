@@ -22,6 +22,7 @@ static const uint64_t MOST = (uint64_t)1 << 32; /* bytes of one rank */
 enum { MOST_WAITING = 16 };                     /* messages of one peer */
 static const double REST_SECONDS = 0.2;
 static const double WORD_SECONDS = 0.5; /* until the last word of a rank that is no neighbour should have come */
+static const double LATE_SECONDS = 2;   /* the same of a rank that refuses calls */
 
 const char *hpc_link_name(hpc_link_kind kind) {
     return kind == HPC_LINK_TCP ? "tcp" : "";
@@ -773,13 +774,14 @@ double hpc_link_lost(hpc_control *c, double now) {
     for (int r = 0; r < c->group->size; r++) {
         hpc_link *l = &c->links[r];
         if (l->lost_why == NULL) continue;
-        const double due = l->lost_at + WORD_SECONDS;
+        const double due = l->refused_at > 0 ? l->refused_at + LATE_SECONDS : l->lost_at + WORD_SECONDS;
         if (!hpc_link_is_gone(c, r) && now < due) {
             if (due < c->next_lost) c->next_lost = due;
             continue;
         }
         if (!hpc_link_is_gone(c, r)) count_as_failed(c, r, l->lost_why);
         l->lost_why = NULL;
+        l->refused_at = 0;
     }
     return c->next_lost;
 }

@@ -102,6 +102,9 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
 
 enum { MOST_ATTEMPTS = HPC_ENDPOINTS + 3, HANG_UPS = 3, DETAIL_BYTES = 512 };
 
+#define REFUSED "the connection to %s was refused: it died, or a firewall rejects the call"
+static const double PROBE_SECONDS = 0.1; /* for one address */
+
 /* One address of the peer, and the results of calls to it. */
 typedef struct attempt {
     hpc_endpoint at;
@@ -265,7 +268,7 @@ static int call_tcp(hpc_control *c, int rank, double deadline) {
     if (try_all(c, &calls, &hello, deadline, &fd, &reached) != HPC_OK) {
         if (!is_dead(&calls)) return fail_calls(c, rank, "init", &calls, hpc_now() - start);
         hpc_net_text(&calls.all[0].at, first);
-        snprintf(why, sizeof why, "the connection to %s was refused: it died, or a firewall rejects the call", first);
+        snprintf(why, sizeof why, REFUSED, first);
         hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
         return HPC_OK; /* the wait that follows names all ranks that are gone */
     }
@@ -277,6 +280,25 @@ static int call_tcp(hpc_control *c, int rank, double deadline) {
     hpc_mesh_poke(c); /* the service thread must start its clock */
     hpc_link_alive(c, rank);
     return HPC_OK;
+}
+
+int hpc_mesh_refuses(hpc_control *c, int rank, char why[HPC_REASON_BYTES]) {
+    const int allowed = atomic_load(&c->links[rank].allowed);
+    char first[HPC_ENDPOINT_TEXT];
+    calls calls = {.n = 0};
+    int fd = allowed & HPC_LINK_UNIX ? hpc_mesh_call_unix(c, rank) : -1;
+    const int refused = !(allowed & HPC_LINK_UNIX) || (fd < 0 && (errno == ECONNREFUSED || errno == ENOENT));
+    hpc_close(&fd);
+    if (allowed & HPC_LINK_TCP) list_attempts(c, rank, &calls);
+    for (int i = 0; i < calls.n && refused; i++) {
+        int error;
+        hpc_net_connect(&calls.all[i].at, hpc_now() + PROBE_SECONDS, &fd, &error);
+        hpc_close(&fd);
+        if (error != ECONNREFUSED) return 0;
+    }
+    if (calls.n > 0) hpc_net_text(&calls.all[0].at, first);
+    snprintf(why, HPC_REASON_BYTES, calls.n > 0 ? REFUSED : "its process died", first);
+    return refused && (calls.n > 0 || allowed == HPC_LINK_UNIX);
 }
 
 int hpc_mesh_call_tcp(hpc_control *c, int rank, const char *op, double deadline, int *fd, hpc_endpoint *reached,

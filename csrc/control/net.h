@@ -73,8 +73,8 @@ void hpc_net_peer_text(int fd, char text[HPC_ENDPOINT_TEXT]);
 /* Waits until fd is ready for these events of poll, or has failed: HPC_OK. HPC_ERR_TIMEOUT at the deadline. */
 int hpc_net_await(int fd, short events, double deadline);
 
-/* From now on such waits of this thread, also in hpc_net_connect and hpc_hello_call, end at once when *end is set; NULL:
- * only at their deadlines. */
+/* From now on such waits of this thread, also in hpc_net_connect and hpc_hello_call, end at once when *end is set;
+ * NULL: only at their deadlines. */
 void hpc_net_heed(const _Atomic int *end);
 
 #endif

@@ -249,6 +249,7 @@ void hpc_control_stop(hpc_control *c, const char *why) {
     atomic_store(&c->stopping, 1);
     hpc_service_remove(&c->client);
     hpc_callers_stop(c);
+    hpc_edges_farewell(c);
     hpc_spread_end(c, hpc_now() + LEAVE_SECONDS);
     say_goodbye(c, why);
     await_ends(c);

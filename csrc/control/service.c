@@ -5,8 +5,8 @@
  *
  * While there is a TCP link, the clock ticks eight times within config.silence. Each tick sends neighbours (edges.c) a
  * beat if this rank has sent them nothing for two ticks, and gives up those from which nothing came for config.silence.
- * If * a tick is late by half of config.silence, this process was stopped or got no CPU; its peers' beats may be unread,
- * so all peers' clocks start again. */
+ * If * a tick is late by half of config.silence, this process was stopped or got no CPU; its peers' beats may be
+ * unread, so all peers' clocks start again. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -194,12 +194,13 @@ static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
         status = HPC_ERR_AUTH;
     }
     hpc_close(&bell);
-    /* The answer comes before anything else that can be sent on this link. */
-    if (status == HPC_OK) status = hpc_link_greet(c, fd, c->self.secret);
     if (status != HPC_OK) {
         hpc_close(&fd);
         return;
     }
+    /* The answer comes before anything else that can be sent on this link. If the peer has hung up, its last word is
+     * there to read. */
+    hpc_link_greet(c, fd, c->self.secret);
     hpc_link_publish(c, rank, fd, HPC_LINK_UNIX);
     hpc_callers_made(c, rank);
 }

@@ -1,7 +1,7 @@
 /* Tells all ranks what they must learn: that a rank has departed (GONE), that the context is revoked (REVOKE), what a
- * rank says about an object (SAY), that a rank shall call another one (CALL), and that a rank was dropped (DROPPED). Each rank passes a frame on to its
- * neighbours (hpc_link.edge), except the one from which it came, when it learns the news. So each edge carries a frame
- * once or twice, whatever the shape of the graph of neighbours.
+ * rank says about an object (SAY), that a rank shall call another one (CALL), and that a rank was dropped (DROPPED).
+ * Each rank passes a frame on to its neighbours (hpc_link.edge), except the one from which it came, when it learns the
+ * news. So each edge carries a frame once or twice, whatever the shape of the graph of neighbours.
  *
  * A rank learns of a departure from the kernel, by silence, by the last word of the rank, from a transport or by a
  * GONE. It need not know which: hpc_spread_go_on compares the states of the group with what it has passed on. A doubted
@@ -64,11 +64,11 @@ static int can_tell(const hpc_control *c, int rank) {
     return atomic_load(&l->edge) && hpc_link_is_up(l) && !l->ended;
 }
 
-/* Queues a frame for all neighbours except one. */
-static void queue_for_all(hpc_control *c, hpc_saying *s, int except) {
+/* Queues a frame for all neighbours except the one that told it, and the one that it is about; -1: none. */
+static void queue_for_all(hpc_control *c, hpc_saying *s, int teller, int subject) {
     if (s == NULL) return;
     for (int r = 0; r < c->group->size; r++)
-        if (r != except && can_tell(c, r)) append(&c->links[r].queue, s);
+        if (r != teller && r != subject && can_tell(c, r)) append(&c->links[r].queue, s);
 }
 
 /* Sends what fits. Returns 1 if something is left. */
@@ -123,14 +123,14 @@ static void pass_departures(hpc_control *c) {
         if (l->drops && !l->drops_told) {
             hpc_saying *s = make(HPC_MESH_DROPPED, (uint64_t)r, NULL, 0);
             l->drops_told = 1;
-            queue_for_all(c, s, r);
+            queue_for_all(c, s, -1, r);
             release(s);
         }
         if (l->spread || !hpc_group_has_departed(c->group, r)) continue;
         if (doubt == HPC_DOUBT_SILENT || doubt == HPC_DOUBT_LOCAL) continue;
         l->spread = 1;
         hpc_saying *s = make_gone(c, r);
-        queue_for_all(c, s, l->gone_by);
+        queue_for_all(c, s, l->gone_by, r);
         release(s);
     }
 }
@@ -141,7 +141,7 @@ static void learn(hpc_control *c, int from, const hpc_gone *gone) {
     const int rank = gone->rank, failed = gone->state == HPC_PEER_FAILED;
     hpc_link *l = &c->links[rank];
     if (atomic_load(&c->links[from].dropped)) return; /* after that it is on the other side */
-    if (rank == g->rank) { /* others count this rank as failed, or soon will */
+    if (rank == g->rank) {                            /* others count this rank as failed, or soon will */
         if (failed) hpc_link_dropped(c, from);
         return;
     }
@@ -184,7 +184,8 @@ static size_t set_bytes(const hpc_control *c) {
     return ((size_t)c->group->size + 63) / 64 * sizeof(uint64_t);
 }
 
-int hpc_control_say(hpc_control *c, uint64_t number, const char *told, const void *data, size_t nbytes, uint64_t value) {
+int hpc_control_say(hpc_control *c, uint64_t number, const char *told, const void *data, size_t nbytes,
+                    uint64_t value) {
     const size_t set = set_bytes(c), most = PART - sizeof(hpc_said_head) - set;
     char frame[PART];
     if (sizeof(hpc_said_head) + set >= PART)
@@ -216,7 +217,7 @@ static const char *hear(hpc_control *c, int from, const hpc_message *m) {
     if (head.rank == c->group->rank || head.serial <= l->serial) return NULL; /* it is known */
     l->serial = head.serial;
     hpc_saying *s = make(HPC_MESH_SAY, 0, m->data, m->total);
-    queue_for_all(c, s, from);
+    queue_for_all(c, s, from, -1);
     release(s);
     const char *told = m->data + sizeof head;
     const int me = c->group->rank;
@@ -278,7 +279,7 @@ static void take_said(hpc_control *c) {
     hpc_outbox said = c->to_say;
     c->to_say = (hpc_outbox){NULL, NULL};
     pthread_mutex_unlock(&c->lock);
-    for (; said.first != NULL; drop_first(&said)) queue_for_all(c, said.first->saying, -1);
+    for (; said.first != NULL; drop_first(&said)) queue_for_all(c, said.first->saying, -1, -1);
 }
 
 /* Learns, and queues all that is new. */
@@ -289,7 +290,7 @@ static void gather(hpc_control *c) {
     if (!c->revoke_spread && atomic_load(&c->group->revoked)) {
         hpc_saying *s = make(HPC_MESH_REVOKE, 0, NULL, 0);
         c->revoke_spread = 1;
-        queue_for_all(c, s, c->revoked_by);
+        queue_for_all(c, s, c->revoked_by, -1);
         release(s);
     }
 }

@@ -28,8 +28,8 @@
  * A living rank that others count as gone (because it was silent over TCP) must not go on alone. Either it finds
  * itself in the set of a ballot; that ends its part, and of two ranks that accuse each other the lower one is
  * believed. Or it got a DROP, the last frame on a link that a peer gave up; that ends its part unless more ranks
- * have voted with it than may have dropped it, as otherwise one odd rank could end all others. Ballots make the links that
- * they need, and a rank turns down the call of a rank that it counts as gone, by a DROP. If a network splits for
+ * have voted with it than may have dropped it, as otherwise one odd rank could end all others. Ballots make the links
+ * that they need, and a rank turns down the call of a rank that it counts as gone, by a DROP. If a network splits for
  * good, each part goes on: no rank can tell a split from deaths.
  *
  * A deadline leaves a round unfinished; the next call finishes it before it begins another. A ballot is one frame,

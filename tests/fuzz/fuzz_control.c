@@ -53,8 +53,12 @@ static char reasons[RANKS][HPC_REASON_BYTES];
 static hpc_bell bell;
 static hpc_link links[RANKS];
 static hpc_group group = {.size = RANKS, .states = states, .departing = departing, .reasons = reasons, .bell = &bell};
-static hpc_control control = {
-    .group = &group, .links = links, .lock = PTHREAD_MUTEX_INITIALIZER, .on_handle = hpc_handles_take};
+static hpc_control control = {.group = &group,
+                              .links = links,
+                              .lock = PTHREAD_MUTEX_INITIALIZER,
+                              .on_handle = hpc_handles_take,
+                              .on_spread = hpc_spread_take,
+                              .poke_fd = -1};
 
 /* ---- what the input says -------------------------------------------------------------------------------------------
  */
@@ -67,6 +71,11 @@ static void write_frames(const uint8_t *data, size_t size) {
         sent.nbytes += HEADER;
         for (uint32_t i = 0; i < f->nbytes && i < HPC_FRAME_BYTES; i++)
             sent.bytes[sent.nbytes++] = (unsigned char)('a' + ((i + (i >> 6) + sent.n) & 15));
+        /* the rank of a GONE and of a SAY, and the state of a GONE */
+        const int32_t of[] = {(int32_t)(f->sequence & 3), (int32_t)(f->sequence >> 2 & 7)};
+        if ((f->type == HPC_MESH_GONE || f->type == HPC_MESH_SAY) && f->nbytes >= sizeof of)
+            memcpy(sent.bytes + sent.nbytes - (f->nbytes < HPC_FRAME_BYTES ? f->nbytes : HPC_FRAME_BYTES), of,
+                   sizeof of);
         sent.ends[sent.n++] = sent.nbytes;
     }
 }
@@ -89,6 +98,21 @@ static int is_next_piece(const hpc_mesh_frame *f) {
            f->offset == m->got;
 }
 
+/* Whether this rank believes what goes from neighbour to neighbour; it does not look at it if the peer is gone. */
+static int may_spread(const hpc_mesh_frame *f) {
+    const int rank = (int)(f->sequence & 3), state = (int)(f->sequence >> 2 & 7);
+    const uint64_t caller = f->sequence >> 32, called = f->sequence & 0xffffffff;
+    const int is_gone = sent.has_left || sent.has_failed;
+    if (f->offset != 0 || f->nbytes != f->total) return 0;
+    if (f->type == HPC_MESH_CALL)
+        return f->total == 0 && (is_gone || (caller < RANKS && called < RANKS && caller != called));
+    if (f->type == HPC_MESH_GONE)
+        return f->total == sizeof(hpc_gone) &&
+               (is_gone || (rank < RANKS && (state == HPC_PEER_LEFT || state == HPC_PEER_FAILED)));
+    return f->total >= sizeof(hpc_said_head) &&
+           (is_gone || (f->total >= sizeof(hpc_said_head) + 8 && f->total <= sizeof(hpc_shown_rank) && rank < RANKS));
+}
+
 static int may_come(const hpc_mesh_frame *f, int flags) {
     if (!is_sound(f)) return 0;
     if (f->type == HPC_MESH_HELLO) return (flags & PACKETS) && (flags & DESCRIPTORS) && !sent.has_bell;
@@ -102,8 +126,10 @@ static int may_come(const hpc_mesh_frame *f, int flags) {
     if (f->type == HPC_MESH_WANT) return f->offset == 0 && f->nbytes == 0 && f->total == 0;
     if (f->type == HPC_MESH_ABORT || f->type == HPC_MESH_BYE) return f->nbytes == sizeof(hpc_last_word);
     if (f->type == HPC_MESH_WORD) return f->nbytes == 0 && f->sequence >> 32 < HPC_WORDS;
-    return f->nbytes == 0 && (f->type == HPC_MESH_BEAT || f->type == HPC_MESH_DROP || f->type == HPC_MESH_REVOKE ||
-                              f->type == HPC_MESH_LOOK || f->type == HPC_MESH_OVER);
+    if (f->type == HPC_MESH_GONE || f->type == HPC_MESH_SAY || f->type == HPC_MESH_CALL) return may_spread(f);
+    if (f->type == HPC_MESH_DROPPED) return f->nbytes == 0 && f->sequence < RANKS;
+    return f->nbytes == 0 && (f->type == HPC_MESH_BEAT || f->type == HPC_MESH_EDGE || f->type == HPC_MESH_DROP ||
+                              f->type == HPC_MESH_REVOKE || f->type == HPC_MESH_LOOK || f->type == HPC_MESH_OVER);
 }
 
 static void take(const hpc_mesh_frame *f, const unsigned char *payload) {
@@ -251,6 +277,9 @@ static void check_link(int flags) {
     if (sent.has_left || sent.has_failed || sent.has_bell) REQUIRE(states[PEER] == state);
     if (sent.has_failed) REQUIRE(strcmp(reasons[PEER], sent.reason) == 0);
     hpc_handles_free(&control, PEER);
+    hpc_spread_free(&control);
+    control.gone = NULL;
+    l->last = NULL;
     hpc_message_free(l->incoming);
     hpc_message_free(l->arriving);
     hpc_memory_release(l->bell);
@@ -318,6 +347,8 @@ static int next_descriptor(void) {
 }
 
 static void start(int fd, int flags) {
+    if (control.tree.size == 0)
+        REQUIRE(hpc_rank_tree_make(&control.tree, RANKS, (const int[RANKS]){0, 0, 0}) == HPC_OK);
     memset(departing, 0, sizeof departing);
     memset(&links[PEER], 0, sizeof links[PEER]);
     states[PEER] = HPC_PEER_JOINING;

@@ -296,8 +296,8 @@ static void garbled(rank *r) {
             ranks_fill(bytes, sizeof bytes, 3);
             for (int to = 0; to < r->size; to++)
                 if (to != r->rank)
-                    hpc_link_send(n->control, to, HPC_MESH_BATCH, hpc_control_collectives(n->control) + 1, "meet", bytes,
-                                  i == 0 ? 0 : sizeof bytes, -1, hpc_now() + 20);
+                    hpc_link_send(n->control, to, HPC_MESH_BATCH, hpc_control_collectives(n->control) + 1, "meet",
+                                  bytes, i == 0 ? 0 : sizeof bytes, -1, hpc_now() + 20);
         } else {
             CHECK_STATUS(node_meet(n, 60), HPC_ERR_PEER);
             if (n->control->tree.parent[bad] == r->rank || n->control->tree.parent[r->rank] == bad) {

@@ -18,7 +18,8 @@ static int state_of(const node *n, int who) {
 static void await_state(const node *n, int who, int state) {
     const double until = ranks_now() + ranks_patience(20);
     while (state_of(n, who) != state) {
-        if (ranks_now() > until) fprintf(stderr, "rank %d: rank %d has state %d\n", n->group.rank, who, state_of(n, who));
+        if (ranks_now() > until)
+            fprintf(stderr, "rank %d: rank %d has state %d\n", n->group.rank, who, state_of(n, who));
         CHECK(ranks_now() <= until);
         poll(NULL, 0, 1);
     }
@@ -167,7 +168,8 @@ typedef struct heard {
     int wrong;
 } heard;
 
-static void hear(void *arg, int from, uint64_t number, const void *data, size_t nbytes, uint64_t offset, uint64_t value) {
+static void hear(void *arg, int from, uint64_t number, const void *data, size_t nbytes, uint64_t offset,
+                 uint64_t value) {
     heard *h = arg;
     if (h->bytes[from] != offset || number != 77) h->wrong = 1;
     for (size_t i = 0; i < nbytes; i++)
@@ -275,9 +277,27 @@ int main(int argc, char **argv) {
     static const ranks_case cases[] = {
         {.name = "few-unix", .size = 40, .run = few, .arg = ALL_UNIX, .where = RANKS_SHM, .bare = true},
         {.name = "few-tcp", .size = 40, .run = few, .arg = ALL_TCP, .where = RANKS_SHM, .bare = true},
-        {.name = "deaths-unix", .size = SIZE, .run = deaths, .arg = ALL_UNIX, .where = ALONE, .victims = GO, .bare = true},
-        {.name = "deaths-tcp", .size = SIZE, .run = deaths, .arg = ALL_TCP, .where = ALONE, .victims = GO, .bare = true},
-        {.name = "deaths-mixed", .size = SIZE, .run = deaths, .arg = MIXED, .where = ALONE, .victims = GO, .bare = true},
+        {.name = "deaths-unix",
+         .size = SIZE,
+         .run = deaths,
+         .arg = ALL_UNIX,
+         .where = ALONE,
+         .victims = GO,
+         .bare = true},
+        {.name = "deaths-tcp",
+         .size = SIZE,
+         .run = deaths,
+         .arg = ALL_TCP,
+         .where = ALONE,
+         .victims = GO,
+         .bare = true},
+        {.name = "deaths-mixed",
+         .size = SIZE,
+         .run = deaths,
+         .arg = MIXED,
+         .where = ALONE,
+         .victims = GO,
+         .bare = true},
         {.name = "leavings-unix",
          .size = SIZE,
          .run = leavings,
@@ -285,7 +305,13 @@ int main(int argc, char **argv) {
          .where = ALONE,
          .victims = GO,
          .bare = true},
-        {.name = "leavings-mixed", .size = SIZE, .run = leavings, .arg = MIXED, .where = ALONE, .victims = GO, .bare = true},
+        {.name = "leavings-mixed",
+         .size = SIZE,
+         .run = leavings,
+         .arg = MIXED,
+         .where = ALONE,
+         .victims = GO,
+         .bare = true},
         {.name = "stops-tcp", .size = SIZE, .run = stops, .arg = ALL_TCP, .where = ALONE, .victims = GO, .bare = true},
         {.name = "together-unix",
          .size = SIZE,
@@ -294,7 +320,13 @@ int main(int argc, char **argv) {
          .where = ALONE,
          .victims = GO,
          .bare = true},
-        {.name = "together-tcp", .size = SIZE, .run = together, .arg = ALL_TCP, .where = ALONE, .victims = GO, .bare = true},
+        {.name = "together-tcp",
+         .size = SIZE,
+         .run = together,
+         .arg = ALL_TCP,
+         .where = ALONE,
+         .victims = GO,
+         .bare = true},
         {.name = "thawed", .size = SIZE, .run = thawed, .arg = ALL_TCP, .where = ALONE, .bare = true},
         {.name = "revoked", .size = SIZE, .run = revoked, .arg = MIXED, .where = RANKS_SHM, .bare = true},
         {.name = "words-unix", .size = SIZE, .run = words, .arg = ALL_UNIX, .where = RANKS_SHM, .bare = true},
