@@ -6,10 +6,10 @@
  * Either end may call, and both may call at the same time. The call of the higher rank has precedence: the higher rank
  * turns down a call that comes while its own goes on, and the lower rank takes the call that comes, and gives its own
  * up. A call that was turned down is tried again unless a link has come meanwhile, so a link comes too if the call with
- * precedence fails. Over TCP the lower rank waits HEAD_START before it calls.
+ * precedence fails. Over TCP, where two calls cost more, the lower rank has the higher one asked to call (HPC_MESH_CALL,
+ * by spread.c), and calls itself after HEAD_START.
  *
- * A firewall may let calls pass in one direction only. So a rank whose call fails has the peer asked to call
- * (HPC_MESH_CALL, by spread.c).
+ * A firewall may let calls pass in one direction only. So a rank whose call fails has the peer asked to call too.
  *
  * If no link can be made, this rank's questions to the peer fail (on_unreachable). The peer counts as failed if it must
  * be reached (HPC_MUST_REACH), or if no process has its Unix socket. A rank that leaves closes its socket a moment
@@ -29,13 +29,20 @@
 
 enum { MOST_CALLERS = 8 };
 
-static const double HEAD_START = 20e-3; /* of a higher rank over TCP */
+static const double HEAD_START = 0.25;   /* of a higher rank over TCP */
 static const double AGAIN = 5e-3;       /* until the next try */
 static const double GRACE = 2;          /* Unix: of tries that no process answers */
 static const double ASKED_BACK = 1;     /* TCP: until the peer should have called */
 
 static const char no_process[] = "its process died";
 static const char refused[] = "the connection to it was refused: it died, or a firewall rejects the call";
+
+static void ask_back(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    if (l->asked_back) return;
+    l->asked_back = 1;
+    hpc_spread_say(c, HPC_MESH_CALL, (uint64_t)c->group->rank << 32 | (uint32_t)rank, NULL, 0);
+}
 
 static void give_up(hpc_control *c, int rank, int status, const char *why) {
     hpc_link *l = &c->links[rank];
@@ -48,6 +55,9 @@ static void give_up(hpc_control *c, int rank, int status, const char *why) {
 void hpc_callers_made(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     atomic_store(&l->sought, 0);
+    if (l->refused_at > 0) c->arranged = -1; /* it does not any more */
+    l->refused_at = 0;
+    l->lost_why = NULL;
     l->called_since = l->call_again = 0;
     hpc_link_alive(c, rank);
     if (hpc_mesh_watch(c, atomic_load(&l->fd), HPC_WATCH_LINK, rank) != 0)
@@ -222,17 +232,15 @@ static void on_failed(hpc_control *c, const hpc_outcall *of) {
     }
     l->call_again = now + (of->refused ? 10 * AGAIN : ASKED_BACK);
     if (++l->failures == 1 && of->refused) return;
-    if (of->refused && atomic_load(&l->sought) & HPC_MUST_REACH) {
+    const int must = atomic_load(&l->sought) & HPC_MUST_REACH;
+    if (must && of->refused == HPC_NO_LISTENER) {
         suspect(c, of->rank, refused, now);
         return;
     }
-    if (l->asked_back && now - l->called_since >= ASKED_BACK) {
+    if (now - l->called_since >= (must ? c->silence : ASKED_BACK))
         fail(c, of->rank, of->status, of->why, 0);
-    } else if (!l->asked_back) {
-        l->asked_back = 1;
-        l->called_since = now;
-        hpc_spread_say(c, HPC_MESH_CALL, (uint64_t)c->group->rank << 32 | (uint32_t)of->rank, NULL, 0);
-    }
+    else
+        ask_back(c, of->rank);
 }
 
 static void on_called(hpc_control *c, hpc_outcall *of) {
@@ -273,7 +281,10 @@ static double go_on(hpc_control *c, int rank, double now) {
     const int by_tcp = (atomic_load(&l->allowed) & HPC_LINK_UNIX) == 0;
     if (l->called_since == 0) {
         l->called_since = now;
-        if (by_tcp && rank > c->group->rank) l->call_again = now + HEAD_START;
+        if (by_tcp && rank > c->group->rank) {
+            ask_back(c, rank);
+            l->call_again = now + HEAD_START;
+        }
     }
     if (now >= l->call_again) (by_tcp ? call_tcp : call_unix)(c, rank, now);
     return l->calling || l->call_fd >= 0 || atomic_load(&l->sought) == 0 ? INFINITY : l->call_again;

@@ -167,12 +167,15 @@ typedef enum hpc_doubt {
 /* Why a link is sought (bits). */
 enum { HPC_SEEKS = 1, HPC_MUST_REACH = 2 /* a peer that cannot be reached has failed */ };
 
+/* Another try may help at once. NO_LISTENER: no process listens at any address. TURNED_DOWN: it hung up. */
+typedef enum hpc_refused { HPC_NOT_REFUSED = 0, HPC_TURNED_DOWN, HPC_NO_LISTENER } hpc_refused;
+
 /* A call of a peer by TCP, on a thread that ends. */
 typedef struct hpc_outcall {
     struct hpc_outcall *next;
     struct hpc_control *control;
     int rank, fd, status;
-    int refused; /* no process listens there, or it turned the call down: another try may help */
+    int refused; /* hpc_refused */
     double deadline;
     hpc_endpoint reached;
     char why[320];
@@ -641,8 +644,8 @@ void hpc_mesh_watch_process(hpc_control *c, int rank);
 /* Connects to the Unix socket of rank without waiting. Returns the descriptor, or -1 with errno: EAGAIN if the peer has
  * many callers, ECONNREFUSED or ENOENT if no process listens, EPERM if it belongs to another user. */
 int hpc_mesh_call_unix(const hpc_control *c, int rank);
-/* Calls rank by TCP until the deadline. HPC_OK: *fd and *reached. Otherwise it records an error of op, and *refused is
- * set if a later try may help at once. Any thread may call it. */
+/* Calls rank by TCP until the deadline. HPC_OK: *fd and *reached. Otherwise it records an error of op, and *refused is an
+ * hpc_refused. Any thread may call it. */
 int hpc_mesh_call_tcp(hpc_control *c, int rank, const char *op, double deadline, int *fd, hpc_endpoint *reached,
                       int *refused);
 /* Returns whether no process listens at any address of rank, and writes that into why. It waits for an address that

@@ -310,7 +310,8 @@ int hpc_mesh_call_tcp(hpc_control *c, int rank, const char *op, double deadline,
     *refused = 0;
     list_attempts(c, rank, &calls);
     if (try_all(c, &calls, &hello, deadline, fd, reached) == HPC_OK) return HPC_OK;
-    for (int i = 0; i < calls.n; i++) *refused |= calls.all[i].status == HPC_ERR_TRANSPORT;
+    for (int i = 0; i < calls.n; i++) *refused |= calls.all[i].status == HPC_ERR_TRANSPORT ? HPC_TURNED_DOWN : 0;
+    if (is_dead(&calls)) *refused = HPC_NO_LISTENER;
     return fail_calls(c, rank, op, &calls, hpc_now() - start);
 }
 
