@@ -29,7 +29,12 @@
  * other reactors before it sleeps, and after it woke. A flag that is set for longer only makes other threads arm or
  * raise an eventfd where the thread did not need it. An event, the alarm or poke_fd that comes in this time ends the
  * sleep at once: the set and the eventfds keep them, and the kernel looks at them when the sleep begins. It also looks
- * at the set when the service watches it again, after a wait has left it. */
+ * at the set when the service watches it again, after a wait has left it.
+ *
+ * A thread that adds or removes another reactor wakes the service thread by the alarm too (wake). A thread that polls
+ * the set could clear this alarm before the service thread sees it, so wake first sets woken. The alarm stays raised
+ * while woken is set, and the service thread clears woken only after its sleep. A wake that comes later finds the
+ * service thread about to read the list of reactors. */
 #define _GNU_SOURCE
 #include "transport/reactor.h"
 
@@ -95,6 +100,7 @@ struct hpc_reactor {
     _Atomic int napping;     /* the service thread naps */
     _Atomic int broken;      /* KNOWN, NEWS or 0 */
     _Atomic int owed;        /* the service thread must look */
+    _Atomic int woken;       /* the service thread's sleep must end */
 };
 
 static void clear(int eventfd) {
@@ -111,9 +117,9 @@ static void raise_event(int eventfd) {
     (void)n; /* already full, so readable anyway */
 }
 
-/* Returns whether the service thread has work; the alarm stays raised until it is done. */
+/* Returns whether the service thread must wake; the alarm stays raised until it has. */
 static int is_called(hpc_reactor *r) {
-    return atomic_load(&r->broken) == NEWS || atomic_load(&r->owed);
+    return atomic_load(&r->broken) == NEWS || atomic_load(&r->owed) || atomic_load(&r->woken);
 }
 
 /* Clears the alarm. The caller must be the thread that sleeps in the set, unless no thread sleeps there. Raises the
@@ -334,6 +340,7 @@ static int end_nap(hpc_reactor *r, int ms) {
     }
     atomic_store(&r->napping, 0);
     if (called) clear(r->poke_fd);
+    atomic_store(&r->woken, 0); /* after the clear: a later wake raises poke_fd again */
     return called;
 }
 
@@ -356,6 +363,7 @@ static int end_listening(hpc_reactor *r, int ms) {
     hpc_calls_count(HPC_CALL_POLL);
     if (!r->duty.left) hpc_calls_count(HPC_CALL_WAKEUP);
     atomic_store(&r->listening, 0);
+    atomic_store(&r->woken, 0);
     if (n < 0 && errno != EINTR) return -1;
     if (has_alarm(events, n) && !atomic_load(&r->drowsy)) take_alarm(r, 0);
     handle(r, events, n, SERVICE_BUDGET, &spent);
@@ -421,7 +429,8 @@ static int watches(void *arg) {
 
 /* hpc_client.wake: ends a sleep of either kind. */
 static void wake(void *arg) {
-    const hpc_reactor *r = arg;
+    hpc_reactor *r = arg;
+    atomic_store(&r->woken, 1); /* before the alarm, which another thread may clear */
     raise_event(r->poke_fd);
     raise_event(r->alarm_fd);
 }

@@ -30,6 +30,7 @@ typedef struct source {
     size_t most;       /* taken at once */
     queue queues[QUEUES];
     _Atomic int awaited; /* HERE when it has come, without an event */
+    _Atomic int hold;    /* 1: the next look waits; 2: a look waits until this is 0 */
     _Atomic int inside, gone, calls, reports, unreported;
 } source;
 
@@ -112,7 +113,10 @@ static void arm(void *arg) {
 
 static int look(void *arg) {
     source *s = arg;
+    int next = 1;
     begin(s);
+    if (atomic_compare_exchange_strong(&s->hold, &next, 2))
+        while (atomic_load(&s->hold) != 0) sched_yield();
     int left = take_all(s);
     end(s);
     return left;
@@ -325,6 +329,32 @@ static void while_nobody_waits(void) {
         }
 }
 
+/* Another reactor is added as the service thread begins to sleep for this one, and another thread takes all that is in
+ * the set, also the alarm: the service thread works for the other one all the same. */
+static void another_joins(void) {
+    static job j, other;
+    open_job(&j, 0, 0, BURST);
+    j.tells = 1;
+    for (int k = 0; k < ranks_rounds(20); k++) {
+        const double until = ranks_now() + TIMEOUT;
+        atomic_store(&j.sources[0].hold, 1);
+        make(&j.sources[0], &j.sources[0].queues[0], BURST);
+        while (atomic_load(&j.sources[0].hold) != 2) {
+            CHECK(ranks_now() < until);
+            sched_yield();
+        }
+        open_job(&other, 0, 0, BURST);
+        other.tells = 1;
+        hpc_reactor_poll(j.reactor, 1 << 20);
+        atomic_store(&j.sources[0].hold, 0);
+        hear(&j, BURST);
+        make(&other.sources[0], &other.sources[0].queues[0], BURST);
+        hear(&other, BURST);
+        close_job(&other);
+    }
+    close_job(&j);
+}
+
 /* The service thread listens when a wait joins it in the set, which gets the event: what comes after the wait is for
  * the service thread again. */
 static void after_a_wait(void) {
@@ -458,6 +488,7 @@ static void reports(void) {
 static void all_cases(void) {
     waits_that_sleep();
     while_nobody_waits();
+    another_joins();
     after_a_wait();
     while_calls_loop();
     awaited(0);
