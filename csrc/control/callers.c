@@ -6,8 +6,8 @@
  * Either end may call, and both may call at the same time. The call of the higher rank has precedence: the higher rank
  * turns down a call that comes while its own goes on, and the lower rank takes the call that comes, and gives its own
  * up. A call that was turned down is tried again unless a link has come meanwhile, so a link comes too if the call with
- * precedence fails. Over TCP, where two calls cost more, the lower rank has the higher one asked to call (HPC_MESH_CALL,
- * by spread.c), and calls itself after HEAD_START.
+ * precedence fails. Over TCP, where two calls cost more, the lower rank has the higher one asked to call
+ * (HPC_MESH_CALL, by spread.c), and calls itself after HEAD_START.
  *
  * A firewall may let calls pass in one direction only. So a rank whose call fails has the peer asked to call too.
  *
@@ -29,10 +29,10 @@
 
 enum { MOST_CALLERS = 8 };
 
-static const double HEAD_START = 0.25;   /* of a higher rank over TCP */
-static const double AGAIN = 5e-3;       /* until the next try */
-static const double GRACE = 2;          /* Unix: of tries that no process answers */
-static const double ASKED_BACK = 1;     /* TCP: until the peer should have called */
+static const double HEAD_START = 0.25; /* of a higher rank over TCP */
+static const double AGAIN = 5e-3;      /* until the next try */
+static const double GRACE = 2;         /* Unix: of tries that no process answers */
+static const double ASKED_BACK = 1;    /* TCP: until the peer should have called */
 
 static const char no_process[] = "its process died";
 static const char refused[] = "the connection to it was refused: it died, or a firewall rejects the call";

@@ -644,8 +644,8 @@ void hpc_mesh_watch_process(hpc_control *c, int rank);
 /* Connects to the Unix socket of rank without waiting. Returns the descriptor, or -1 with errno: EAGAIN if the peer has
  * many callers, ECONNREFUSED or ENOENT if no process listens, EPERM if it belongs to another user. */
 int hpc_mesh_call_unix(const hpc_control *c, int rank);
-/* Calls rank by TCP until the deadline. HPC_OK: *fd and *reached. Otherwise it records an error of op, and *refused is an
- * hpc_refused. Any thread may call it. */
+/* Calls rank by TCP until the deadline. HPC_OK: *fd and *reached. Otherwise it records an error of op, and *refused is
+ * an hpc_refused. Any thread may call it. */
 int hpc_mesh_call_tcp(hpc_control *c, int rank, const char *op, double deadline, int *fd, hpc_endpoint *reached,
                       int *refused);
 /* Returns whether no process listens at any address of rank, and writes that into why. It waits for an address that

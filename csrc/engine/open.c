@@ -242,7 +242,7 @@ static void link_edge(hpc_scheme *sc, const hpc_row *row, const hpc_edge *edge) 
     if (over == me) note_put(sc, edge->rank, row->core, BY_OTHERS);
 }
 
-/* Notes with which ranks this rank may share data. */
+/* Notes with which ranks this rank may share data, or whose counts it reads. */
 static int note_links(hpc_scheme *sc) {
     const hpc_context *c = sc->context;
     const hpc_plan *plan = sc->plan;
@@ -254,7 +254,8 @@ static int note_links(hpc_scheme *sc) {
         for (int e = 0; e < plan->rows[i].n_out; e++) link_edge(sc, &plan->rows[i], &plan->rows[i].out[e]);
     }
     for (int r = 0; r < c->group.size; r++)
-        if (sc->passes_on || (sc->layout.holder >= 0 && hpc_is_mapped(sc, r))) note_put(sc, r, 0, BY_OTHERS);
+        if (sc->passes_on || r == sc->layout.holder || (c->group.size <= HPC_SEEN_RANKS && hpc_is_mapped(sc, r)))
+            note_put(sc, r, 0, BY_OTHERS);
     return HPC_OK;
 }
 

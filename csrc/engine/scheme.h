@@ -403,6 +403,22 @@ static inline int hpc_is_mapped(const hpc_scheme *sc, int rank) {
     return rank == sc->context->group.rank || (sc->context->transports[rank]->caps & HPC_CAP_PEER_VIEW);
 }
 
+/* A rank of a larger job does not read the counts of ranks with which it shares no data, as that would map their
+ * memory.
+ */
+enum { HPC_SEEN_RANKS = 16 };
+
+/* Returns whether this rank reads the other rank's counts in its memory. The answer never changes. */
+static inline int hpc_sees(const hpc_scheme *sc, int rank) {
+    const int size = sc->context->group.size;
+    if (!hpc_is_mapped(sc, rank)) return 0;
+    if (size <= HPC_SEEN_RANKS || rank == sc->context->group.rank) return 1;
+    const char *ways = sc->linked + (size_t)rank * (size_t)sc->n_lanes;
+    for (int i = 0; i < sc->n_lanes; i++)
+        if (ways[i] != 0) return 1;
+    return 0;
+}
+
 /* Returns whether owner reads rank's pushes in rank's memory; if not, rank puts them. This rank must be owner or
  * rank. */
 static inline int hpc_reads_in_place(const hpc_scheme *sc, int owner, int rank) {

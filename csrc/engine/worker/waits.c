@@ -266,7 +266,7 @@ static int looks_done(void *arg) {
 }
 
 uint64_t hpc_pushes_of(const hpc_scheme *sc, int rank, int key) {
-    const char *part = hpc_window_peer_view(sc->window, rank);
+    const char *part = hpc_sees(sc, rank) ? hpc_window_peer_view(sc->window, rank) : NULL;
     if (part == NULL) return UINT64_MAX;
     const _Atomic uint64_t *counts = (const _Atomic uint64_t *)(const void *)(part + sc->layout.places[rank].pushed);
     return atomic_load_explicit(&counts[key], memory_order_relaxed);
