@@ -129,11 +129,11 @@ typedef struct hpc_gone {
 
 _Static_assert(sizeof(hpc_gone) <= sizeof(hpc_shown_rank), "a GONE is a frame that never waits");
 
-/* The head of a SAY: what a rank says to all ranks about its object of a number. A bit for each rank follows, 1: it has
- * been told in another way. Then comes the data. */
+/* The head of a SAY, the message of a rank to all ranks about its object of a number. A bit for each rank follows, 1:
+ * it has been told in another way. Then comes the data. */
 typedef struct hpc_said_head {
     int32_t rank, unused;
-    uint64_t serial; /* counts what this rank says; from 1 */
+    uint64_t serial; /* counts the SAYs of this rank; from 1 */
     uint64_t number, offset, value;
 } hpc_said_head;
 
@@ -247,14 +247,14 @@ typedef struct hpc_link {
     int failures;        /* calls that failed */
     int asked_back;      /* the peer was asked to call this rank */
 
-    _Atomic int edge;           /* a neighbour: it is watched, and told what is spread. connect sets the first ones */
+    _Atomic int edge;           /* a neighbour: it is watched, and told the news. connect sets the first ones */
     _Atomic int doubted;        /* hpc_doubt */
     int needed;                 /* it becomes an edge once there is a link */
     int edge_asked;             /* the peer has sent an EDGE */
     int unsure;                 /* the link failed, but its process may live */
     const char *lost_why;       /* the link has ended, and no word of the peer has come yet (hpc_link_lost); NULL: no */
     double lost_at, refused_at; /* refused_at: when the peer, which must be reached, refused calls; 0: it has not */
-    int is_told;                /* it was told what was passed on before it became a neighbour */
+    int is_told;                /* it was told the news from before it became a neighbour */
     hpc_outbox queue;           /* frames for this neighbour */
     int unfinished;             /* the last one has gone in part */
     uint64_t serial;            /* of the last SAY of this rank */
@@ -341,15 +341,17 @@ struct hpc_control {
     const char *(*on_handle)(struct hpc_control *c, int rank, hpc_message *m);
     const char *(*on_spread)(struct hpc_control *c, int rank, hpc_message *m);
     void (*on_unreachable)(struct hpc_control *c, int rank, int status, const char *why); /* hpc_handles_fail */
-    _Atomic int joined;            /* connect has ended: all ranks are there */
-    _Atomic int seeking;           /* some link is sought that was not before */
-    double next_call;              /* when a call is due again */
-    int n_callers;                 /* threads that call; lock guards it, and called */
-    hpc_outcall *called;           /* calls that have ended */
-    pthread_cond_t ended;          /* a thread that calls has ended */
-    hpc_outbox to_say;             /* frames for all neighbours; lock guards it, and said */
-    uint64_t said;                 /* the serial of the last SAY of this rank */
-    hpc_message *gone;             /* GONEs that were read and not handled yet, newest first */
+    int *edges;           /* the neighbours, in the order in which they became neighbours; room for all ranks */
+    _Atomic int n_edges;  /* connect adds the first ones, and later the service thread */
+    _Atomic int joined;   /* connect has ended: all ranks are there */
+    _Atomic int seeking;  /* some link is sought that was not before */
+    double next_call;     /* when a call is due again */
+    int n_callers;        /* threads that call; lock guards it, and called */
+    hpc_outcall *called;  /* calls that have ended */
+    pthread_cond_t ended; /* a thread that calls has ended */
+    hpc_outbox to_say;    /* frames for all neighbours; lock guards it, and said */
+    uint64_t said;        /* the serial of the last SAY of this rank */
+    hpc_message *gone;    /* GONEs that were read and not handled yet, newest first */
     int revoke_spread, revoked_by; /* the revoke was passed on; by whom it came, or -1 */
     int departed;                  /* group->departures when they were last passed on */
     int edges_asked, arranged;     /* some edge_asked; group->departures when edges.c last looked */
@@ -428,6 +430,14 @@ void hpc_link_answer(int fd, int rank, const void *answer, size_t nbytes);
 int hpc_link_ask(int fd, const unsigned char name[HPC_COOKIE_BYTES]);
 int hpc_link_ask_about(int fd, int rank);
 int hpc_link_read_answer(int fd, void *answer, size_t nbytes);
+
+/* Makes rank a neighbour. */
+static inline void hpc_link_add_edge(hpc_control *c, int rank) {
+    const int n = atomic_load_explicit(&c->n_edges, memory_order_relaxed);
+    atomic_store(&c->links[rank].edge, 1);
+    c->edges[n] = rank;
+    atomic_store_explicit(&c->n_edges, n + 1, memory_order_release);
+}
 
 /* Returns whether rank has departed, and not only to this rank. */
 static inline int hpc_link_is_gone(const hpc_control *c, int rank) {
@@ -551,8 +561,8 @@ void hpc_callers_stop(hpc_control *c);
 
 /* Takes a GONE, SAY or CALL of a neighbour, as hpc_control.on_spread. */
 const char *hpc_spread_take(hpc_control *c, int rank, hpc_message *m);
-/* Handles what was taken, learns of departures, and sends to the neighbours what fits. Returns 1 if some socket had no
- * room. */
+/* Handles the messages that came, learns of departures, and sends to the neighbours what fits. Returns 1 if some socket
+ * had no room. */
 int hpc_spread_go_on(hpc_control *c);
 /* Sends a frame without payload to one neighbour, after those that wait. */
 void hpc_spread_to(hpc_control *c, int rank, hpc_mesh_type type);

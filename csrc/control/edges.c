@@ -54,7 +54,7 @@ static void become_edge(hpc_control *c, int rank, double now) {
     if (atomic_load(&l->edge)) return;
     l->heard = now;
     l->quiet = 0;
-    atomic_store(&l->edge, 1);
+    hpc_link_add_edge(c, rank);
     hpc_mesh_watch_process(c, rank);
 }
 
@@ -71,8 +71,8 @@ static void want(hpc_control *c, int rank, double now) {
     hpc_spread_to(c, rank, HPC_MESH_EDGE);
 }
 
-/* No rank above this one is left, so the ranks that are left believe it. What a rank does that drops others, each finds
- * out itself. */
+/* No rank above this one is left, so the ranks that are left believe it. Each finds out itself about a rank that drops
+ * others. */
 static void end_doubts(hpc_control *c) {
     for (int r = 0; r < c->group->size; r++)
         if (!c->links[r].drops && atomic_load(&c->links[r].doubted) == HPC_DOUBT_SILENT)

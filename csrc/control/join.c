@@ -103,7 +103,7 @@ static int arrange(hpc_control *c, const int *hosts) {
     return HPC_OK;
 }
 
-/* Notes what this rank knows of the others before the first call. Returns the kinds of links that are allowed. */
+/* Notes the facts about the others before the first call. Returns the kinds of links that are allowed. */
 static int take_addresses(hpc_control *c, const hpc_control_address *addresses, const unsigned char *links,
                           const unsigned char *same_host) {
     const hpc_bytes of_job = {addresses[0].secret, HPC_COOKIE_BYTES};
@@ -114,7 +114,7 @@ static int take_addresses(hpc_control *c, const hpc_control_address *addresses, 
         c->links[r].same_host = same_host[r];
         if (r == c->group->rank) continue;
         atomic_store(&c->links[r].allowed, links[r]);
-        if (is_neighbour(c, r)) atomic_store(&c->links[r].edge, 1);
+        if (is_neighbour(c, r)) hpc_link_add_edge(c, r);
         any |= links[r];
     }
     return any;

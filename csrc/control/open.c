@@ -38,9 +38,11 @@ static hpc_control *create(hpc_group *group, hpc_memory *bell) {
     if (c == NULL) return NULL;
     c->links = calloc((size_t)group->size, sizeof *c->links);
     c->gave = calloc((size_t)group->size, sizeof *c->gave);
-    if (c->links == NULL || c->gave == NULL) {
+    c->edges = calloc((size_t)group->size, sizeof *c->edges);
+    if (c->links == NULL || c->gave == NULL || c->edges == NULL) {
         free(c->links);
         free(c->gave);
+        free(c->edges);
         free(c);
         return NULL;
     }
@@ -294,6 +296,7 @@ void hpc_control_free(hpc_control *c) {
     hpc_rank_tree_free(&c->tree);
     free(c->cast);
     free(c->gave);
+    free(c->edges);
     free(c->secret);
     free(c->links);
     free(c);

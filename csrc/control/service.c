@@ -5,8 +5,8 @@
  *
  * While there is a TCP link, the clock ticks eight times within config.silence. Each tick sends neighbours (edges.c) a
  * beat if this rank has sent them nothing for two ticks, and gives up those from which nothing came for config.silence.
- * If * a tick is late by half of config.silence, this process was stopped or got no CPU; its peers' beats may be
- * unread, so all peers' clocks start again. */
+ * If a tick is late by half of config.silence, this process was stopped or got no CPU; its peers' beats may be unread,
+ * so all peers' clocks start again. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
@@ -280,7 +280,7 @@ static void drop_silent(hpc_control *c, double now) {
 static void tick_link(hpc_control *c, int rank, double now) {
     hpc_link *l = &c->links[rank];
     char why[HPC_REASON_BYTES];
-    if (!atomic_load(&l->edge) || l->kind != HPC_LINK_TCP || l->ended) return;
+    if (l->kind != HPC_LINK_TCP || l->ended) return;
     if (now - l->heard > c->silence) {
         on_link(c, rank, TURN_BYTES); /* the peer's bytes may be unread */
         if (!l->ended && now - l->heard > c->silence) {
@@ -302,8 +302,10 @@ static void tick(hpc_control *c, double now) {
     if (c->next_tick == 0) c->next_tick = now + c->silence / TICKS;
     if (now < c->next_tick) return;
     int delayed = now - c->next_tick > c->silence / 2;
-    for (int r = 0; r < c->group->size; r++) {
-        if (r == c->group->rank || atomic_load(&c->links[r].fd) < 0) continue;
+    const int n = atomic_load_explicit(&c->n_edges, memory_order_acquire);
+    for (int i = 0; i < n; i++) {
+        const int r = c->edges[i];
+        if (!hpc_link_is_up(&c->links[r])) continue;
         if (delayed) c->links[r].heard = now;
         tick_link(c, r, now);
     }

@@ -1,11 +1,11 @@
-/* Tells all ranks what they must learn: that a rank has departed (GONE), that the context is revoked (REVOKE), what a
+/* Tells all ranks the news: that a rank has departed (GONE), that the context is revoked (REVOKE), what a
  * rank says about an object (SAY), that a rank shall call another one (CALL), and that a rank was dropped (DROPPED).
  * Each rank passes a frame on to its neighbours (hpc_link.edge), except the one from which it came, when it learns the
  * news. So each edge carries a frame once or twice, whatever the shape of the graph of neighbours.
  *
  * A rank learns of a departure from the kernel, by silence, by the last word of the rank, from a transport or by a
- * GONE. It need not know which: hpc_spread_go_on compares the states of the group with what it has passed on. A doubted
- * departure (edges.c) is not passed on.
+ * GONE. It need not know which: hpc_spread_go_on compares the states of the group with the news that it has passed on.
+ * A doubted departure (edges.c) is not passed on.
  *
  * A rank may have a link to a rank that a GONE names. Before it believes that the rank failed it reads the link, which
  * may have the rank's own last word. It does not believe that the rank left: the rank's BYE comes on the link, after
@@ -66,9 +66,11 @@ static int can_tell(const hpc_control *c, int rank) {
 
 /* Queues a frame for all neighbours except the one that told it, and the one that it is about; -1: none. */
 static void queue_for_all(hpc_control *c, hpc_saying *s, int teller, int subject) {
-    if (s == NULL) return;
-    for (int r = 0; r < c->group->size; r++)
+    const int n = atomic_load_explicit(&c->n_edges, memory_order_acquire);
+    for (int i = 0; i < n && s != NULL; i++) {
+        const int r = c->edges[i];
         if (r != teller && r != subject && can_tell(c, r)) append(&c->links[r].queue, s);
+    }
 }
 
 /* Sends what fits. Returns 1 if something is left. */
@@ -176,7 +178,7 @@ static void learn_all(hpc_control *c) {
     }
 }
 
-/* ---- what a rank says about an object ---- */
+/* ---- messages about an object ---- */
 
 enum { PART = sizeof(hpc_shown_rank) }; /* most bytes of a frame's payload */
 
@@ -295,7 +297,7 @@ static void gather(hpc_control *c) {
     }
 }
 
-/* Tells a new neighbour what was passed on before. */
+/* Tells a new neighbour the news from before. */
 static void join(hpc_control *c, int rank) {
     hpc_outbox *box = &c->links[rank].queue;
     c->links[rank].is_told = 1;
@@ -309,11 +311,12 @@ static void join(hpc_control *c, int rank) {
 }
 
 int hpc_spread_go_on(hpc_control *c) {
+    const int n = atomic_load_explicit(&c->n_edges, memory_order_acquire);
     int left = 0;
-    for (int r = 0; r < c->group->size; r++)
-        if (!c->links[r].is_told && can_tell(c, r)) join(c, r);
+    for (int i = 0; i < n; i++)
+        if (!c->links[c->edges[i]].is_told && can_tell(c, c->edges[i])) join(c, c->edges[i]);
     gather(c);
-    for (int r = 0; r < c->group->size; r++) left |= send_queue(c, r);
+    for (int i = 0; i < n; i++) left |= send_queue(c, c->edges[i]);
     return left;
 }
 
