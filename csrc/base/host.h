@@ -49,4 +49,8 @@ const char *hpc_files_hint(int error, char text[HPC_FILES_HINT]);
 int hpc_host_allow(const int *cpus, int n);
 int hpc_host_pin(int cpu);
 
+/* Starts a thread that is not joined, and that takes no signals, which are for the program's threads. Returns 0, or an
+ * errno. */
+int hpc_host_start_thread(void *(*run)(void *arg), void *arg);
+
 #endif

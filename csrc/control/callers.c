@@ -18,7 +18,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,8 +59,10 @@ void hpc_callers_made(hpc_control *c, int rank) {
     l->lost_why = NULL;
     l->called_since = l->call_again = 0;
     hpc_link_alive(c, rank);
-    if (hpc_mesh_watch(c, atomic_load(&l->fd), HPC_WATCH_LINK, rank) != 0)
+    if (hpc_mesh_watch(c, atomic_load(&l->fd), HPC_WATCH_LINK, rank) != 0) {
+        l->unsure = 1;
         hpc_link_end(c, rank, "this rank cannot watch its connection");
+    }
     if (l->needed) c->edges_asked = 1;
     if (atomic_load(&l->wanted)) atomic_store(&c->inquiries, 1);
     atomic_store(&c->answering, 1);
@@ -83,18 +84,25 @@ static void fail(hpc_control *c, int rank, int status, const char *why, int died
     if (must || died) hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
 }
 
-/* A rank that must be reached refuses calls. It died, or it left and its word has not come yet: the verdict waits. */
+/* A rank that must be reached refuses calls. It died, or it left and its word has not come yet: the verdict waits, and
+ * no call is made meanwhile. */
 static void suspect(hpc_control *c, int rank, const char *why, double now) {
     hpc_link *l = &c->links[rank];
     if (l->drops) {
         fail(c, rank, HPC_ERR_PEER, why, 0);
         return;
     }
-    give_up(c, rank, HPC_ERR_PEER, why);
-    l->lost_why = why;
-    l->refused_at = now;
-    c->next_lost = 0;
-    c->arranged = -1; /* another neighbour is needed meanwhile */
+    hpc_link_suspect(c, rank, why, now);
+}
+
+/* This rank lacks something for a link. The peer is lost to it alone. */
+static void fail_here(hpc_control *c, int rank, int status, const char *why) {
+    int none = HPC_NO_DOUBT;
+    const int must = atomic_load(&c->links[rank].sought) & HPC_MUST_REACH;
+    give_up(c, rank, status, why);
+    if (!must) return;
+    if (!hpc_link_is_gone(c, rank)) atomic_compare_exchange_strong(&c->links[rank].doubted, &none, HPC_DOUBT_LOCAL);
+    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why);
 }
 
 /* ---- Unix ---- */
@@ -122,9 +130,11 @@ static void call_unix(hpc_control *c, int rank, double now) {
         no_listener(c, rank, now);
     } else if (fd < 0 && errno == EAGAIN) { /* its backlog is full */
         l->call_again = now + AGAIN;
+    } else if (fd < 0 && now - l->called_since < GRACE) { /* too few descriptors, perhaps not for long */
+        l->call_again = now + 20 * AGAIN;
     } else if (fd < 0) {
         snprintf(why, sizeof why, "cannot connect to it: %s%s", strerror(errno), hpc_files_hint(errno, hint));
-        fail(c, rank, HPC_ERR_TRANSPORT, why, 0);
+        fail_here(c, rank, HPC_ERR_TRANSPORT, why);
     } else {
         l->call_fd = fd;
         if (hpc_link_greet(c, fd, l->address.secret) == HPC_OK && hpc_mesh_watch(c, fd, HPC_WATCH_CALL, rank) == 0)
@@ -152,7 +162,7 @@ void hpc_callers_read(hpc_control *c, int rank) {
     }
     if (hpc_memory_attach(bell, sizeof(hpc_bell), "reach", &l->bell) != HPC_OK) {
         end_call(c, l);
-        fail(c, rank, HPC_ERR_MEMORY, "this rank has no memory for a link", 0);
+        fail_here(c, rank, HPC_ERR_MEMORY, "this rank has no memory for a link");
         return;
     }
     const int fd = l->call_fd;
@@ -183,20 +193,10 @@ static void *call(void *arg) {
 
 /* Starts a thread; returns 0 if there is none. */
 static int start(hpc_control *c, hpc_outcall *of) {
-    pthread_attr_t detached;
-    pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all); /* signals are for the caller's threads */
-    pthread_attr_init(&detached);
-    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     pthread_mutex_lock(&c->lock);
     c->n_callers++;
     pthread_mutex_unlock(&c->lock);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&thread, &detached, call, of);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&detached);
-    if (error == 0) return 1;
+    if (hpc_host_start_thread(call, of) == 0) return 1;
     pthread_mutex_lock(&c->lock);
     c->n_callers--;
     pthread_mutex_unlock(&c->lock);
@@ -252,7 +252,7 @@ static void on_called(hpc_control *c, hpc_outcall *of) {
         hpc_link_publish(c, of->rank, of->fd, HPC_LINK_TCP);
         of->fd = -1;
         hpc_callers_made(c, of->rank);
-    } else if (!hpc_link_is_up(l) && !hpc_group_has_departed(c->group, of->rank)) {
+    } else if (!hpc_link_is_up(l) && !hpc_link_is_gone(c, of->rank)) {
         on_failed(c, of);
     }
     hpc_close(&of->fd);
@@ -278,6 +278,7 @@ static double go_on(hpc_control *c, int rank, double now) {
         atomic_store(&l->sought, 0);
         return INFINITY;
     }
+    if (l->refused_at > 0) return INFINITY;
     const int by_tcp = (atomic_load(&l->allowed) & HPC_LINK_UNIX) == 0;
     if (l->called_since == 0) {
         l->called_since = now;
@@ -307,7 +308,8 @@ double hpc_callers_go_on(hpc_control *c, double now) {
 
 int hpc_callers_yield(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
-    if (rank < c->group->rank && (l->calling || l->call_fd >= 0)) return 0;
+    const int is_new = hpc_now() - l->called_since < ASKED_BACK; /* an old call may get nowhere */
+    if (rank < c->group->rank && (l->calling || l->call_fd >= 0) && is_new) return 0;
     end_call(c, l);
     return 1;
 }

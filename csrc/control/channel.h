@@ -259,6 +259,7 @@ typedef struct hpc_link {
     int unfinished;             /* the last one has gone in part */
     uint64_t serial;            /* of the last SAY of this rank */
     int spread, gone_by;        /* the departure was passed on; the neighbour that told it, or -1 */
+    int has_left;               /* others have told that it left, with the word in last; its own word shall come */
     int drops, drops_told;      /* it has dropped this rank, or one that is linked with this one; the neighbours know */
     int end_state;              /* the state to pass on, if the rank was doubted before it departed; 0: the group's */
     hpc_last_word *last;        /* the last word of a departed rank; NULL: only the reason in the group is known */
@@ -452,6 +453,9 @@ void hpc_link_settle(hpc_control *c, int rank, int state);
  * may still come by others: the peer counts as failed after a while only. why must stay. Called by the service
  * thread. */
 void hpc_link_end(hpc_control *c, int rank, const char *why);
+/* The peer, which must be reached, does not exist at its address. It died, or it left and its word has not come yet, so
+ * the verdict waits. Called by the service thread. */
+void hpc_link_suspect(hpc_control *c, int rank, const char *why, double now);
 /* Handles links that ended a while ago. Returns when to call it again; INFINITY: after the next end. Called by the
  * service thread. */
 double hpc_link_lost(hpc_control *c, double now);
@@ -648,8 +652,9 @@ void hpc_mesh_poke(hpc_control *c);
  * HPC_MUST_REACH. */
 void hpc_mesh_seek(hpc_control *c, int rank, int why);
 
-/* Watches the process of a peer of this host. A death is then seen even if a forked child keeps the socket open. */
-void hpc_mesh_watch_process(hpc_control *c, int rank);
+/* Watches the process of a peer of this host. A death is then seen even if a forked child keeps the socket open.
+ * Returns 1 if it is dead already, and not watched. */
+int hpc_mesh_watch_process(hpc_control *c, int rank);
 
 /* Connects to the Unix socket of rank without waiting. Returns the descriptor, or -1 with errno: EAGAIN if the peer has
  * many callers, ECONNREFUSED or ENOENT if no process listens, EPERM if it belongs to another user. */

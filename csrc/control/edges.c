@@ -64,7 +64,19 @@ static void want(hpc_control *c, int rank, double now) {
     if (atomic_load(&l->edge)) return;
     l->needed = 1;
     if (!hpc_link_is_up(l)) {
-        hpc_mesh_seek(c, rank, HPC_SEEKS | HPC_MUST_REACH);
+        if (hpc_mesh_watch_process(c, rank))
+            hpc_link_suspect(c, rank, "its process died", now);
+        else
+            hpc_mesh_seek(c, rank, HPC_SEEKS | HPC_MUST_REACH);
+        return;
+    }
+    if (l->ended) { /* a link is made once */
+        if (rank > c->group->rank)
+            hpc_link_settle(c, rank, HPC_PEER_FAILED);
+        else
+            atomic_store(&l->doubted, HPC_DOUBT_SILENT);
+        hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "the connection to it failed");
+        c->departed = c->arranged = -1;
         return;
     }
     become_edge(c, rank, now);
@@ -94,30 +106,39 @@ static void arrange(hpc_control *c, double now, char *gone) {
     }
 }
 
-/* A rank that leaves while it has no neighbour above it must still be heard, so it calls one. It waits for no answer on
- * a Unix socket, and only briefly by TCP. */
+/* Calls rank to say farewell. Returns whether it has a link then. */
+static int call_for_farewell(hpc_control *c, int rank, double deadline) {
+    const int by_tcp = (atomic_load(&c->links[rank].allowed) & HPC_LINK_UNIX) == 0, muted = hpc_mute_errors(1);
+    hpc_endpoint reached;
+    int refused, fd = by_tcp ? -1 : hpc_mesh_call_unix(c, rank);
+    if (by_tcp) hpc_mesh_call_tcp(c, rank, "close", deadline, &fd, &reached, &refused);
+    hpc_mute_errors(muted);
+    if (fd < 0) return 0;
+    if (!by_tcp) hpc_link_greet(c, fd, c->links[rank].address.secret);
+    hpc_link_publish(c, rank, fd, by_tcp ? HPC_LINK_TCP : HPC_LINK_UNIX);
+    return 1;
+}
+
+/* A rank that leaves while it has no neighbour above it must still be heard, so it calls one; and it calls those that
+ * would make it their neighbour. It waits for no answer on a Unix socket, and by TCP only briefly, for the one above.
+ */
 void hpc_edges_farewell(hpc_control *c) {
-    const int me = c->group->rank;
-    int lowest = 0, up, refused;
-    char *gone = calloc((size_t)c->group->size, 1);
-    if (!atomic_load(&c->joined) || c->group->size <= HPC_DIRECT) lowest = me; /* nothing to do */
-    for (int tries = 0; gone != NULL && lowest != me && tries < MOST_FAREWELLS; tries++) {
-        for (int r = 0; r < c->group->size; r++) gone[r] |= (char)hpc_link_is_gone(c, r);
+    const int me = c->group->rank, size = c->group->size;
+    const double deadline = hpc_now() + FAREWELL_SECONDS;
+    int lowest = 0, tries = 0;
+    char *gone = calloc((size_t)size, 1);
+    while (gone != NULL && atomic_load(&c->joined) && size > HPC_DIRECT && tries++ < MOST_FAREWELLS) {
+        for (int r = 0; r < size; r++) gone[r] |= (char)hpc_link_is_gone(c, r);
         for (lowest = 0; lowest < me && gone[lowest]; lowest++) {
         }
-        up = above(c, gone, lowest, me);
-        if (up < 0 || hpc_link_is_up(&c->links[up])) break;
-        hpc_endpoint reached;
-        const int by_tcp = (atomic_load(&c->links[up].allowed) & HPC_LINK_UNIX) == 0;
-        const int muted = hpc_mute_errors(1);
-        int fd = by_tcp ? -1 : hpc_mesh_call_unix(c, up);
-        if (by_tcp) hpc_mesh_call_tcp(c, up, "close", hpc_now() + FAREWELL_SECONDS, &fd, &reached, &refused);
-        hpc_mute_errors(muted);
-        if (fd >= 0 && !by_tcp) hpc_link_greet(c, fd, c->links[up].address.secret);
-        if (fd >= 0) hpc_link_publish(c, up, fd, by_tcp ? HPC_LINK_TCP : HPC_LINK_UNIX);
-        gone[up] = fd < 0;
-        if (fd >= 0) break;
+        const int up = above(c, gone, lowest, me);
+        if (up < 0 || hpc_link_is_up(&c->links[up]) || call_for_farewell(c, up, deadline)) break;
+        gone[up] = 1;
     }
+    for (int r = me + 1; r < size && tries > 0; r++)
+        if (!gone[r] && !hpc_link_is_up(&c->links[r]) && atomic_load(&c->links[r].allowed) & HPC_LINK_UNIX &&
+            above(c, gone, lowest, r) == me)
+            call_for_farewell(c, r, deadline);
     free(gone);
 }
 
@@ -130,11 +151,12 @@ double hpc_edges_look(hpc_control *c, double now) {
         if (l->needed && hpc_link_is_up(l) && !l->ended) want(c, r, now);
     }
     c->edges_asked = 0;
+    c->next_edges = c->dropped_by >= MOST_DROPS ? INFINITY : c->next_edges;
     if (c->dropped_by >= MOST_DROPS) return INFINITY;
     if (departures == c->arranged && now < c->next_edges) return c->next_edges;
-    c->arranged = departures;
     char *gone = malloc((size_t)c->group->size);
-    if (gone == NULL) return INFINITY;
+    if (gone == NULL) return c->next_edges = now + 0.01;
+    c->arranged = departures;
     arrange(c, now, gone);
     free(gone);
     return c->next_edges;

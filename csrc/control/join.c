@@ -140,7 +140,8 @@ static int connect_neighbours(hpc_control *c, double deadline) {
                            .after = LOOK_SECONDS};
     int status = HPC_OK;
     for (int r = 0; r < c->group->size; r++)
-        if (atomic_load(&c->links[r].edge)) hpc_mesh_watch_process(c, r);
+        if (atomic_load(&c->links[r].edge) && hpc_mesh_watch_process(c, r))
+            hpc_group_depart(c->group, r, HPC_PEER_FAILED, "its process died"); /* before this rank could connect */
     for (int r = 0; r < c->group->rank && status == HPC_OK; r++)
         if (is_joining(c, r)) status = hpc_mesh_call(c, r, deadline);
     return status == HPC_OK ? hpc_wait_for(c->group, &wait, hpc_left(deadline)) : status;
@@ -160,7 +161,7 @@ static int kind_of(const hpc_control *c, int rank, const int *hosts, const hpc_r
         doubtful = hosts[r] == hosts[rank] && *(const char *)odd[r].data != 0;
     if (!doubtful) return HPC_LINK_UNIX;
     int fd = hpc_mesh_call_unix(c, rank);
-    const int kind = fd >= 0 ? HPC_LINK_UNIX : HPC_LINK_TCP;
+    const int kind = fd < 0 && (errno == ECONNREFUSED || errno == ENOENT) ? HPC_LINK_TCP : HPC_LINK_UNIX;
     hpc_close(&fd);
     return kind;
 }

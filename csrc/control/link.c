@@ -22,7 +22,7 @@ static const uint64_t MOST = (uint64_t)1 << 32; /* bytes of one rank */
 enum { MOST_WAITING = 16 };                     /* messages of one peer */
 static const double REST_SECONDS = 0.2;
 static const double WORD_SECONDS = 0.5; /* until the last word of a rank that is no neighbour should have come */
-static const double LATE_SECONDS = 2;   /* the same of a rank that refuses calls */
+static const double LATE_SECONDS = 3;   /* the same of a rank that refuses calls */
 
 const char *hpc_link_name(hpc_link_kind kind) {
     return kind == HPC_LINK_TCP ? "tcp" : "";
@@ -681,8 +681,8 @@ int hpc_link_read_welcome(const hpc_control *c, int fd, int rank, int *bell) {
     if (sound && f.type == HPC_MESH_HELLO && f.nbytes == HPC_COOKIE_BYTES && *bell >= 0 &&
         hpc_same_bytes((unsigned char *)payload, c->links[rank].address.secret, HPC_COOKIE_BYTES))
         return HPC_OK;
-    hpc_close(bell);
-    return n <= 0 ? HPC_ERR_PEER : HPC_ERR_AUTH;
+    hpc_close(bell); /* without a descriptor left for the bell the kernel drops it */
+    return sound && f.type == HPC_MESH_DROP ? HPC_ERR_AUTH : HPC_ERR_PEER;
 }
 
 int hpc_link_owes(const hpc_control *c, int rank, uint64_t sequence) {
@@ -736,13 +736,18 @@ void hpc_link_publish(hpc_control *c, int rank, int fd, int kind) {
     if (kind == HPC_LINK_TCP) atomic_fetch_add(&c->tcp_links, 1);
 }
 
-/* The peer of a link that has ended counts as failed. A link that fails shows no death: then the others believe the
- * peer's own neighbours, and the lower of two ranks. */
+/* The peer of a link that has ended counts as failed. The end of a link shows a death to a neighbour, unless only the
+ * connection failed: then the others believe the lower of two ranks. */
 static void count_as_failed(hpc_control *c, int rank, const char *why) {
     hpc_link *l = &c->links[rank];
     const int unsure = l->unsure || atomic_load(&l->dropped); /* a rank that drops this one lives */
-    const int local = unsure && !atomic_load(&l->edge), silent = unsure && rank < c->group->rank;
-    if (!unsure) atomic_store(&l->proven, 1);
+    const int local = !atomic_load(&l->edge) && l->refused_at == 0, silent = unsure && rank < c->group->rank;
+    if (l->has_left) { /* its own word has not come, but others had it */
+        hpc_link_settle(c, rank, HPC_PEER_LEFT);
+        hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, l->last);
+        return;
+    }
+    if (!unsure && !local) atomic_store(&l->proven, 1);
     if (!local && !silent)
         hpc_link_settle(c, rank, HPC_PEER_FAILED);
     else if (!hpc_link_is_gone(c, rank))
@@ -768,6 +773,15 @@ void hpc_link_end(hpc_control *c, int rank, const char *why) {
     if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);
 }
 
+void hpc_link_suspect(hpc_control *c, int rank, const char *why, double now) {
+    hpc_link *l = &c->links[rank];
+    l->lost_why = why;
+    if (l->refused_at == 0) l->refused_at = now;
+    c->next_lost = 0;
+    c->arranged = -1; /* another neighbour is needed meanwhile */
+    c->next_edges = 0;
+}
+
 double hpc_link_lost(hpc_control *c, double now) {
     if (now < c->next_lost) return c->next_lost;
     c->next_lost = INFINITY;
@@ -782,6 +796,8 @@ double hpc_link_lost(hpc_control *c, double now) {
         if (!hpc_link_is_gone(c, r)) count_as_failed(c, r, l->lost_why);
         l->lost_why = NULL;
         l->refused_at = 0;
+        atomic_store(&c->seeking, 1); /* the questions to it fail */
+        c->next_call = 0;
     }
     return c->next_lost;
 }

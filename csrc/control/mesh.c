@@ -359,20 +359,15 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
     return HPC_OK;
 }
 
-void hpc_mesh_watch_process(hpc_control *c, int rank) {
-    const hpc_link *l = &c->links[rank];
+int hpc_mesh_watch_process(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
     const hpc_control_address *peer = &l->address;
-    if (l->pidfd >= 0 || !l->same_host || !(l->allowed & HPC_LINK_UNIX)) return;
-    if (peer->pid == c->self.pid || peer->pid_namespace != c->self.pid_namespace) return;
-    int pidfd = (int)syscall(SYS_pidfd_open, (pid_t)peer->pid, 0);
-    if (pidfd >= 0) {
-        struct pollfd died = {.fd = pidfd, .events = POLLIN};
-        c->links[rank].pidfd = pidfd;
-        if (poll(&died, 1, 0) == 1) /* It died before this rank could connect. */
-            hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
-        else
-            hpc_mesh_watch(c, pidfd, HPC_WATCH_PROCESS, rank);
-    } else if (errno == ESRCH) {
-        hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
-    } /* otherwise the kernel has no pidfd (before 5.3), and only the socket shows a death */
+    if (l->pidfd >= 0 || !l->same_host || !(atomic_load(&l->allowed) & HPC_LINK_UNIX)) return 0;
+    if (peer->pid == c->self.pid || peer->pid_namespace != c->self.pid_namespace) return 0;
+    const int pidfd = (int)syscall(SYS_pidfd_open, (pid_t)peer->pid, 0);
+    if (pidfd < 0)
+        return errno == ESRCH; /* or the kernel has no pidfd (before 5.3), and only the socket shows a death */
+    l->pidfd = pidfd;
+    hpc_mesh_watch(c, pidfd, HPC_WATCH_PROCESS, rank);
+    return 0;
 }

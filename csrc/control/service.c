@@ -60,6 +60,10 @@ static void on_death(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, l->pidfd, NULL);
     if (atomic_load(&l->fd) >= 0) on_link(c, rank, SIZE_MAX); /* its last words, perhaps a BYE, may be unread */
+    if (!hpc_link_is_up(l) && atomic_load(&c->joined)) {
+        hpc_link_suspect(c, rank, "its process died", hpc_now());
+        return;
+    }
     atomic_store(&l->proven, 1);
     hpc_link_settle(c, rank, HPC_PEER_FAILED);
     hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "its process died");
@@ -195,6 +199,7 @@ static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
     }
     hpc_close(&bell);
     if (status != HPC_OK) {
+        atomic_store(&c->seeking, 1); /* this rank's own call may have been given up for it */
         hpc_close(&fd);
         return;
     }
@@ -217,7 +222,7 @@ static void recall_endpoint(hpc_control *c, hpc_link *l) {
         const char *port = strrchr(text, ':');
         if (port == NULL || strncmp(text, l->path, (size_t)(port - text) + 1) != 0) continue;
         hpc_mesh_remember(c, l, &candidates[i]);
-        hpc_net_text(&l->endpoint, l->path);
+        hpc_net_text(&candidates[i], l->path);
         return;
     }
 }
@@ -366,6 +371,7 @@ static void go_on(hpc_control *c, double now) {
     c->next_told = hpc_roll_tell(c, now);
     c->unsent = hpc_relay_go_on(c);
     hpc_link_lost(c, now);
+    hpc_spread_go_on(c); /* it may learn of departures */
     hpc_edges_look(c, now);
     if (hpc_spread_go_on(c)) c->unsent = 1;
 }

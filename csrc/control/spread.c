@@ -14,6 +14,7 @@
  * Threads: queues belong to the service thread. Other threads append to to_say, under the lock. */
 #include "control/channel.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -148,7 +149,11 @@ static void learn(hpc_control *c, int from, const hpc_gone *gone) {
         return;
     }
     if (!hpc_group_has_departed(g, rank) && hpc_link_is_up(l) && !l->ended) {
-        if (!failed) return;
+        if (!failed) {
+            if (l->last == NULL && (l->last = malloc(sizeof *l->last)) != NULL) *l->last = gone->word;
+            l->has_left = l->last != NULL;
+            return;
+        }
         if (atomic_load(&l->kind) == HPC_LINK_UNIX) hpc_link_read(c, rank, SIZE_MAX);
         if (!hpc_group_has_departed(g, rank)) hpc_link_drop(c, rank);
     }
@@ -199,9 +204,6 @@ int hpc_control_say(hpc_control *c, uint64_t number, const char *told, const voi
         const size_t n = nbytes - done < most ? nbytes - done : most;
         hpc_said_head head = {.rank = c->group->rank, .number = number, .offset = done};
         if (done + n == nbytes) head.value = value;
-        pthread_mutex_lock(&c->lock);
-        head.serial = ++c->said;
-        pthread_mutex_unlock(&c->lock);
         memcpy(frame, &head, sizeof head);
         if (n > 0) memcpy(frame + sizeof head + set, (const char *)data + done, n);
         const int status = hpc_spread_say(c, HPC_MESH_SAY, 0, frame, sizeof head + set + n);
@@ -235,6 +237,7 @@ static const char *pass_call(hpc_control *c, int from, const hpc_message *m) {
     const int caller = (int)(m->sequence >> 32), called = (int)(m->sequence & 0xffffffff);
     if (caller < 0 || caller >= c->group->size || called < 0 || called >= c->group->size || caller == called)
         return cannot_be;
+    if (!atomic_load(&c->joined)) return NULL; /* no rank calls before all are there */
     if (called == c->group->rank) {
         hpc_mesh_seek(c, caller, HPC_SEEKS);
     } else if (c->group->rank != caller && hpc_rank_tree_next(&c->tree, from, called) == c->group->rank) {
@@ -326,6 +329,10 @@ int hpc_spread_say(hpc_control *c, hpc_mesh_type type, uint64_t sequence, const 
     hpc_saying *s = make(type, sequence, data, nbytes);
     if (s == NULL) return HPC_ERR_MEMORY;
     pthread_mutex_lock(&c->lock);
+    if (type == HPC_MESH_SAY) { /* in the order in which they are sent */
+        const uint64_t serial = ++c->said;
+        memcpy(s->data + offsetof(hpc_said_head, serial), &serial, sizeof serial);
+    }
     const int kept = append(&c->to_say, s);
     release(s);
     pthread_mutex_unlock(&c->lock);

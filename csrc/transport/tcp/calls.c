@@ -1,10 +1,10 @@
 /* Connects links, on a few threads that end when no link is left: a call may take long, and whoever wants a link goes
  * on meanwhile. A call that fails refuses the way to both ends. */
 #define _GNU_SOURCE
-#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/host.h"
 #include "transport/tcp/parts.h"
 
 enum { MOST_CALLERS = 4 };
@@ -47,6 +47,7 @@ static tcp_link *next(hpc_tcp *t) {
 static void *call(void *arg) {
     hpc_tcp *t = arg;
     tcp_link *l;
+    hpc_net_heed(&t->context->group.closed);
     pthread_mutex_lock(&t->lock);
     while ((l = next(t)) != NULL) {
         pthread_mutex_unlock(&t->lock);
@@ -62,16 +63,7 @@ static void *call(void *arg) {
 
 /* The transport's lock is held. */
 static int start(hpc_tcp *t) {
-    pthread_attr_t detached;
-    pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all); /* signals are for the caller's threads */
-    pthread_attr_init(&detached);
-    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&thread, &detached, call, t);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&detached);
+    const int error = hpc_host_start_thread(call, t);
     t->callers += error == 0;
     return error == 0;
 }
