@@ -17,7 +17,8 @@ enum { HPC_REASON_BYTES = 160, HPC_BLAMED = 16 };
 
 /* The message by which a leaving rank says why it leaves: a payload of the control channel, so it has no padding. */
 typedef struct hpc_last_word {
-    uint32_t n_culprits, unused; /* 0: no other rank makes it leave */
+    uint32_t n_culprits; /* 0: no other rank makes it leave */
+    uint32_t said;       /* BYE: how often it spoke to all ranks before (control/spread.c) */
     hpc_culprit culprits[HPC_SHOWN_CULPRITS];
     char why[HPC_REASON_BYTES]; /* the reason why the rank leaves, or why culprits[0] failed; "": no reason is known */
 } hpc_last_word;

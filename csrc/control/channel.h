@@ -258,12 +258,14 @@ typedef struct hpc_link {
     hpc_outbox queue;           /* frames for this neighbour */
     int unfinished;             /* the last one has gone in part */
     uint64_t serial;            /* of the last SAY of this rank */
-    int spread, gone_by;        /* the departure was passed on; the neighbour that told it, or -1 */
-    int has_left;               /* others have told that it left, with the word in last; its own word shall come */
-    int drops, drops_told;      /* it has dropped this rank, or one that is linked with this one; the neighbours know */
-    int end_state;              /* the state to pass on, if the rank was doubted before it departed; 0: the group's */
-    hpc_last_word *last;        /* the last word of a departed rank; NULL: only the reason in the group is known */
-    double left_at;             /* when it was found that the rank has left; 0: it has not */
+    hpc_outbox said;            /* its last SAYs, for new neighbours */
+    int n_said;
+    int spread, gone_by;   /* the departure was passed on; the neighbour that told it, or -1 */
+    int has_left;          /* others have told that it left, with the word in last; its own word shall come */
+    int drops, drops_told; /* it has dropped this rank, or one that is linked with this one; the neighbours know */
+    int end_state;         /* the state to pass on, if the rank was doubted before it departed; 0: the group's */
+    hpc_last_word *last;   /* the last word of a departed rank; NULL: only the reason in the group is known */
+    double left_at;        /* when it was found that the rank has left; 0: it has not */
 } hpc_link;
 
 /* A neighbour of this rank in the tree. */
@@ -444,6 +446,10 @@ static inline void hpc_link_add_edge(hpc_control *c, int rank) {
 static inline int hpc_link_is_gone(const hpc_control *c, int rank) {
     return hpc_group_has_departed(c->group, rank) && atomic_load(&c->links[rank].doubted) != HPC_DOUBT_LOCAL;
 }
+
+/* The rank has left, with the word in last. If some of what it said to all ranks has not come, it counts as present
+ * until it comes, or for a while. Called by the service thread. */
+void hpc_link_leaves(hpc_control *c, int rank);
 
 /* The rank has departed to this state for sure, which ends doubts: the others are told. Called by the service thread.
  */

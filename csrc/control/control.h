@@ -125,6 +125,9 @@ int hpc_control_say(hpc_control *control, uint64_t number, const char *told, con
                     uint64_t value);
 /* Returns whether there is a link to rank. */
 int hpc_control_is_linked(const hpc_control *control, int rank);
+/* Asks for a link to rank, and await waits until it is made, the rank is gone, or the deadline. */
+void hpc_control_seek(hpc_control *control, int rank);
+void hpc_control_await_link(hpc_control *control, int rank, double deadline);
 /* Gives rank a failure in place of a handle, also after the handle. Any thread may call it. */
 void hpc_control_refuse(hpc_control *control, int rank, uint64_t number, int status, const char *why);
 

@@ -116,6 +116,7 @@ static int call_for_farewell(hpc_control *c, int rank, double deadline) {
     if (fd < 0) return 0;
     if (!by_tcp) hpc_link_greet(c, fd, c->links[rank].address.secret);
     hpc_link_publish(c, rank, fd, by_tcp ? HPC_LINK_TCP : HPC_LINK_UNIX);
+    if (!atomic_load(&c->links[rank].edge)) hpc_link_add_edge(c, rank); /* it is told all that this rank knows */
     return 1;
 }
 

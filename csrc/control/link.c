@@ -428,6 +428,20 @@ static void keep_word(hpc_link *l) {
     if (l->last != NULL) *l->last = l->word;
 }
 
+void hpc_link_leaves(hpc_control *c, int rank) {
+    hpc_link *l = &c->links[rank];
+    l->has_left = 1;
+    if (l->last != NULL && l->serial < l->last->said) {
+        hpc_link_suspect(c, rank, "it left", hpc_now());
+        return;
+    }
+    hpc_link_settle(c, rank, HPC_PEER_LEFT);
+    if (l->last != NULL)
+        hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, l->last);
+    else
+        hpc_group_depart(c->group, rank, HPC_PEER_LEFT, "it left");
+}
+
 void hpc_link_settle(hpc_control *c, int rank, int state) {
     hpc_link *l = &c->links[rank];
     const int before = atomic_exchange(&l->doubted, HPC_CERTAIN);
@@ -524,8 +538,7 @@ static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) 
     case HPC_MESH_BYE:
         atomic_store(&l->served, f->sequence); /* before the state */
         keep_word(l);
-        hpc_link_settle(c, rank, HPC_PEER_LEFT);
-        hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, &l->word);
+        hpc_link_leaves(c, rank);
         return NULL;
     case HPC_MESH_REVOKE:
         if (!atomic_load(&c->group->revoked)) c->revoked_by = rank;
@@ -736,15 +749,26 @@ void hpc_link_publish(hpc_control *c, int rank, int fd, int kind) {
     if (kind == HPC_LINK_TCP) atomic_fetch_add(&c->tcp_links, 1);
 }
 
+static int have_some_left(const hpc_control *c) {
+    for (int r = 0; r < c->group->size; r++)
+        if (atomic_load(&c->group->states[r]) == HPC_PEER_LEFT) return 1;
+    return 0;
+}
+
 /* The peer of a link that has ended counts as failed. The end of a link shows a death to a neighbour, unless only the
  * connection failed: then the others believe the lower of two ranks. */
 static void count_as_failed(hpc_control *c, int rank, const char *why) {
     hpc_link *l = &c->links[rank];
     const int unsure = l->unsure || atomic_load(&l->dropped); /* a rank that drops this one lives */
     const int local = !atomic_load(&l->edge) && l->refused_at == 0, silent = unsure && rank < c->group->rank;
-    if (l->has_left) { /* its own word has not come, but others had it */
+    if (l->has_left && l->last != NULL) { /* not all that it said has come, or its own word has not */
+        l->last->said = 0;
+        hpc_link_leaves(c, rank);
+        return;
+    }
+    if (l->refused_at > 0 && have_some_left(c)) { /* it may have left while no neighbour could hear it */
         hpc_link_settle(c, rank, HPC_PEER_LEFT);
-        hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, l->last);
+        hpc_group_depart(c->group, rank, HPC_PEER_LEFT, "it left, or its process died");
         return;
     }
     if (!unsure && !local) atomic_store(&l->proven, 1);

@@ -168,6 +168,16 @@ int hpc_control_tell(hpc_control *c, int rank, int place, uint32_t value) {
     return HPC_ERR_TIMEOUT;
 }
 
+void hpc_control_seek(hpc_control *c, int rank) {
+    hpc_mesh_seek(c, rank, HPC_SEEKS);
+}
+
+void hpc_control_await_link(hpc_control *c, int rank, double deadline) {
+    while (!hpc_link_is_up(&c->links[rank]) && !hpc_group_has_departed(c->group, rank) && hpc_now() < deadline &&
+           !atomic_load(&c->group->closed))
+        poll(NULL, 0, 1);
+}
+
 int hpc_control_is_linked(const hpc_control *c, int rank) {
     return hpc_link_is_up(&c->links[rank]);
 }
@@ -186,6 +196,7 @@ static void say_goodbye(hpc_control *c, const char *why) {
     double deadline = hpc_now() + LEAVE_SECONDS; /* a peer that does not read in time sees the hang-up instead */
     hpc_last_word word;
     hpc_group_last_word(c->group, why, &word);
+    word.said = (uint32_t)c->said;
     for (int r = 0; r < c->group->size; r++) {
         int fd = atomic_load(&c->links[r].fd);
         if (fd < 0) continue;

@@ -7,6 +7,9 @@
  * GONE. It need not know which: hpc_spread_go_on compares the states of the group with the news that it has passed on.
  * A doubted departure (edges.c) is not passed on.
  *
+ * A rank keeps the last SAYs of each rank, and the departures that it has passed on. A new neighbour is told all of
+ * them, as it may have lost its neighbours while they were on their way. Serials show which SAYs are known.
+ *
  * A rank may have a link to a rank that a GONE names. Before it believes that the rank failed it reads the link, which
  * may have the rank's own last word. It does not believe that the rank left: the rank's BYE comes on the link, after
  * all that the rank has sent. To a rank that failed it sends a DROP, because that rank may live, cut off from others.
@@ -19,6 +22,8 @@
 #include <string.h>
 
 #include "base/wait.h"
+
+enum { MOST_KEPT = 16 }; /* SAYs of a rank */
 
 static const char cannot_be[] = "it told of a rank that does not exist";
 
@@ -93,6 +98,15 @@ static int send_queue(hpc_control *c, int rank) {
     return l->unfinished;
 }
 
+/* Keeps a SAY of this rank for new neighbours. */
+static void keep(hpc_control *c, int rank, hpc_saying *s) {
+    hpc_link *l = &c->links[rank];
+    if (s == NULL || !append(&l->said, s)) return;
+    if (++l->n_said <= MOST_KEPT) return;
+    drop_first(&l->said);
+    l->n_said--;
+}
+
 void hpc_spread_to(hpc_control *c, int rank, hpc_mesh_type type) {
     hpc_saying *s = make(type, 0, NULL, 0);
     if (s != NULL) append(&c->links[rank].queue, s);
@@ -151,19 +165,23 @@ static void learn(hpc_control *c, int from, const hpc_gone *gone) {
     if (!hpc_group_has_departed(g, rank) && hpc_link_is_up(l) && !l->ended) {
         if (!failed) {
             if (l->last == NULL && (l->last = malloc(sizeof *l->last)) != NULL) *l->last = gone->word;
-            l->has_left = l->last != NULL;
+            l->has_left = 1;
             return;
         }
         if (atomic_load(&l->kind) == HPC_LINK_UNIX) hpc_link_read(c, rank, SIZE_MAX);
         if (!hpc_group_has_departed(g, rank)) hpc_link_drop(c, rank);
     }
-    hpc_link_settle(c, rank, gone->state);
     if (!hpc_group_has_departed(g, rank)) {
         l->gone_by = from;
         if (l->last == NULL && (l->last = malloc(sizeof *l->last)) != NULL) *l->last = gone->word;
         if (gone->served > atomic_load(&l->served)) atomic_store(&l->served, gone->served); /* before the state */
-        hpc_group_depart_saying(g, rank, gone->state, &gone->word);
     }
+    if (!failed && !hpc_group_has_departed(g, rank)) {
+        hpc_link_leaves(c, rank);
+        return;
+    }
+    hpc_link_settle(c, rank, gone->state);
+    if (!hpc_group_has_departed(g, rank)) hpc_group_depart_saying(g, rank, gone->state, &gone->word);
     if (failed && hpc_link_is_up(l)) hpc_link_end(c, rank, g->reasons[rank]);
 }
 
@@ -222,7 +240,10 @@ static const char *hear(hpc_control *c, int from, const hpc_message *m) {
     l->serial = head.serial;
     hpc_saying *s = make(HPC_MESH_SAY, 0, m->data, m->total);
     queue_for_all(c, s, from, -1);
+    keep(c, head.rank, s);
     release(s);
+    if (l->has_left && l->last != NULL && l->serial >= l->last->said && !hpc_link_is_up(l))
+        hpc_link_leaves(c, head.rank);
     const char *told = m->data + sizeof head;
     const int me = c->group->rank;
     if (!(told[me / 8] >> me % 8 & 1) && c->giver != NULL)
@@ -284,7 +305,10 @@ static void take_said(hpc_control *c) {
     hpc_outbox said = c->to_say;
     c->to_say = (hpc_outbox){NULL, NULL};
     pthread_mutex_unlock(&c->lock);
-    for (; said.first != NULL; drop_first(&said)) queue_for_all(c, said.first->saying, -1, -1);
+    for (; said.first != NULL; drop_first(&said)) {
+        queue_for_all(c, said.first->saying, -1, -1);
+        if (said.first->saying->type == HPC_MESH_SAY) keep(c, c->group->rank, said.first->saying);
+    }
 }
 
 /* Learns, and queues all that is new. */
@@ -304,6 +328,8 @@ static void gather(hpc_control *c) {
 static void join(hpc_control *c, int rank) {
     hpc_outbox *box = &c->links[rank].queue;
     c->links[rank].is_told = 1;
+    for (int r = 0; r < c->group->size; r++) /* before the word that it has left */
+        for (hpc_queued *q = c->links[r].said.first; q != NULL && r != rank; q = q->next) append(box, q->saying);
     for (int r = 0; r < c->group->size; r++) {
         if (!c->links[r].spread || r == rank) continue;
         hpc_saying *s = make_gone(c, r);
@@ -313,11 +339,16 @@ static void join(hpc_control *c, int rank) {
     if (c->revoke_spread) hpc_spread_to(c, rank, HPC_MESH_REVOKE);
 }
 
+static void join_all(hpc_control *c) {
+    const int n = atomic_load_explicit(&c->n_edges, memory_order_acquire);
+    for (int i = 0; i < n; i++)
+        if (!c->links[c->edges[i]].is_told && can_tell(c, c->edges[i])) join(c, c->edges[i]);
+}
+
 int hpc_spread_go_on(hpc_control *c) {
     const int n = atomic_load_explicit(&c->n_edges, memory_order_acquire);
     int left = 0;
-    for (int i = 0; i < n; i++)
-        if (!c->links[c->edges[i]].is_told && can_tell(c, c->edges[i])) join(c, c->edges[i]);
+    join_all(c);
     gather(c);
     for (int i = 0; i < n; i++) left |= send_queue(c, c->edges[i]);
     return left;
@@ -341,6 +372,7 @@ int hpc_spread_say(hpc_control *c, hpc_mesh_type type, uint64_t sequence, const 
 }
 
 void hpc_spread_end(hpc_control *c, double deadline) {
+    join_all(c);
     gather(c);
     for (int r = 0; r < c->group->size; r++) {
         hpc_outbox *box = &c->links[r].queue;
@@ -355,6 +387,7 @@ void hpc_spread_end(hpc_control *c, double deadline) {
 void hpc_spread_free(hpc_control *c) {
     for (int r = 0; r < c->group->size; r++) {
         clear(&c->links[r].queue);
+        clear(&c->links[r].said);
         free(c->links[r].last);
     }
     clear(&c->to_say);

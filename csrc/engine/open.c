@@ -395,6 +395,8 @@ int hpc_scheme_prepare(hpc_scheme *sc, const hpc_exchange_config *f) {
 
 /* ---- close ---- */
 
+static const double LINK_SECONDS = 2; /* for all links together */
+
 /* Tells every rank that is not gone how many pushes this rank has made (a push sent in part does not count); or, in a
  * later call, that this rank answers nothing more. A message goes by the lane of the pushes, so that it comes after
  * them; the lane is flushed before the memory is freed. A rank that gets no pushes of this one is told by the control
@@ -409,10 +411,16 @@ static int announce(hpc_scheme *sc, uint64_t what) {
     if (told == NULL) return hpc_fail(HPC_ERR_MEMORY, "close", "close: no memory for %d ranks", size);
     for (size_t k = 0; k < n; k++)
         atomic_store_explicit((_Atomic uint64_t *)&counts[k], sc->keys[k].pushes, memory_order_relaxed);
+    /* After a departure the ranks may not be connected for a moment, and this rank may leave before they are. */
+    const int directly = what == HPC_CLOSED && atomic_load(&c->group.departures) > 0;
+    const double deadline = hpc_now() + LINK_SECONDS;
+    for (int r = 0; r < size && directly; r++)
+        if (push_lane_to(sc, r) == NULL && !hpc_group_has_departed(&c->group, r)) hpc_control_seek(c->control, r);
     for (int r = 0; r < size; r++) {
         hpc_lane *lane = push_lane_to(sc, r);
         int status = HPC_OK;
         told[r] = 1;
+        if (lane == NULL && directly) hpc_control_await_link(c->control, r, deadline);
         if (hpc_group_has_departed(&c->group, r)) continue;
         size_t at = sc->layout.places[r].closed + (size_t)me * (size_t)sc->plan->n_keys * sizeof *counts;
         if (lane != NULL)

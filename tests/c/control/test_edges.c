@@ -64,14 +64,28 @@ static void go(node *n, manner how) {
     node_leave(n, NULL);
 }
 
+static void await_departure(const node *n, int who) {
+    const double until = ranks_now() + ranks_patience(20);
+    while (!hpc_group_has_departed(&n->group, who)) {
+        CHECK(ranks_now() <= until);
+        poll(NULL, 0, 1);
+    }
+}
+
 static void one_by_one(rank *r, node *n, const manner *how) {
+    bool has_left = false;
     for (int k = 0; k < GOING; k++) {
         if (k > 0) rank_await(r, SEEN + k - 1, (uint64_t)(r->size - k));
         if (r->rank == going[k]) {
             go(n, how[k]);
             return;
         }
-        await_state(n, going[k], how[k] == LEAVE ? HPC_PEER_LEFT : HPC_PEER_FAILED);
+        /* Once some rank has left, one that had no neighbour any more may have left too. */
+        if (how[k] == DIE && has_left)
+            await_departure(n, going[k]);
+        else
+            await_state(n, going[k], how[k] == LEAVE ? HPC_PEER_LEFT : HPC_PEER_FAILED);
+        has_left |= how[k] == LEAVE;
         if (how[k] == STOP) CHECK(strstr(n->group.reasons[going[k]], "nothing was heard from it for"));
         atomic_fetch_add(&r->board[SEEN + k], 1);
     }
