@@ -203,6 +203,7 @@ typedef struct hpc_link {
     unsigned char same_host;
     hpc_endpoint endpoint; /* at which the peer answers; family 0: unknown */
     char path[HPC_ENDPOINT_TEXT];
+    char likely[HPC_ENDPOINT_TEXT]; /* the path that a link would have; written by connect */
 
     pthread_mutex_t send_lock;
     int cut;             /* a send stopped inside a frame: nothing more may be sent */
@@ -215,6 +216,7 @@ typedef struct hpc_link {
     _Atomic uint64_t over;   /* the peer's last OVER */
 
     _Atomic int dropped;               /* the peer counts this rank as failed: it has sent a DROP, or cannot be asked */
+    _Atomic int missed;                /* it has left, and some of what it said to all ranks had not come then */
     _Atomic int proven;                /* the peer's failure was seen here, or is its own word */
     _Atomic uint32_t words[HPC_WORDS]; /* the peer's words (hpc_control_told) */
 
@@ -234,6 +236,7 @@ typedef struct hpc_link {
     int wants;             /* the peer has asked for a handle since the service thread answered */
     int blocked;           /* the socket had no room for an answer */
     double looked;         /* when this rank last asked for the peer's news */
+    double unanswered;     /* when the oldest LOOK without an answer was sent */
     _Atomic int wanted;    /* an inquiry wants the peer's news: the service thread must ask */
     hpc_message *news;     /* the peer's last news; NULL: none */
     double news_at;
@@ -447,8 +450,7 @@ static inline int hpc_link_is_gone(const hpc_control *c, int rank) {
     return hpc_group_has_departed(c->group, rank) && atomic_load(&c->links[rank].doubted) != HPC_DOUBT_LOCAL;
 }
 
-/* The rank has left, with the word in last. If some of what it said to all ranks has not come, it counts as present
- * until it comes, or for a while. Called by the service thread. */
+/* The rank has left, with the word in last. Called by the service thread. */
 void hpc_link_leaves(hpc_control *c, int rank);
 
 /* The rank has departed to this state for sure, which ends doubts: the others are told. Called by the service thread.
@@ -616,6 +618,9 @@ void hpc_jobs_answer(hpc_control *c, int fd, int rank, const unsigned char name[
 /* Sends rank the NEWS that it asked for; returns like hpc_link_tell. Called by the service thread. */
 int hpc_jobs_tell(hpc_control *c, int rank);
 
+/* This rank has sent a LOOK. Called by the service thread. */
+void hpc_jobs_looked(hpc_control *c, int rank, double now);
+
 /* Makes an answer from another process safe to use: ends texts and bounds numbers. HPC_ERR_AUTH for another version. */
 int hpc_jobs_check(hpc_job_answer *answer);
 
@@ -669,6 +674,8 @@ int hpc_mesh_call_unix(const hpc_control *c, int rank);
  * an hpc_refused. Any thread may call it. */
 int hpc_mesh_call_tcp(hpc_control *c, int rank, const char *op, double deadline, int *fd, hpc_endpoint *reached,
                       int *refused);
+/* Writes the endpoint at which rank would be called first into its likely. */
+void hpc_mesh_guess_path(hpc_control *c, int rank);
 /* Returns whether no process listens at any address of rank, and writes that into why. It waits for an address that
  * does not answer only briefly. */
 int hpc_mesh_refuses(hpc_control *c, int rank, char why[HPC_REASON_BYTES]);

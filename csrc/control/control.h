@@ -62,7 +62,8 @@ int hpc_control_connect(hpc_control *control, const hpc_control_address *address
  * after connect. */
 int hpc_control_link(const hpc_control *control, int rank);
 /* Returns the endpoint at which a TCP peer is reached ("10.0.0.2:40001 by eth0"), or just the address from which it
- * called; "" for other peers, and while there is no link. Valid as long as control. */
+ * called; "" for other peers. While there is no link it is the endpoint that would be called first. Valid as long as
+ * control. */
 const char *hpc_control_path(const hpc_control *control, int rank);
 
 /* Opens one more authenticated TCP connection to rank, for a lane; *fd is non-blocking and tuned (hpc_net_tune).
@@ -123,6 +124,9 @@ int hpc_control_put(hpc_control *control, int rank, uint64_t number, const void 
  * along the neighbours; it never waits. What one rank says keeps its order. HPC_ERR_MEMORY without memory. */
 int hpc_control_say(hpc_control *control, uint64_t number, const char *told, const void *data, size_t nbytes,
                     uint64_t value);
+/* Returns whether rank has left, and some of what it said to all had not come then, because neighbours left or died
+ * too. Call it after the rank's state was seen to be HPC_PEER_LEFT. */
+int hpc_control_missed(const hpc_control *control, int rank);
 /* Returns whether there is a link to rank. */
 int hpc_control_is_linked(const hpc_control *control, int rank);
 /* Asks for a link to rank, and await waits until it is made, the rank is gone, or the deadline. */

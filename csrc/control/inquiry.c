@@ -40,7 +40,7 @@ int hpc_inquiry_look(hpc_control *c) {
             continue;
         }
         int status = hpc_link_tell(c, r, HPC_MESH_LOOK, NULL, 0);
-        if (status == HPC_OK) l->looked = hpc_now();
+        if (status == HPC_OK) hpc_jobs_looked(c, r, hpc_now());
         if (status != HPC_ERR_TIMEOUT) continue;
         atomic_store(&l->wanted, 1);
         left = 1;

@@ -111,9 +111,16 @@ static void show_peer(const hpc_control *c, int rank, hpc_shown_rank *shown) {
     snprintf(shown->host, sizeof shown->host, "%s", l->host);
     shown->told_by = g->rank;
     shown->age = l->news == NULL ? -1 : now - l->news_at;
-    shown->unheard = atomic_load(&l->edge) && atomic_load(&l->kind) == HPC_LINK_TCP ? now - l->heard : 0;
+    if (atomic_load(&l->kind) == HPC_LINK_TCP) /* only neighbours send beats */
+        shown->unheard = atomic_load(&l->edge) ? now - l->heard : l->unanswered > l->heard ? now - l->unanswered : 0;
     shown->stopped = hpc_link_is_stopped(c, rank);
     hpc_jobs_show_gone(c, rank, shown);
+}
+
+void hpc_jobs_looked(hpc_control *c, int rank, double now) {
+    hpc_link *l = &c->links[rank];
+    l->looked = now;
+    if (l->unanswered <= l->heard) l->unanswered = now;
 }
 
 static void look(hpc_control *c, int rank) {
@@ -124,7 +131,7 @@ static void look(hpc_control *c, int rank) {
         atomic_store(&l->wanted, 1);
         hpc_mesh_seek(c, rank, HPC_SEEKS);
     } else if (hpc_link_tell(c, rank, HPC_MESH_LOOK, NULL, 0) == HPC_OK) {
-        l->looked = now;
+        hpc_jobs_looked(c, rank, now);
     }
 }
 

@@ -124,7 +124,10 @@ static int take_addresses(hpc_control *c, const hpc_control_address *addresses, 
 static double look_for_children(void *arg) {
     hpc_control *c = arg;
     char why[HPC_REASON_BYTES];
-    for (int r = c->group->rank + 1; r < c->group->size; r++)
+    pthread_mutex_lock(&c->lock);
+    const int refused = c->refusal[0] != 0; /* a child may have ended for that: the timeout says so */
+    pthread_mutex_unlock(&c->lock);
+    for (int r = c->group->rank + 1; r < c->group->size && !refused; r++)
         if (is_joining(c, r) && hpc_mesh_refuses(c, r, why) && is_joining(c, r))
             hpc_group_depart(c->group, r, HPC_PEER_FAILED, why);
     hpc_mesh_poke(c); /* the service thread tells the neighbours */
@@ -180,6 +183,7 @@ static int await_all(hpc_control *c, const int *hosts, double deadline) {
         const int kind = on_host ? kind_of(c, r, hosts, odd) : HPC_LINK_TCP;
         atomic_store(&l->allowed, (unsigned char)kind);
         atomic_store(&l->kind, kind);
+        if (kind == HPC_LINK_TCP) hpc_mesh_guess_path(c, r);
         hpc_link_alive(c, r);
     }
     if (status == HPC_OK) hpc_control_free_replies(c, odd);

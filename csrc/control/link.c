@@ -430,11 +430,7 @@ static void keep_word(hpc_link *l) {
 
 void hpc_link_leaves(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
-    l->has_left = 1;
-    if (l->last != NULL && l->serial < l->last->said) {
-        hpc_link_suspect(c, rank, "it left", hpc_now());
-        return;
-    }
+    if (l->last != NULL) atomic_store(&l->missed, l->serial < l->last->said); /* before the state */
     hpc_link_settle(c, rank, HPC_PEER_LEFT);
     if (l->last != NULL)
         hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, l->last);
@@ -761,12 +757,12 @@ static void count_as_failed(hpc_control *c, int rank, const char *why) {
     hpc_link *l = &c->links[rank];
     const int unsure = l->unsure || atomic_load(&l->dropped); /* a rank that drops this one lives */
     const int local = !atomic_load(&l->edge) && l->refused_at == 0, silent = unsure && rank < c->group->rank;
-    if (l->has_left && l->last != NULL) { /* not all that it said has come, or its own word has not */
-        l->last->said = 0;
+    if (l->has_left) { /* its own word has not come, but others had it */
         hpc_link_leaves(c, rank);
         return;
     }
     if (l->refused_at > 0 && have_some_left(c)) { /* it may have left while no neighbour could hear it */
+        atomic_store(&l->missed, 1);
         hpc_link_settle(c, rank, HPC_PEER_LEFT);
         hpc_group_depart(c->group, rank, HPC_PEER_LEFT, "it left, or its process died");
         return;

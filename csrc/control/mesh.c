@@ -282,6 +282,12 @@ static int call_tcp(hpc_control *c, int rank, double deadline) {
     return HPC_OK;
 }
 
+void hpc_mesh_guess_path(hpc_control *c, int rank) {
+    calls calls;
+    list_attempts(c, rank, &calls);
+    if (calls.n > 0) hpc_net_text(&calls.all[0].at, c->links[rank].likely);
+}
+
 int hpc_mesh_refuses(hpc_control *c, int rank, char why[HPC_REASON_BYTES]) {
     const int allowed = atomic_load(&c->links[rank].allowed);
     char first[HPC_ENDPOINT_TEXT];

@@ -137,7 +137,7 @@ int hpc_control_link(const hpc_control *control, int rank) {
 
 const char *hpc_control_path(const hpc_control *control, int rank) {
     const hpc_link *l = &control->links[rank];
-    return hpc_link_is_up(l) ? l->path : "";
+    return hpc_link_is_up(l) ? l->path : l->likely;
 }
 
 void hpc_control_derive(const hpc_control *control, const void *facts, size_t nbytes,
@@ -166,6 +166,10 @@ int hpc_control_tell(hpc_control *c, int rank, int place, uint32_t value) {
     if (hpc_group_has_departed(c->group, rank)) return HPC_ERR_PEER;
     hpc_mesh_seek(c, rank, HPC_SEEKS);
     return HPC_ERR_TIMEOUT;
+}
+
+int hpc_control_missed(const hpc_control *c, int rank) {
+    return atomic_load_explicit(&c->links[rank].missed, memory_order_relaxed);
 }
 
 void hpc_control_seek(hpc_control *c, int rank) {

@@ -242,8 +242,6 @@ static const char *hear(hpc_control *c, int from, const hpc_message *m) {
     queue_for_all(c, s, from, -1);
     keep(c, head.rank, s);
     release(s);
-    if (l->has_left && l->last != NULL && l->serial >= l->last->said && !hpc_link_is_up(l))
-        hpc_link_leaves(c, head.rank);
     const char *told = m->data + sizeof head;
     const int me = c->group->rank;
     if (!(told[me / 8] >> me % 8 & 1) && c->giver != NULL)

@@ -438,9 +438,12 @@ static int announce(hpc_scheme *sc, uint64_t what) {
     return first_failure == HPC_OK ? said : first_failure;
 }
 
+/* A rank that left has closed the exchange first, if its word about that was lost. */
 static int is_open(const hpc_scheme *sc, int rank) {
-    return sc->layout.places[rank].worker &&
-           atomic_load_explicit(hpc_own_signal(sc->window, hpc_signal_closed(rank)), memory_order_acquire) == 0;
+    const hpc_group *g = &sc->context->group;
+    if (!sc->layout.places[rank].worker || hpc_closed_signal(sc, rank) != 0) return 0;
+    return atomic_load_explicit(&g->states[rank], memory_order_acquire) != HPC_PEER_LEFT ||
+           !hpc_control_missed(sc->context->control, rank);
 }
 
 static int outstanding(const hpc_scheme *sc, int *ranks) {
