@@ -57,6 +57,7 @@ void hpc_callers_made(hpc_control *c, int rank) {
     if (l->refused_at > 0) c->arranged = -1; /* it does not any more */
     l->refused_at = 0;
     l->lost_why = NULL;
+    l->is_fresh = 1;
     l->called_since = l->call_again = 0;
     hpc_link_alive(c, rank);
     if (hpc_mesh_watch(c, atomic_load(&l->fd), HPC_WATCH_LINK, rank) != 0) {
@@ -320,6 +321,11 @@ void hpc_callers_stop(hpc_control *c) {
     pthread_mutex_unlock(&c->lock);
     for (hpc_outcall *of = take_called(c), *next; of != NULL; of = next) {
         next = of->next;
+        if (of->status == HPC_OK &&
+            !hpc_link_is_up(&c->links[of->rank])) { /* the peer has it, and awaits a last word */
+            hpc_link_publish(c, of->rank, of->fd, HPC_LINK_TCP);
+            of->fd = -1;
+        }
         hpc_close(&of->fd);
         free(of);
     }

@@ -264,6 +264,7 @@ typedef struct hpc_link {
     hpc_outbox said;            /* its last SAYs, for new neighbours */
     int n_said;
     int spread, gone_by;   /* the departure was passed on; the neighbour that told it, or -1 */
+    int is_fresh;          /* made at its first use, and no frame has come: a peer that ends it may just be leaving */
     int has_left;          /* others have told that it left, with the word in last; its own word shall come */
     int drops, drops_told; /* it has dropped this rank, or one that is linked with this one; the neighbours know */
     int end_state;         /* the state to pass on, if the rank was doubted before it departed; 0: the group's */

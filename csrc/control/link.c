@@ -462,6 +462,7 @@ void hpc_link_dropped(hpc_control *c, int rank) {
 /* The payload is where place_of said. Returns NULL, or why the link cannot go on. */
 static const char *end_frame(hpc_control *c, int rank, const hpc_mesh_frame *f) {
     hpc_link *l = &c->links[rank];
+    l->is_fresh = 0;
     hpc_message *m;
     switch (f->type) {
     case HPC_MESH_GATHER:
@@ -782,7 +783,7 @@ void hpc_link_end(hpc_control *c, int rank, const char *why) {
     if (l->ended) return;
     l->ended = 1;
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
-    if (atomic_load(&l->edge)) {
+    if (atomic_load(&l->edge) && !l->is_fresh) {
         count_as_failed(c, rank, why);
     } else {
         l->lost_why = why;
