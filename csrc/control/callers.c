@@ -192,7 +192,7 @@ static void *call(void *arg) {
     return NULL;
 }
 
-/* Starts a thread; returns 0 if there is none. */
+/* Starts a thread for a call; returns 0 if the kernel gives none. */
 static int start(hpc_control *c, hpc_outcall *of) {
     pthread_mutex_lock(&c->lock);
     c->n_callers++;

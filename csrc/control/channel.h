@@ -3,6 +3,7 @@
  *
  *   tree.c        arranges the ranks in a tree (tree.h)
  *   batch.c       reads and writes the messages of collectives (batch.h)
+ *   ends.c        decides whether a rank has failed or left
  *   link.c        moves frames
  *   roll.c        learns which ranks have come to a collective
  *   mesh.c        calls other ranks
@@ -193,7 +194,7 @@ typedef struct hpc_want {
 
 typedef struct hpc_link {
     _Atomic int fd;
-    _Atomic int kind; /* hpc_link_kind: of the link, or of the one that would be made */
+    _Atomic int kind; /* hpc_link_kind; before the link is made, the kind that it would have */
     int pidfd;
     hpc_memory *bell;
     hpc_message *inbox;          /* whole messages, in order of sequence */
@@ -216,7 +217,7 @@ typedef struct hpc_link {
     _Atomic uint64_t over;   /* the peer's last OVER */
 
     _Atomic int dropped;               /* the peer counts this rank as failed: it has sent a DROP, or cannot be asked */
-    _Atomic int missed;                /* it has left, and some of what it said to all ranks had not come then */
+    _Atomic int missed;                /* the peer has left, and some of its SAYs had not come then */
     _Atomic int proven;                /* the peer's failure was seen here, or is its own word */
     _Atomic uint32_t words[HPC_WORDS]; /* the peer's words (hpc_control_told) */
 
@@ -577,7 +578,7 @@ const char *hpc_spread_take(hpc_control *c, int rank, hpc_message *m);
 /* Handles the messages that came, learns of departures, and sends to the neighbours what fits. Returns 1 if some socket
  * had no room. */
 int hpc_spread_go_on(hpc_control *c);
-/* Sends a frame without payload to one neighbour, after those that wait. */
+/* Sends one neighbour a frame without payload, after the frames that wait for it. */
 void hpc_spread_to(hpc_control *c, int rank, hpc_mesh_type type);
 /* Sends a frame to all neighbours. Any thread may call it. HPC_ERR_MEMORY without memory. */
 int hpc_spread_say(hpc_control *c, hpc_mesh_type type, uint64_t sequence, const void *data, size_t nbytes);

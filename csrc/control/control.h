@@ -107,7 +107,8 @@ typedef struct hpc_giver {
     void (*drop)(void *arg, int rank, hpc_blob *blob);
     int (*put)(void *arg, uint64_t number, const void *data, size_t nbytes, uint64_t offset, int signal,
                uint64_t value);
-    /* What rank says about its object of this number (hpc_control_say). value is 0 in all parts but the last. */
+    /* Takes a part of a message of rank about its object of this number (hpc_control_say). value is 0 in all parts but
+     * the last. */
     void (*hear)(void *arg, int rank, uint64_t number, const void *data, size_t nbytes, uint64_t offset,
                  uint64_t value);
 } hpc_giver;
@@ -124,7 +125,7 @@ int hpc_control_put(hpc_control *control, int rank, uint64_t number, const void 
  * along the neighbours; it never waits. What one rank says keeps its order. HPC_ERR_MEMORY without memory. */
 int hpc_control_say(hpc_control *control, uint64_t number, const char *told, const void *data, size_t nbytes,
                     uint64_t value);
-/* Returns whether rank has left, and some of what it said to all had not come then, because neighbours left or died
+/* Returns whether rank has left before all its messages by hpc_control_say had come, because neighbours left or died
  * too. Call it after the rank's state was seen to be HPC_PEER_LEFT. */
 int hpc_control_missed(const hpc_control *control, int rank);
 /* Returns whether there is a link to rank. */

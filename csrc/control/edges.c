@@ -11,8 +11,8 @@
  * neighbours say. If a network is cut between two neighbours, each of them says so of the other. The others believe the
  * lower one. So the higher one counts the lower one as failed itself, but does not tell (hpc_link.doubted); it looks
  * for another neighbour, which turns it down if it has heard of it (a DROP). If the lower one is dead, its other
- * neighbours tell. A rank above which no rank is left tells what it doubts. A rank that several ranks turned down gives
- * this up: the others go on without it.
+ * neighbours tell. If no rank above is left, the higher one tells of its doubts. A rank that several ranks turned down
+ * gives this up: the others go on without it.
  *
  * A rank that a lower one dropped tells its neighbours so (DROPPED). They may be cut off with it, as the ranks of a
  * host that was frozen are. So each of them makes the lower rank its neighbour, or is dropped too. */
@@ -120,9 +120,9 @@ static int call_for_farewell(hpc_control *c, int rank, double deadline) {
     return 1;
 }
 
-/* A rank that leaves while it has no neighbour above it must still be heard, so it calls one; and it calls those that
- * would make it their neighbour. It waits for no answer on a Unix socket, and by TCP only briefly, for the one above.
- */
+/* A rank that leaves without a neighbour above it calls the rank that would become its neighbour, and the ranks below
+ * that would call it, so that its last word is heard. By a Unix socket the call waits for no answer; by TCP only the
+ * rank above is called, and briefly. */
 void hpc_edges_farewell(hpc_control *c) {
     const int me = c->group->rank, size = c->group->size;
     const double deadline = hpc_now() + FAREWELL_SECONDS;

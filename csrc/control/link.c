@@ -6,12 +6,10 @@
 #include "control/channel.h"
 
 #include <errno.h>
-#include <math.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -21,8 +19,6 @@ static const uint32_t MAGIC = 0x68706331;       /* "hpc1" */
 static const uint64_t MOST = (uint64_t)1 << 32; /* bytes of one rank */
 enum { MOST_WAITING = 16 };                     /* messages of one peer */
 static const double REST_SECONDS = 0.2;
-static const double WORD_SECONDS = 0.5; /* until the last word of a rank that is no neighbour should have come */
-static const double LATE_SECONDS = 3;   /* the same of a rank that refuses calls */
 
 const char *hpc_link_name(hpc_link_kind kind) {
     return kind == HPC_LINK_TCP ? "tcp" : "";
@@ -296,7 +292,6 @@ static int is_sound(const hpc_mesh_frame *f, int size) {
 const char hpc_link_garbled[] = "it sent bytes that are not a message of hpcomm";
 static const char no_memory[] = "this rank has no memory for its message";
 static const char ended[] = "its process died or closed the connection";
-static const char dropped[] = "it heard nothing from this rank for too long and goes on without it";
 
 /* Makes room for the frame's payload, but at most for twice the bytes that have come. */
 static int make_room(hpc_message *m, size_t more) {
@@ -426,37 +421,6 @@ static void append(hpc_control *c, hpc_message **inbox, hpc_message *m) {
 static void keep_word(hpc_link *l) {
     if (l->last == NULL) l->last = malloc(sizeof *l->last);
     if (l->last != NULL) *l->last = l->word;
-}
-
-void hpc_link_leaves(hpc_control *c, int rank) {
-    hpc_link *l = &c->links[rank];
-    if (l->last != NULL) atomic_store(&l->missed, l->serial < l->last->said); /* before the state */
-    hpc_link_settle(c, rank, HPC_PEER_LEFT);
-    if (l->last != NULL)
-        hpc_group_depart_saying(c->group, rank, HPC_PEER_LEFT, l->last);
-    else
-        hpc_group_depart(c->group, rank, HPC_PEER_LEFT, "it left");
-}
-
-void hpc_link_settle(hpc_control *c, int rank, int state) {
-    hpc_link *l = &c->links[rank];
-    const int before = atomic_exchange(&l->doubted, HPC_CERTAIN);
-    if (before == HPC_NO_DOUBT || before == HPC_CERTAIN) return;
-    l->end_state = state;
-    c->departed = c->arranged = -1;
-}
-
-/* The others believe the lower of two ranks that accuse each other (edges.c). */
-void hpc_link_dropped(hpc_control *c, int rank) {
-    hpc_link *l = &c->links[rank];
-    if (!atomic_exchange(&l->dropped, 1)) c->dropped_by++;
-    if (rank < c->group->rank) l->drops = 1;
-    if (rank > c->group->rank)
-        hpc_link_settle(c, rank, HPC_PEER_FAILED);
-    else if (!hpc_link_is_gone(c, rank))
-        atomic_store(&l->doubted, HPC_DOUBT_SILENT);
-    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, dropped);
-    c->departed = c->arranged = -1; /* a doubt may have changed */
 }
 
 /* The payload is where place_of said. Returns NULL, or why the link cannot go on. */
@@ -744,83 +708,6 @@ void hpc_link_publish(hpc_control *c, int rank, int fd, int kind) {
     l->heard = hpc_now();
     atomic_store(&l->fd, fd);
     if (kind == HPC_LINK_TCP) atomic_fetch_add(&c->tcp_links, 1);
-}
-
-static int have_some_left(const hpc_control *c) {
-    for (int r = 0; r < c->group->size; r++)
-        if (atomic_load(&c->group->states[r]) == HPC_PEER_LEFT) return 1;
-    return 0;
-}
-
-/* The peer of a link that has ended counts as failed. The end of a link shows a death to a neighbour, unless only the
- * connection failed: then the others believe the lower of two ranks. */
-static void count_as_failed(hpc_control *c, int rank, const char *why) {
-    hpc_link *l = &c->links[rank];
-    const int unsure = l->unsure || atomic_load(&l->dropped); /* a rank that drops this one lives */
-    const int local = !atomic_load(&l->edge) && l->refused_at == 0, silent = unsure && rank < c->group->rank;
-    if (l->has_left) { /* its own word has not come, but others had it */
-        hpc_link_leaves(c, rank);
-        return;
-    }
-    if (l->refused_at > 0 && have_some_left(c)) { /* it may have left while no neighbour could hear it */
-        atomic_store(&l->missed, 1);
-        hpc_link_settle(c, rank, HPC_PEER_LEFT);
-        hpc_group_depart(c->group, rank, HPC_PEER_LEFT, "it left, or its process died");
-        return;
-    }
-    if (!unsure && !local) atomic_store(&l->proven, 1);
-    if (!local && !silent)
-        hpc_link_settle(c, rank, HPC_PEER_FAILED);
-    else if (!hpc_link_is_gone(c, rank))
-        atomic_store(&l->doubted, local ? HPC_DOUBT_LOCAL : HPC_DOUBT_SILENT);
-    c->arranged = -1;
-    hpc_group_depart(c->group, rank, HPC_PEER_FAILED, why); /* unless its last word gave another reason */
-}
-
-void hpc_link_end(hpc_control *c, int rank, const char *why) {
-    hpc_link *l = &c->links[rank];
-    int fd = atomic_load(&l->fd);
-    if (l->ended) return;
-    l->ended = 1;
-    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
-    if (atomic_load(&l->edge) && !l->is_fresh) {
-        count_as_failed(c, rank, why);
-    } else {
-        l->lost_why = why;
-        l->lost_at = hpc_now();
-        c->next_lost = 0;
-    }
-    /* Ends the waits of the peer for this end, and this rank's sends. */
-    if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_RDWR);
-}
-
-void hpc_link_suspect(hpc_control *c, int rank, const char *why, double now) {
-    hpc_link *l = &c->links[rank];
-    l->lost_why = why;
-    if (l->refused_at == 0) l->refused_at = now;
-    c->next_lost = 0;
-    c->arranged = -1; /* another neighbour is needed meanwhile */
-    c->next_edges = 0;
-}
-
-double hpc_link_lost(hpc_control *c, double now) {
-    if (now < c->next_lost) return c->next_lost;
-    c->next_lost = INFINITY;
-    for (int r = 0; r < c->group->size; r++) {
-        hpc_link *l = &c->links[r];
-        if (l->lost_why == NULL) continue;
-        const double due = l->refused_at > 0 ? l->refused_at + LATE_SECONDS : l->lost_at + WORD_SECONDS;
-        if (!hpc_link_is_gone(c, r) && now < due) {
-            if (due < c->next_lost) c->next_lost = due;
-            continue;
-        }
-        if (!hpc_link_is_gone(c, r)) count_as_failed(c, r, l->lost_why);
-        l->lost_why = NULL;
-        l->refused_at = 0;
-        atomic_store(&c->seeking, 1); /* the questions to it fail */
-        c->next_call = 0;
-    }
-    return c->next_lost;
 }
 
 void hpc_link_alive(hpc_control *c, int rank) {

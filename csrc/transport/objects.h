@@ -150,8 +150,8 @@ struct hpc_window {
     hpc_memory *memory; /* this rank's part */
     hpc_part *parts;    /* by rank, this rank's included */
     void *registered;   /* verbs: this rank's part */
-    /* What rank says to all goes to this offset plus rank times the stride, and raises the signal of its number
-     * (hpc_window_say). */
+    /* A message of rank to all ranks (hpc_window_say) goes to this offset plus rank times the stride, and raises the
+     * signal of the rank's number. */
     size_t said_at, said_stride;
 };
 
