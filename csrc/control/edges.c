@@ -75,7 +75,8 @@ static void want(hpc_control *c, int rank, double now) {
             hpc_link_settle(c, rank, HPC_PEER_FAILED);
         else
             atomic_store(&l->doubted, HPC_DOUBT_SILENT);
-        hpc_group_depart(c->group, rank, HPC_PEER_FAILED, "the connection to it failed");
+        hpc_group_depart(c->group, rank, HPC_PEER_FAILED,
+                         l->lost_why != NULL ? l->lost_why : "the connection to it failed");
         c->departed = c->arranged = -1;
         return;
     }

@@ -256,9 +256,8 @@ static void close_all(hpc_control *c) {
     }
     for (int i = 0; i < HPC_STRANGERS; i++) hpc_close(&c->strangers[i].fd);
     hpc_close(&c->listen_fd);
-    hpc_close(&c->tcp_fd);
+    hpc_close(&c->tcp_fd); /* poke_fd stays: other threads may still poke (hpc_control_free closes it) */
     hpc_close(&c->epoll_fd);
-    hpc_close(&c->poke_fd);
 }
 
 void hpc_control_stop(hpc_control *c, const char *why) {
