@@ -315,19 +315,25 @@ int hpc_callers_yield(hpc_control *c, int rank) {
     return 1;
 }
 
+/* The peer of a call that goes on may have it already. So it gets the last word on that connection: on another one the
+ * word would come too late, or not be taken. */
+static void keep_call(hpc_control *c, int rank, int *fd, int kind) {
+    if (*fd < 0 || hpc_link_is_up(&c->links[rank])) {
+        hpc_close(fd);
+        return;
+    }
+    hpc_link_publish(c, rank, *fd, kind);
+    *fd = -1;
+}
+
 void hpc_callers_stop(hpc_control *c) {
     pthread_mutex_lock(&c->lock);
     while (c->n_callers > 0) pthread_cond_wait(&c->ended, &c->lock);
     pthread_mutex_unlock(&c->lock);
     for (hpc_outcall *of = take_called(c), *next; of != NULL; of = next) {
         next = of->next;
-        if (of->status == HPC_OK &&
-            !hpc_link_is_up(&c->links[of->rank])) { /* the peer has it, and awaits a last word */
-            hpc_link_publish(c, of->rank, of->fd, HPC_LINK_TCP);
-            of->fd = -1;
-        }
-        hpc_close(&of->fd);
+        keep_call(c, of->rank, &of->fd, HPC_LINK_TCP);
         free(of);
     }
-    for (int r = 0; r < c->group->size; r++) hpc_close(&c->links[r].call_fd);
+    for (int r = 0; r < c->group->size; r++) keep_call(c, r, &c->links[r].call_fd, HPC_LINK_UNIX);
 }

@@ -522,10 +522,14 @@ static ssize_t receive_packet(int fd, hpc_mesh_frame *f, char *payload, int *pas
     passage room;
     struct msghdr m = {
         .msg_iov = parts, .msg_iovlen = 2, .msg_control = room.bytes, .msg_controllen = CMSG_LEN(sizeof(int))};
-    ssize_t n;
+    ssize_t n = 0;
     *passed = -1;
-    do n = recvmsg(fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    while (n < 0 && errno == EINTR);
+    /* The kernel looks for a packet first, and for the end afterwards: if the peer sends its last packet and closes
+     * between, the end is reported before that packet. The second look finds it. */
+    for (int looks = 0; n == 0 && looks < 2; looks++) {
+        do n = recvmsg(fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        while (n < 0 && errno == EINTR);
+    }
     if (n < 0) return n;
     for (struct cmsghdr *h = CMSG_FIRSTHDR(&m); h != NULL; h = CMSG_NXTHDR(&m, h))
         if (h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS) memcpy(passed, CMSG_DATA(h), sizeof(int));
