@@ -17,6 +17,7 @@
 #include "context/reach.h"
 
 typedef struct hpc_dead_end {
+    int status;
     char why[192];
 } dead_end;
 
@@ -108,9 +109,10 @@ static int give(void *arg, int rank, uint64_t number, hpc_blob *blob) {
     return status;
 }
 
-static void refuse(hpc_approach *way, const char *why) {
+static void refuse(hpc_approach *way, int status, const char *why) {
     dead_end *fresh = malloc(sizeof *fresh), *none = NULL;
     if (fresh == NULL) return; /* the wait ends at its timeout */
+    fresh->status = status;
     snprintf(fresh->why, sizeof fresh->why, "%s", why);
     if (!atomic_compare_exchange_strong(&way->dead_end, &none, fresh)) free(fresh);
 }
@@ -131,7 +133,7 @@ static void take(void *arg, int rank, uint64_t number, int status, const char *w
         way->answer = fresh;
         set(way, HPC_HANDED);
     } else if (awaited || (way != NULL && status < 0 && c->transports[rank]->accept_lane != NULL)) {
-        refuse(way, status == HPC_OK ? "this rank has no memory for its handle" : why);
+        refuse(way, status, status == HPC_OK ? "this rank has no memory for its handle" : why);
     }
     pthread_mutex_unlock(&c->reach);
     if (!kept && status == HPC_OK) discard(c, rank, blob);
@@ -185,7 +187,7 @@ static int attach(const hpc_context *c, hpc_object *o, int peer) {
     way->answer->fd = -1;
     int status = o->joint->attach(c->transports[peer], o, peer, &blob);
     if (status == HPC_OK) hpc_reach_mark(o, peer);
-    if (status < 0) refuse(way, hpc_last_error()->message);
+    if (status < 0) refuse(way, status, hpc_last_error()->message);
     if (status == HPC_IN_PROGRESS) set(way, HPC_HANDED);
     return status;
 }
@@ -206,6 +208,9 @@ int hpc_reach_try(hpc_context *c, hpc_object *o, int peer, const char *op) {
     int status = hpc_group_peer_present(&c->group, peer, op);
     if (status != HPC_OK) return status;
     const dead_end *no = atomic_load(&way->dead_end);
+    if (no != NULL && no->status == HPC_ERR_TIMEOUT)
+        return hpc_fail_ranks(HPC_ERR_TIMEOUT, op, NULL, 0, &peer, 1, "rank %d: %s: cannot reach rank %d's %s: %s",
+                              c->group.rank, op, peer, o->joint->name, no->why);
     if (no != NULL)
         return hpc_fail_transport(op, c->transports[peer]->name, peer, "rank %d: %s: cannot reach rank %d's %s: %s",
                                   c->group.rank, op, peer, o->joint->name, no->why);

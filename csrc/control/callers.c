@@ -232,7 +232,10 @@ static void on_failed(hpc_control *c, const hpc_outcall *of) {
         return;
     }
     l->call_again = now + (of->refused ? 10 * AGAIN : ASKED_BACK);
-    if (++l->failures == 1 && of->refused) return;
+    if (++l->failures == 1 && of->refused) {
+        l->called_since = now;
+        return;
+    }
     const int must = atomic_load(&l->sought) & HPC_MUST_REACH;
     if (must && of->refused == HPC_NO_LISTENER) {
         suspect(c, of->rank, refused, now);

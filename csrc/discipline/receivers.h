@@ -42,7 +42,6 @@ typedef struct hpc_receiver {
     int runs;      /* set: applies versions as they come, because no worker reads the parameters now */
     _Atomic uint64_t version,
         told; /* version: the smallest version of its rows; told: the last version that was told to the sources */
-    int *sources, n_sources; /* the ranks that forward to this share, directly or through other ranks */
 } hpc_receiver;
 
 /* The state of the scheme. */

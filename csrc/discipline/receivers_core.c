@@ -191,8 +191,8 @@ static void tell_sources(hpc_core *core, const hpc_share *share) {
     const hpc_scheme *sc = core->scheme;
     hpc_receiver *its = share->own;
     const uint64_t version = hpc_version_at(&its->version);
-    for (int i = 0; i < its->n_sources; i++)
-        hpc_share_answer(core, its->sources[i], hpc_signal_applied(sc, (int)(share - sc->layout.shares)), version);
+    for (int i = 0; i < share->n_members; i++)
+        hpc_share_answer(core, share->members[i], hpc_signal_applied(sc, (int)(share - sc->layout.shares)), version);
     atomic_store_explicit(&its->told, version, memory_order_release); /* the worker may leave now */
     hpc_bell_ring(sc->context->group.bell); /* this rank's own rows, and its settle or publish, may wait for this */
 }

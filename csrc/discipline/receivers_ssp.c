@@ -234,11 +234,11 @@ static int open_row(hpc_scheme *sc, hpc_work *w, const char *op) {
 }
 
 /* Adds the other ranks over whose rows a version comes to a row, up to the rank whose row sums. */
-static void add_sources(const hpc_plan *plan, int row, hpc_receiver *its) {
+static void add_sources(const hpc_plan *plan, int row, hpc_share *share) {
     for (int at = row; hpc_row_part_of(plan, &plan->rows[at]) >= HPC_ROW_PASSES_ON;) {
         at = plan->rows[at].in[0].row;
         if (plan->rows[at].owner != plan->rows[row].owner)
-            its->n_sources = hpc_add_rank(its->sources, its->n_sources, plan->rows[at].owner);
+            share->n_members = hpc_add_rank(share->members, share->n_members, plan->rows[at].owner);
     }
 }
 
@@ -246,9 +246,8 @@ static int open_share(hpc_scheme *sc, hpc_share *share, const char *op) {
     if (share->owner != sc->context->group.rank || hpc_share_forwards(sc, share)) return HPC_OK;
     hpc_receiver *its = share->own = hpc_scheme_take(sc, 1, sizeof *its, op);
     if (its == NULL) return HPC_ERR_MEMORY;
-    its->sources = hpc_scheme_take(sc, (size_t)sc->context->group.size, sizeof *its->sources, op);
-    if (its->sources == NULL) return HPC_ERR_MEMORY;
-    for (int i = 0; i < share->n_rows; i++) add_sources(sc->plan, share->rows[i], its);
+    share->n_members = 0; /* it answers the ranks that forward to it, directly or through others */
+    for (int i = 0; i < share->n_rows; i++) add_sources(sc->plan, share->rows[i], share);
     its->runs = hpc_share_keeps(sc, share);
     its->need = 1;
     its->behind = share->n_rows;

@@ -271,10 +271,23 @@ static hpc_lane *push_lane_to(const hpc_scheme *sc, int rank) {
     return any;
 }
 
-/* Reaches the ranks to which this rank will put, so that no push waits for that. */
+/* Adds the ranks that a share of this rank answers. */
+static int add_answered(hpc_scheme *sc, const hpc_share *share, hpc_goal *goals, int n) {
+    for (int i = 0; i < share->n_members; i++) {
+        if (share->members[i] == sc->context->group.rank) continue;
+        goals[n++] = (hpc_goal){&sc->out_lanes[share->core]->object, share->members[i]};
+        goals[n++] = (hpc_goal){&sc->window->object, share->members[i]};
+    }
+    return n;
+}
+
+/* Reaches the ranks to which this rank will put, so that neither a push nor an answer waits for that. A goal may come
+ * several times. */
 static int reach_links(hpc_scheme *sc, double deadline) {
     const int size = sc->context->group.size;
-    hpc_goal *goals = malloc((size_t)size * (1 + 2 * (size_t)sc->n_lanes) * sizeof *goals);
+    size_t most = (size_t)size * (1 + 2 * (size_t)sc->n_lanes);
+    for (int s = 0; s < sc->layout.n_shares; s++) most += 2 * (size_t)sc->layout.shares[s].n_members;
+    hpc_goal *goals = malloc(most * sizeof *goals);
     int n = 0;
     if (goals == NULL) return hpc_fail(HPC_ERR_MEMORY, op_create, "exchange: no memory for %d ranks", size);
     for (int r = 0; r < size; r++) {
@@ -287,6 +300,7 @@ static int reach_links(hpc_scheme *sc, double deadline) {
         }
         if (puts) goals[n++] = (hpc_goal){&sc->window->object, r};
     }
+    for (int s = 0; s < sc->layout.n_shares; s++) n = add_answered(sc, &sc->layout.shares[s], goals, n);
     int status = hpc_reach_all(sc->context, goals, n, op_create, deadline);
     free(goals);
     return status;

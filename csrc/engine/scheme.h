@@ -215,6 +215,7 @@ typedef struct hpc_progress_choice {
 typedef struct hpc_ending {
     _Atomic int failed; /* hpc_status of the first failure of a core */
     _Atomic int failing;
+    int waited_for; /* with HPC_ERR_TIMEOUT: the rank that a core waited for, or -1 */
     char failure[HPC_FAILURE_BYTES];
 } hpc_ending;
 

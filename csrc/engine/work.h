@@ -63,7 +63,7 @@ typedef struct hpc_share {
     int some_empty; /* set if some inputs have weight 0 and carry no bytes */
     int tells;      /* how many rows get no bytes from this rank's push, only the news that it was made */
     int n_members;
-    int *members;             /* set only at the owner: the ranks on the edges of the share's rows, this rank last */
+    int *members;             /* set only at the owner: the ranks that it answers, this rank last */
     uint64_t version;         /* owner: how often all rows have been folded */
     int left;                 /* set only at the owner: how many rows are not yet folded for the next version */
     int args_came;            /* set only at the owner: 1 if a rank has put new arguments for the next fold */

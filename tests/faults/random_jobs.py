@@ -42,8 +42,16 @@ TICK = 0.003  # seconds between two looks at the ranks
 START = 60.0 * PATIENCE  # seconds until the first victim has fallen
 SENT = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGUSR2, "close": signal.SIGUSR2}
 MOST = 5  # wrong jobs, or one in twenty, that may be accidents of a busy machine
-NEEDED = 2 * TIMEOUT + 2  # seconds from the fall until each rank that needs the victim has failed
-BOUND = (4 * TIMEOUT + 20.0) * PATIENCE  # seconds from the fall until every survivor has ended
+
+
+def needed(timeout: float) -> float:
+    """Seconds from the fall until each rank that needs the victim has failed."""
+    return 2 * timeout + 2
+
+
+def bound(timeout: float) -> float:
+    """Seconds from the fall until every survivor has ended: after its error it closes the exchange and the context."""
+    return (4 * timeout + 20.0) * PATIENCE
 
 
 class Running:
@@ -86,7 +94,7 @@ class Running:
         late = now > self.started + START
         if self.fell:
             since = now - min(self.fell.values()) / 1e9
-            if since > NEEDED:
+            if since > needed(job.timeout):
                 self.board[job.size + random_rank.END] = 1
             late = since > self._bound
         living = self._living()
@@ -244,9 +252,8 @@ def main() -> int:
     parser.add_argument(
         "--bound",
         type=float,
-        default=BOUND,
         metavar="SECONDS",
-        help="from the fall until every other rank has ended, else it hangs (default: %(default)s)",
+        help="from the fall until every other rank has ended, else it hangs (default: four times --timeout, and 20)",
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="file for every job and all that its ranks saw")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="folder for what the ranks of bad jobs printed")
@@ -276,9 +283,10 @@ def main() -> int:
             except Unavailable as why:
                 parser.error(f"transport mixed needs two hosts: {why}")
             hosts = [(cluster.address(host), cluster.namespaces(host)) for host in cluster.hosts]
-        outcomes = run(jobs, given.at_once, given.bound, given.keep, replay, hosts)
+        most = bound(given.timeout) if given.bound is None else given.bound
+        outcomes = run(jobs, given.at_once, most, given.keep, replay, hosts)
         if given.only is None:
-            outcomes = run_again(outcomes, given.bound, replay, hosts)
+            outcomes = run_again(outcomes, most, replay, hosts)
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1), encoding="utf-8")
     print(table(outcomes))

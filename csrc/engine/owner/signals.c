@@ -7,17 +7,27 @@
 /* ---- failure ---- */
 
 /* The thread that works for the core, its own or a waiting thread, later tells the other ranks (hpc_scheme_check). */
-void hpc_scheme_fail(hpc_scheme *sc, int status, const char *why) {
+static void fail(hpc_scheme *sc, int status, const char *why, int waited_for) {
     if (atomic_exchange_explicit(&sc->fault.failing, 1, memory_order_relaxed)) return;
+    sc->fault.waited_for = waited_for;
     snprintf(sc->fault.failure, sizeof sc->fault.failure, "%s", why);
     atomic_store_explicit(&sc->fault.failed, status, memory_order_release);
     hpc_bell_ring(sc->context->group.bell);
 }
 
+void hpc_scheme_fail(hpc_scheme *sc, int status, const char *why) {
+    fail(sc, status, why, -1);
+}
+
+void hpc_scheme_fail_as_told(hpc_scheme *sc, int status) {
+    const hpc_error *told = hpc_last_error();
+    fail(sc, status, told->message, told->n_waiting > 0 ? told->waiting_for[0] : -1);
+}
+
 void hpc_core_check_put(hpc_core *core, int status) {
     if (status == HPC_OK || status == HPC_ERR_PEER) return;
     if (hpc_group_usable(&core->scheme->context->group, "exchange") != HPC_OK) return; /* closed meanwhile */
-    hpc_scheme_fail(core->scheme, status, hpc_last_error()->message);
+    hpc_scheme_fail_as_told(core->scheme, status);
 }
 
 /* ---- answers ---- */

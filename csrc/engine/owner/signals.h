@@ -7,6 +7,8 @@
 
 /* Records the failure that ends the exchange; later failures are ignored. hpc_scheme_check tells the other ranks. */
 void hpc_scheme_fail(hpc_scheme *sc, int status, const char *why);
+/* The same with this thread's last error, which had this status. */
+void hpc_scheme_fail_as_told(hpc_scheme *sc, int status);
 
 /* Ends the exchange if status, which a put returned, is an error. HPC_ERR_PEER is ignored: a worker that is gone needs
  * no answer, and the waits of other ranks find that it is gone. */

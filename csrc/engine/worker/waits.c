@@ -8,12 +8,17 @@
 #include "engine/discipline.h"
 #include "engine/params.h"
 
+static int fail_again(const hpc_scheme *sc, int failed, const char *op) {
+    const int *rank = &sc->fault.waited_for;
+    return hpc_fail_ranks(failed, op, NULL, 0, rank, *rank >= 0, "%s: %s", op, sc->fault.failure);
+}
+
 /* Another scheme's failure has closed the context of all schemes; this function makes the scheme report the same
  * failure. */
 static int fail_as_others(const hpc_scheme *own, int status, const char *op) {
     for (const hpc_scheme *sc = own->next; sc != own; sc = sc->next) {
         int failed = atomic_load_explicit(&sc->fault.failed, memory_order_acquire);
-        if (failed != HPC_OK) return hpc_fail(failed, op, "%s: %s", op, sc->fault.failure);
+        if (failed != HPC_OK) return fail_again(sc, failed, op);
     }
     return status;
 }
@@ -22,7 +27,7 @@ int hpc_scheme_tell(hpc_scheme *sc, const char *op) {
     int failed = atomic_load_explicit(&sc->fault.failed, memory_order_acquire);
     if (failed != HPC_OK) {
         hpc_context_abort(sc->context, sc->fault.failure);
-        return hpc_fail(failed, op, "%s: %s", op, sc->fault.failure);
+        return fail_again(sc, failed, op);
     }
     hpc_group *g = &sc->context->group;
     int status = hpc_group_usable(g, op);
@@ -225,7 +230,7 @@ void hpc_worker_progress(hpc_scheme *own) {
         if (status == HPC_ERR_PEER) { /* the wait itself reports a lost rank by name */
             hpc_blame_settle(&sc->context->group.blame, NULL, 0);
         } else if (status != HPC_OK) {
-            hpc_scheme_fail(sc, status, hpc_last_error()->message);
+            hpc_scheme_fail_as_told(sc, status);
             hpc_scheme_check(sc, "exchange");
         }
         sc = sc->next;

@@ -197,7 +197,7 @@ static int send_left(hpc_scheme *sc, int key, hpc_limit *l, const char *op) {
     } else if (status != HPC_OK && status != HPC_ERR_PEER) {
         int failed = hpc_scheme_check(sc, op); /* a core, perhaps of another scheme, may have failed first */
         if (failed == HPC_OK) {
-            hpc_scheme_fail(sc, status, hpc_last_error()->message);
+            hpc_scheme_fail_as_told(sc, status);
             failed = hpc_scheme_check(sc, op);
         }
         return failed != HPC_OK ? failed : status;
