@@ -44,12 +44,12 @@ SENT = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "abort": signal.SIGUSR2,
 MOST = 5  # wrong jobs, or one in twenty, that may be accidents of a busy machine
 
 
-def needed(timeout: float) -> float:
+def needed_after(timeout: float) -> float:
     """Seconds from the fall until each rank that needs the victim has failed."""
     return 2 * timeout + 2
 
 
-def bound(timeout: float) -> float:
+def longest(timeout: float) -> float:
     """Seconds from the fall until every survivor has ended: after its error it closes the exchange and the context."""
     return (4 * timeout + 20.0) * PATIENCE
 
@@ -94,7 +94,7 @@ class Running:
         late = now > self.started + START
         if self.fell:
             since = now - min(self.fell.values()) / 1e9
-            if since > needed(job.timeout):
+            if since > needed_after(job.timeout):
                 self.board[job.size + random_rank.END] = 1
             late = since > self._bound
         living = self._living()
@@ -283,7 +283,7 @@ def main() -> int:
             except Unavailable as why:
                 parser.error(f"transport mixed needs two hosts: {why}")
             hosts = [(cluster.address(host), cluster.namespaces(host)) for host in cluster.hosts]
-        most = bound(given.timeout) if given.bound is None else given.bound
+        most = longest(given.timeout) if given.bound is None else given.bound
         outcomes = run(jobs, given.at_once, most, given.keep, replay, hosts)
         if given.only is None:
             outcomes = run_again(outcomes, most, replay, hosts)
