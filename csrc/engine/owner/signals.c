@@ -25,6 +25,7 @@ void hpc_scheme_fail_as_told(hpc_scheme *sc, int status) {
 }
 
 void hpc_core_check_put(hpc_core *core, int status) {
+    if (status == HPC_ERR_PEER) hpc_blame_settle(&core->scheme->context->group.blame, NULL, 0);
     if (status == HPC_OK || status == HPC_ERR_PEER) return;
     if (hpc_group_usable(&core->scheme->context->group, "exchange") != HPC_OK) return; /* closed meanwhile */
     hpc_scheme_fail_as_told(core->scheme, status);
