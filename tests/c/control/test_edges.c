@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 
+#include "base/host.h"
 #include "base/wait.h"
 #include "node.h"
 
@@ -152,6 +153,39 @@ static void thawed(rank *r) {
         if (i != 1) CHECK_EQ(state_of(n, i), HPC_PEER_ALIVE); /* it could not make anyone believe that others failed */
     atomic_fetch_add(&r->board[DONE], 1);
     rank_await(r, DONE, (uint64_t)r->size - 1);
+    node_leave(n, NULL);
+}
+
+static int is_sought(const node *n, int who) {
+    return atomic_load(&n->control->links[who].sought) != 0;
+}
+
+/* Rank 0 calls a rank that is frozen, as the parent of that has died, and leaves before there is an answer. */
+static void leaves_in_a_call(rank *r) {
+    enum { PARENT = 1, FROZEN = 8 };
+    node *n = node_join(r, ALL_UNIX, 10);
+    rank_meet(r);
+    if (r->rank == FROZEN) {
+        rank_set(r, PID, (uint64_t)getpid());
+        raise(SIGSTOP);
+    }
+    const pid_t frozen = (pid_t)rank_await(r, PID, 1);
+    while (r->rank != FROZEN && atomic_load(&r->board[AWAKE]) == 0 && !hpc_host_is_stopped("", frozen)) sched_yield();
+    if (r->rank == PARENT) raise(SIGKILL);
+    if (r->rank == 0) {
+        while (!is_sought(n, FROZEN)) poll(NULL, 0, 1);
+        while (hpc_control_tell(n->control, r->size - 1, 0, 1) == HPC_ERR_TIMEOUT) poll(NULL, 0, 1); /* later */
+        node_leave(n, NULL);
+        CHECK_EQ(kill(frozen, SIGCONT), 0);
+        rank_set(r, AWAKE, 1);
+        rank_await(r, DONE, (uint64_t)r->size - 2);
+        return;
+    }
+    await_state(n, PARENT, HPC_PEER_FAILED);
+    await_departure(n, 0);
+    CHECK_EQ(state_of(n, 0), HPC_PEER_LEFT);
+    atomic_fetch_add(&r->board[DONE], 1);
+    rank_await(r, DONE, (uint64_t)r->size - 2);
     node_leave(n, NULL);
 }
 
@@ -342,6 +376,12 @@ int main(int argc, char **argv) {
          .victims = GO,
          .bare = true},
         {.name = "thawed", .size = SIZE, .run = thawed, .arg = ALL_TCP, .where = ALONE, .bare = true},
+        {.name = "leaves-in-a-call",
+         .size = SIZE,
+         .run = leaves_in_a_call,
+         .where = ALONE,
+         .victims = 1 << 1,
+         .bare = true},
         {.name = "revoked", .size = SIZE, .run = revoked, .arg = MIXED, .where = RANKS_SHM, .bare = true},
         {.name = "words-unix", .size = SIZE, .run = words, .arg = ALL_UNIX, .where = RANKS_SHM, .bare = true},
         {.name = "words-mixed", .size = SIZE, .run = words, .arg = MIXED, .where = RANKS_SHM, .bare = true},
