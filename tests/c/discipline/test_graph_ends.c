@@ -2,7 +2,11 @@
  * are told whom they wait for; and what cannot be is refused, with one sentence on every rank. */
 #define _GNU_SOURCE
 #include <math.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include "base/host.h"
 #include "engine/owner/signals.h"
 #include "engine/bytes.h"
 #include "inside.h"
@@ -54,6 +58,39 @@ static void closes_early(rank *r) {
     if (r->rank == VICTIM && r->arg >= 256) hpc_exchange_free(e);
     CHECK_OK(hpc_barrier(r->context, -1));
     if (r->rank != VICTIM || r->arg < 256) hpc_exchange_free(e);
+}
+
+/* ---- who stands still ------------------------------------------------------------------------------------------- */
+
+/* The victim is stopped before the first step, so nobody has put to it yet. Under BSP all ranks wait for it, and name
+ * it; answers to it hold nobody up. */
+static void stopped_at_once(rank *r) {
+    enum { PID = 8, ENDED };
+    graph_job g;
+    graph_job_init(&g, r);
+    graph_job_shape(&g, RING);
+    g.consistency = HPC_BSP;
+    g.j.progress = HPC_PROGRESS_INLINE;
+    hpc_exchange *e = graph_open(r, &g);
+    rank_meet(r);
+    if (r->rank == VICTIM) {
+        rank_set(r, PID, (uint64_t)getpid());
+        raise(SIGSTOP);
+    } else {
+        const pid_t victim = (pid_t)rank_await(r, PID, 1);
+        while (!hpc_host_is_stopped("", victim)) sched_yield();
+        const double start = ranks_now();
+        CHECK_STATUS(push_pull(&g, e, 0, ranks_patience(1)), HPC_ERR_TIMEOUT);
+        CHECK_EQ(hpc_last_error()->n_culprits, 1);
+        CHECK_EQ(hpc_last_error()->culprits[0].rank, VICTIM);
+        CHECK_EQ(hpc_last_error()->culprits[0].state, HPC_CULPRIT_STOPPED);
+        CHECK(ranks_now() - start < ranks_patience(3));
+        atomic_fetch_add(&r->board[ENDED], 1);
+        rank_await(r, ENDED, (uint64_t)r->size - 1);
+        if (r->rank == 0) CHECK_EQ(kill(victim, SIGCONT), 0);
+    }
+    hpc_context_abort(r->context, "the test says so");
+    hpc_exchange_free(e);
 }
 
 /* A rank says that it has pushed more often than it has slots, and so would overwrite what is not folded yet. arg:
@@ -384,6 +421,11 @@ int main(int argc, char **argv) {
          .run = closes_early,
          .arg = HPC_ASYNC + 16 + FREES,
          .where = RANKS_UNSEEDED},
+        {.name = "stopped_at_once",
+         .size = 5,
+         .run = stopped_at_once,
+         .where = RANKS_TCP | RANKS_PROCESSES,
+         .apart = true},
         {.name = "pushes_too_often", .size = 2, .run = pushes_too_often, .arg = COMPLETE, .apart = true},
         {.name = "pushes_too_often_phases", .size = 2, .run = pushes_too_often, .arg = DEGREES, .apart = true},
         {.name = "answers_too_often", .size = 3, .run = counts_ahead, .arg = 0, .apart = true},
