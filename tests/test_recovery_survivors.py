@@ -172,7 +172,7 @@ def check_rows(told: list[Any], n: int, victims: Any, has_copies: bool, moved: b
         known = {done: [value[part] for value in reference(name, range(n), done)] for done in (STEP, STEP + 1)}
         params, state = found[name][:, part]
         done = [steps_ for steps_, (w, _) in known.items() if (w == params).all()]
-        assert done, f"row {name} {offset} of rank {owner}: {params}"
+        assert done, f"row {name} {offset} of rank {owner}: {params} at steps {steps}, {told[0]['pushes']}"
         assert max(steps[name]) >= min(done)
         if moved and not state.any():
             continue

@@ -229,6 +229,7 @@ def part(cluster: Cluster, how: str) -> None:
         cluster.lose(*(PARTED if how == "there" else PARTED[::-1]))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("per_host", "how"), [(2, "both"), (3, "both"), (2, "there"), (2, "back")])
 def test_all_ranks_name_ranks_of_two_hosts_that_lose_each_other(all_rounds: Rounds, per_host: int, how: str) -> None:
     """Both ways, or only one way. They leave, and then the others are told."""
@@ -238,6 +239,7 @@ def test_all_ranks_name_ranks_of_two_hosts_that_lose_each_other(all_rounds: Roun
         named(free(job, job.host_of), job.host_of, ranks_of(job, *PARTED), start)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("how", ["both", "there"])
 def test_one_of_two_hosts_that_lose_each_other_is_left_out(all_rounds: Rounds, how: str) -> None:
     """All other ranks go on together. Ranks that do not need the broken link learn of it at their deadline at last."""
@@ -268,6 +270,7 @@ VANISHED = {
 WITH = [(2, how, wait) for how in VANISHED for wait in ("steps", "signals")]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("per_host", "how", "wait"), [*WITH, (3, "the host of rank 0", "signals")])
 def test_the_others_go_on_without_hosts_that_vanish(all_rounds: Rounds, per_host: int, how: str, wait: str) -> None:
     """Whether data moves or no rank needs the lost ones. The lost ones see the others vanish."""

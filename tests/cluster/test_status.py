@@ -88,7 +88,8 @@ def test_who_is_gone_is_named_with_the_reason(cluster: Cluster) -> None:
         job.reached("failed", [0, 1])
         ranks = await_status(cluster, ["runs", "runs", "gone", "gone"])
         assert [rank["gone"] for rank in ranks[:2]] == ["", ""]
+        told = [rank["gone"] for rank in ranks[2:]]
         reasons = ("died or closed", "nothing was heard", "refused")
-        assert all(any(reason in rank["gone"] for reason in reasons) for rank in ranks[2:]), [rank["gone"] for rank in ranks]
+        assert all(any(reason in gone for reason in reasons) for gone in told), told
         assert "gone: " in cluster.run("h1", STATUS).stdout
         job.go(ranks=[0, 1])
