@@ -791,8 +791,8 @@ HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int key, c
 #ifdef __cplusplus
 }
 #endif
-
 #include "codec.h"
+#include "collective.h"
 #include "plan.h"
 #include "way.h"
 #include "stats.h"

@@ -1,0 +1,19 @@
+/* The combination of arrays of several ranks into one (hpc_op), by type. One table for each instruction set, made of
+ * combine_kernel.h; all give the same bits. */
+#ifndef HPC_COMBINE_H
+#define HPC_COMBINE_H
+
+#include "hpcomm/hpcomm.h"
+
+/* Writes out[i] = in[0][i] op in[1][i] op ..., in this order, for n_in of 1 and more. out may be one of the inputs;
+ * otherwise it overlaps none. Any alignment. n_ranks: the divisor of HPC_AVG. */
+typedef void hpc_combine_fn(void *out, const void *const *in, int n_in, size_t count, int n_ranks);
+
+/* Returns the function for this CPU (isa: hpc_isa), or NULL if the operator does not take the type. */
+hpc_combine_fn *hpc_combine_of(int op, int type, int isa);
+
+/* The names of an hpc_op and of any type, for errors, such as "sum" and "float32"; NULL if there is none. */
+const char *hpc_op_name(int op);
+const char *hpc_type_name(int type);
+
+#endif
