@@ -53,6 +53,7 @@ FOLDERS = """
 exchange
 discipline
 engine
+collective
 context
 probe
 transport

@@ -141,5 +141,7 @@ int hpc_context_abort(hpc_context *context, const char *why) {
 void hpc_context_free(hpc_context *context) {
     if (context == NULL) return;
     hpc_context_close(context);
+    if (context->mail != NULL) context->mail_free(context->mail);
+    context->mail = NULL;
     hpc_context_release(context);
 }

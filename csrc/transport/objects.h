@@ -96,6 +96,8 @@ struct hpc_context {
     struct hpc_context *heirs, *next_heir; /* root only: its heirs that are not closed */
     int *first;                            /* heirs only: the root's rank number of each rank; NULL in a root */
     _Atomic int leaving;                   /* waits no longer run the tasks */
+    void *mail;                            /* of collectives of arrays; NULL: there were none */
+    void (*mail_free)(void *mail);
 };
 
 /* Returns whether two ranks can share memory and abstract sockets, judged by their addresses. */

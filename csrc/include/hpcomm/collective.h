@@ -56,8 +56,8 @@ typedef enum hpc_collective {
  *
  * send may be recv for allreduce and reduce; for gather, allgather, scatter and reduce_scatter it may be this rank's
  * block of the other array. Otherwise they must not overlap. */
-typedef struct hpc_call {
-    size_t size; /* sizeof(hpc_call) */
+typedef struct hpc_collective_call {
+    size_t size; /* sizeof(hpc_collective_call) */
     int what;    /* hpc_collective */
     int type;    /* hpc_dtype or hpc_element */
     int op;      /* hpc_op */
@@ -66,7 +66,7 @@ typedef struct hpc_call {
     void *recv;
     uint64_t count;
     const uint64_t *send_counts, *recv_counts; /* by rank; NULL: all blocks have count elements */
-} hpc_call;
+} hpc_collective_call;
 
 /* A started call. It holds the arrays until it is over. */
 typedef struct hpc_work hpc_work;
@@ -75,11 +75,11 @@ HPC_API size_t hpc_element_size(int type); /* in bytes; 0 if there is no such ty
 
 /* Makes the call and waits for its end. Fails with HPC_ERR_CONFIG on all ranks if ranks make different calls. After a
  * failure the context makes no further collectives of arrays. */
-HPC_API int hpc_collective_run(hpc_context *context, const hpc_call *call, double timeout);
+HPC_API int hpc_collective_run(hpc_context *context, const hpc_collective_call *call, double timeout);
 
 /* Starts the call. Started calls of a context go on in the order of their starts, in every hpc_work_test and
  * hpc_work_wait. One thread at a time may make the calls of a context. */
-HPC_API int hpc_collective_start(hpc_context *context, const hpc_call *call, hpc_work **work);
+HPC_API int hpc_collective_start(hpc_context *context, const hpc_collective_call *call, hpc_work **work);
 HPC_API int hpc_work_test(hpc_work *work);                 /* returns HPC_OK or HPC_IN_PROGRESS */
 HPC_API int hpc_work_wait(hpc_work *work, double timeout); /* after HPC_ERR_TIMEOUT it may be called again */
 HPC_API void hpc_work_free(hpc_work *work);                /* the call must be over, or have failed */

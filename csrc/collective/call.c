@@ -1,0 +1,317 @@
+#include "collective/call.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/wait.h"
+
+static const char *const names[] = {
+    [HPC_ALLREDUCE] = "allreduce", [HPC_REDUCE] = "reduce",       [HPC_REDUCE_SCATTER] = "reduce_scatter",
+    [HPC_BROADCAST] = "broadcast", [HPC_ALLGATHER] = "allgather", [HPC_GATHER] = "gather",
+    [HPC_SCATTER] = "scatter",     [HPC_ALLTOALL] = "alltoall",
+};
+enum { CALLS = sizeof names / sizeof *names };
+
+/* In an allreduce of so many bytes, times the ranks, each rank folds all. */
+static const uint64_t FEW_BYTES = 32 << 10;
+
+const char *hpc_call_name(int what) {
+    return what >= 0 && what < CALLS ? names[what] : NULL;
+}
+
+static int reduces(int what) {
+    return what == HPC_ALLREDUCE || what == HPC_REDUCE || what == HPC_REDUCE_SCATTER;
+}
+
+static int has_root(int what) {
+    return what == HPC_REDUCE || what == HPC_BROADCAST || what == HPC_GATHER || what == HPC_SCATTER;
+}
+
+const char *hpc_call_text(const hpc_described *d, char *text, size_t nbytes) {
+    char count[32] = "uneven blocks", root[32] = "", op[32] = "";
+    const char *name = hpc_call_name(d->what), *type = hpc_type_name(d->type);
+    if (d->count != HPC_UNEVEN) snprintf(count, sizeof count, "%llu", (unsigned long long)d->count);
+    if (has_root(d->what)) snprintf(root, sizeof root, ", root %d", d->root);
+    if (reduces(d->what) && hpc_op_name(d->op) != NULL) snprintf(op, sizeof op, " (%s)", hpc_op_name(d->op));
+    snprintf(text, nbytes, "%s of %s %s%s%s", name == NULL ? "?" : name, count, type == NULL ? "?" : type, op, root);
+    return text;
+}
+
+/* ---- checks ---- */
+
+/* Which arrays have a block for each rank, on this rank. */
+static int send_is_blocks(const hpc_collective_call *c, int rank) {
+    return c->what == HPC_REDUCE_SCATTER || c->what == HPC_ALLTOALL || (c->what == HPC_SCATTER && rank == c->root);
+}
+
+static int recv_is_blocks(const hpc_collective_call *c, int rank) {
+    return c->what == HPC_ALLGATHER || c->what == HPC_ALLTOALL || (c->what == HPC_GATHER && rank == c->root);
+}
+
+static int uses_send(const hpc_collective_call *c, int rank) {
+    return c->what != HPC_BROADCAST && !(c->what == HPC_SCATTER && rank != c->root);
+}
+
+static int uses_recv(const hpc_collective_call *c, int rank) {
+    return !((c->what == HPC_REDUCE || c->what == HPC_GATHER) && rank != c->root);
+}
+
+/* The lengths of the blocks by rank, or NULL if all are count. */
+static const uint64_t *lengths(const hpc_collective_call *c) {
+    return c->what == HPC_SCATTER ? c->send_counts : c->recv_counts;
+}
+
+static uint64_t all_of(const uint64_t *counts, int size, uint64_t count) {
+    uint64_t sum = 0;
+    for (int r = 0; r < size; r++) sum += counts == NULL ? count : counts[r];
+    return sum;
+}
+
+/* Elements of send and of recv on this rank. */
+static uint64_t send_count(const hpc_collective_call *c, int rank, int size) {
+    const uint64_t *counts = lengths(c);
+    if (c->what == HPC_ALLTOALL) return all_of(c->send_counts, size, c->count);
+    if (send_is_blocks(c, rank)) return all_of(counts, size, c->count);
+    return counts == NULL ? c->count : counts[rank];
+}
+
+static uint64_t recv_count(const hpc_collective_call *c, int rank, int size) {
+    const uint64_t *counts = lengths(c);
+    if (recv_is_blocks(c, rank)) return all_of(counts, size, c->count);
+    return counts == NULL ? c->count : counts[rank];
+}
+
+static int overlap(const char *a, uint64_t n_a, const char *b, uint64_t n_b) {
+    return n_a > 0 && n_b > 0 && (uintptr_t)a < (uintptr_t)b + n_b && (uintptr_t)b < (uintptr_t)a + n_a;
+}
+
+/* Where send may lie in recv, or recv in send: at this rank's block. */
+static int is_in_place(const hpc_collective_call *c, int rank, size_t element) {
+    const char *send = c->send, *recv = c->recv;
+    const uint64_t before = all_of(lengths(c), rank, c->count) * element;
+    if (c->what == HPC_ALLREDUCE || c->what == HPC_REDUCE) return send == recv;
+    if (c->what == HPC_ALLGATHER || c->what == HPC_GATHER) return send == recv + before;
+    if (c->what == HPC_REDUCE_SCATTER || c->what == HPC_SCATTER) return recv == send + before;
+    return 0;
+}
+
+static int fail(const hpc_context *x, const char *op, const char *what) {
+    return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: %s", x->group.rank, op, what);
+}
+
+static int check_arrays(const hpc_context *x, const hpc_collective_call *c, const char *op) {
+    const int rank = x->group.rank, size = x->group.size;
+    const size_t element = hpc_element_size(c->type);
+    const uint64_t sends = uses_send(c, rank) ? send_count(c, rank, size) * element : 0;
+    const uint64_t recvs = uses_recv(c, rank) ? recv_count(c, rank, size) * element : 0;
+    if (sends > 0 && c->send == NULL) return fail(x, op, "send is NULL");
+    if (recvs > 0 && c->recv == NULL) return fail(x, op, "recv is NULL");
+    if (overlap(c->send, sends, c->recv, recvs) && !is_in_place(c, rank, element))
+        return fail(x, op, "send and recv overlap, and send is not where it may lie in recv");
+    return HPC_OK;
+}
+
+int hpc_call_check(const hpc_context *x, const hpc_collective_call *c) {
+    static const uint64_t most = UINT64_MAX / 64;
+    const int size = x->group.size;
+    if (c == NULL) return fail(x, "collective", "call is NULL");
+    const char *op = c->size != sizeof *c ? NULL : hpc_call_name(c->what);
+    if (c->size != sizeof *c)
+        return hpc_fail(HPC_ERR_INVALID, "collective", "collective: call->size is %zu, not %zu", c->size, sizeof *c);
+    if (op == NULL) return hpc_fail(HPC_ERR_INVALID, "collective", "collective: call->what is %d", c->what);
+    if (hpc_element_size(c->type) == 0)
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: %d is no type of elements", x->group.rank, op, c->type);
+    if (reduces(c->what) && hpc_op_name(c->op) == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: %d is no operator", x->group.rank, op, c->op);
+    if (reduces(c->what) && hpc_combine_of(c->op, c->type, HPC_ISA_BEST) == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: %s takes no %s", x->group.rank, op, hpc_op_name(c->op),
+                        hpc_type_name(c->type));
+    if (has_root(c->what) && (c->root < 0 || c->root >= size))
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: root is %d; it must be 0 to %d", x->group.rank, op, c->root,
+                        size - 1);
+    const uint64_t *lists[] = {c->send_counts, c->recv_counts};
+    const int takes_both = c->what == HPC_ALLTOALL;
+    if (takes_both && (lists[0] == NULL) != (lists[1] == NULL))
+        return fail(x, op, "send_counts and recv_counts go together");
+    if ((lists[0] != NULL && !takes_both && c->what != HPC_SCATTER) ||
+        (lists[1] != NULL && !takes_both && c->what != HPC_ALLGATHER && c->what != HPC_GATHER &&
+         c->what != HPC_REDUCE_SCATTER))
+        return fail(x, op, "these counts have no use in this call");
+    if (takes_both && lists[0] != NULL && lists[0][x->group.rank] != lists[1][x->group.rank])
+        return fail(x, op, "send_counts and recv_counts differ for this rank itself");
+    if (c->count > most / (unsigned)size) return fail(x, op, "count is too large");
+    for (int i = 0; i < 2; i++)
+        for (int r = 0; lists[i] != NULL && r < size; r++)
+            if (lists[i][r] > most / (unsigned)size) return fail(x, op, "a count is too large");
+    return check_arrays(x, c, op);
+}
+
+/* ---- streams ---- */
+
+static uint64_t bytes_of(const uint64_t *at, int r) {
+    return at[r + 1] - at[r];
+}
+
+static void open_stream(hpc_stream *s, const char *at, uint64_t nbytes, int folds) {
+    *s = (hpc_stream){.at = (char *)(uintptr_t)at, .nbytes = nbytes, .open = 1, .folds = folds};
+}
+
+static void copy_own(char *to, const char *from, uint64_t nbytes) {
+    if (nbytes > 0 && to != from) memmove(to, from, nbytes);
+}
+
+/* Every rank folds block r of each rank, or all of it (whole), into out. */
+static int open_fold(struct hpc_work *w, const hpc_collective_call *c, const uint64_t *at, int whole, char *out) {
+    const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
+    const char *send = c->send;
+    for (int p = 0; p < size; p++) {
+        if (p == me) continue;
+        open_stream(&w->out[HPC_FIRST][p], whole ? send : send + at[p], whole ? at[size] : bytes_of(at, p), 0);
+        open_stream(&w->in[HPC_FIRST][p], NULL, whole ? at[size] : bytes_of(at, me), 1);
+    }
+    w->fold = (hpc_fold_work){.mine = whole ? send : send + at[me],
+                              .out = out,
+                              .nbytes = whole ? at[size] : bytes_of(at, me),
+                              .after_sends = whole && send == out,
+                              .combine = hpc_combine_of(c->op, c->type, HPC_ISA_BEST)};
+    if (out != NULL || w->fold.nbytes == 0) return HPC_OK;
+    w->fold.out = w->fold.scratch = malloc(w->fold.nbytes);
+    if (w->fold.out == NULL) return hpc_fail(HPC_ERR_MEMORY, w->op, "%s: no memory for a block", w->op);
+    return HPC_OK;
+}
+
+static int open_allreduce(struct hpc_work *w, const hpc_collective_call *c) {
+    const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
+    const uint64_t *at = w->at[0];
+    char *recv = c->recv;
+    const int whole = size <= 2 || at[size] * (unsigned)size <= FEW_BYTES;
+    if (whole) return open_fold(w, c, at, 1, recv);
+    for (int p = 0; p < size; p++) {
+        if (p == me) continue;
+        open_stream(&w->out[HPC_SECOND][p], recv + at[me], bytes_of(at, me), 0);
+        open_stream(&w->in[HPC_SECOND][p], recv + at[p], bytes_of(at, p), 0);
+    }
+    return open_fold(w, c, at, 0, recv + at[me]);
+}
+
+static int open_reduce(struct hpc_work *w, const hpc_collective_call *c) {
+    const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
+    const uint64_t *at = w->at[0];
+    char *recv = c->recv;
+    if (me != c->root) {
+        const int status = open_fold(w, c, at, 0, NULL);
+        open_stream(&w->out[HPC_SECOND][c->root], w->fold.out, bytes_of(at, me), 0);
+        return status;
+    }
+    for (int p = 0; p < size; p++)
+        if (p != me) open_stream(&w->in[HPC_SECOND][p], recv + at[p], bytes_of(at, p), 0);
+    return open_fold(w, c, at, 0, recv + at[me]);
+}
+
+/* Calls that only move bytes. */
+static void open_moves(struct hpc_work *w, const hpc_collective_call *c) {
+    const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
+    const uint64_t *from = w->at[0], *to = w->at[1];
+    const char *send = c->send;
+    char *recv = c->recv;
+    for (int p = 0; p < size; p++) {
+        hpc_stream *out = &w->out[HPC_FIRST][p], *in = &w->in[HPC_FIRST][p];
+        if (p == me) continue;
+        switch (c->what) {
+        case HPC_BROADCAST:
+            if (me == c->root) open_stream(out, recv, to[size], 0);
+            if (p == c->root) open_stream(in, recv, to[size], 0);
+            break;
+        case HPC_ALLGATHER:
+            open_stream(out, send, bytes_of(to, me), 0);
+            open_stream(in, recv + to[p], bytes_of(to, p), 0);
+            break;
+        case HPC_GATHER:
+            if (p == c->root) open_stream(out, send, bytes_of(to, me), 0);
+            if (me == c->root) open_stream(in, recv + to[p], bytes_of(to, p), 0);
+            break;
+        case HPC_SCATTER:
+            if (me == c->root) open_stream(out, send + from[p], bytes_of(from, p), 0);
+            if (p == c->root) open_stream(in, recv, bytes_of(from, me), 0);
+            break;
+        default:
+            open_stream(out, send + from[p], bytes_of(from, p), 0);
+            open_stream(in, recv + to[p], bytes_of(to, p), 0);
+        }
+    }
+    if (c->what == HPC_ALLGATHER || (c->what == HPC_GATHER && me == c->root))
+        copy_own(recv + to[me], send, bytes_of(to, me));
+    if (c->what == HPC_SCATTER && me == c->root) copy_own(recv, send + from[me], bytes_of(from, me));
+    if (c->what == HPC_ALLTOALL) copy_own(recv + to[me], send + from[me], bytes_of(to, me));
+}
+
+/* Where blocks begin: of equal or given lengths, or nearly equal parts of one array. */
+static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, int parts, size_t element) {
+    const uint64_t each = count / (unsigned)size, more = count % (unsigned)size;
+    at[0] = 0;
+    for (int r = 0; r < size; r++) {
+        const uint64_t n = parts ? each + ((unsigned)r < more) : counts == NULL ? count : counts[r];
+        at[r + 1] = at[r] + n * element;
+    }
+}
+
+static void describe(struct hpc_work *w, const hpc_collective_call *c) {
+    const int uneven = c->send_counts != NULL || c->recv_counts != NULL;
+    w->call = (hpc_described){.number = ++w->mail->calls,
+                              .count = uneven ? HPC_UNEVEN : c->count,
+                              .root = has_root(c->what) ? c->root : -1,
+                              .what = (uint8_t)c->what,
+                              .type = (uint8_t)c->type,
+                              .op = reduces(c->what) ? (uint8_t)c->op : 0};
+}
+
+void hpc_work_drop(struct hpc_work *w) {
+    if (w == NULL) return;
+    for (int i = 0; i < HPC_PARTS; i++) {
+        free(w->out[i]);
+        free(w->in[i]);
+        free(w->at[i]);
+    }
+    free(w->fold.scratch);
+    free(w);
+}
+
+int hpc_work_make(hpc_mail *m, const hpc_collective_call *c, struct hpc_work **work) {
+    const int size = m->context->group.size;
+    const char *op = hpc_call_name(c->what);
+    struct hpc_work *w = calloc(1, sizeof *w);
+    int status = HPC_OK, whole = w != NULL;
+    for (int i = 0; i < HPC_PARTS && w != NULL; i++) {
+        w->out[i] = calloc((size_t)size, sizeof **w->out);
+        w->in[i] = calloc((size_t)size, sizeof **w->in);
+        w->at[i] = calloc((size_t)size + 1, sizeof **w->at);
+        whole &= w->out[i] != NULL && w->in[i] != NULL && w->at[i] != NULL;
+    }
+    if (!whole) {
+        hpc_work_drop(w);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
+    }
+    w->mail = m;
+    w->op = op;
+    w->element = hpc_element_size(c->type);
+    w->status = HPC_IN_PROGRESS;
+    describe(w, c);
+    const int parts = c->what == HPC_ALLREDUCE || c->what == HPC_REDUCE || c->what == HPC_BROADCAST;
+    lay(w->at[0], size, c->what == HPC_ALLTOALL ? c->send_counts : lengths(c), c->count, parts, w->element);
+    lay(w->at[1], size, c->what == HPC_ALLTOALL ? c->recv_counts : lengths(c), c->count, parts, w->element);
+    if (c->what == HPC_ALLREDUCE)
+        status = open_allreduce(w, c);
+    else if (c->what == HPC_REDUCE)
+        status = open_reduce(w, c);
+    else if (c->what == HPC_REDUCE_SCATTER)
+        status = open_fold(w, c, w->at[0], 0, c->recv);
+    else
+        open_moves(w, c);
+    if (status != HPC_OK) {
+        hpc_work_drop(w);
+        return status;
+    }
+    *work = w;
+    return HPC_OK;
+}
