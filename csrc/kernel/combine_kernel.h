@@ -2,7 +2,7 @@
  * of COMBINE_TABLE.
  *
  * combine() reads all inputs side by side and writes each element once, in vectors of any type (bytes). Each type
- * brings its loads, joins and stores. A last part of a vector goes through a buffer, so all elements see the same
+ * brings its loads, joins and stores. A part of a vector goes through a buffer, so all elements see the same
  * operations. The compiler decides which one of two NaNs becomes their sum or product, so these are stored as one fixed
  * NaN. */
 #include "base/isa.h"
@@ -29,13 +29,12 @@ INLINE void join_block(bytes *x, const char *from, size_t step, load_fn *load, j
     for (int v = 0; v < WIDE; v++) x[v] = join(x[v], load(from + v * step));
 }
 
-/* Combines blocks, and returns the first byte that is left. few: n_in if it is 2 to 4, or 0 for any n_in. As a constant
- * it gives each input separate load instructions, which suits prefetchers (fold_kernel.h). */
-INLINE size_t blocks(char *out, const void *const *in, int few, int n_in, size_t nbytes, int n_ranks, size_t step,
-                     load_fn *load, join_fn *join, store_fn *store) {
+/* Combines blocks from byte j on, and returns the first byte that is left. few: n_in if it is 2 to 4, or 0 for any
+ * n_in. As a constant it gives each input separate load instructions, which suits prefetchers (fold_kernel.h). */
+INLINE size_t blocks(char *out, const void *const *in, int few, int n_in, size_t j, size_t nbytes, int n_ranks,
+                     size_t step, load_fn *load, join_fn *join, store_fn *store) {
     const char *first = in[0], *second = few >= 2 ? in[1] : NULL, *third = few >= 3 ? in[2] : NULL;
     const char *fourth = few >= 4 ? in[3] : NULL;
-    size_t j = 0;
     for (; nbytes - j >= WIDE * step; j += WIDE * step) {
         bytes x[WIDE];
 #pragma GCC unroll 4
@@ -52,30 +51,40 @@ INLINE size_t blocks(char *out, const void *const *in, int few, int n_in, size_t
 }
 
 /* often: a combination that must run at the speed of memory. */
-INLINE void combine(void *to, const void *const *in, int n_in, size_t nbytes, int n_ranks, size_t step, int often,
-                    load_fn *load, join_fn *join, store_fn *store) {
+INLINE void combine(void *to, const void *const *in, int n_in, size_t count, int n_ranks, size_t item, size_t step,
+                    int often, load_fn *load, join_fn *join, store_fn *store) {
+    enum { CACHE_LINE = 64 };
     char *out = to;
-    size_t j;
-    if (often && n_in == 2)
-        j = blocks(out, in, 2, 2, nbytes, n_ranks, step, load, join, store);
-    else if (often && n_in == 3)
-        j = blocks(out, in, 3, 3, nbytes, n_ranks, step, load, join, store);
-    else if (often && n_in == 4)
-        j = blocks(out, in, 4, 4, nbytes, n_ranks, step, load, join, store);
-    else
-        j = blocks(out, in, 0, n_in, nbytes, n_ranks, step, load, join, store);
-
-    for (; j < nbytes; j += step) {
-        size_t left = nbytes - j < step ? nbytes - j : step;
-        char part[VECTOR_BYTES] = {0};
-        memcpy(part, (const char *)in[0] + j, left);
-        bytes x = load(part);
-        for (int i = 1; i < n_in; i++) {
-            memcpy(part, (const char *)in[i] + j, left);
-            x = join(x, load(part));
+    size_t nbytes = count * item, j = 0, end = 0;
+    if (often) { /* blocks should not straddle cache lines: in the caches they would take nearly twice as long */
+        end = (CACHE_LINE - (uintptr_t)out % CACHE_LINE) % CACHE_LINE;
+        if (end % item != 0) end = 0;
+        if (end > nbytes) end = nbytes;
+    }
+    for (;;) { /* elements before the blocks, then those behind them */
+        for (; j < end; j += step) {
+            size_t left = end - j < step ? end - j : step;
+            char part[VECTOR_BYTES] = {0};
+            memcpy(part, (const char *)in[0] + j, left);
+            bytes x = load(part);
+            for (int i = 1; i < n_in; i++) {
+                memcpy(part, (const char *)in[i] + j, left);
+                x = join(x, load(part));
+            }
+            store(part, x, n_ranks);
+            memcpy(out + j, part, left);
         }
-        store(part, x, n_ranks);
-        memcpy(out + j, part, left);
+        if (end == nbytes) break;
+        j = end;
+        end = nbytes;
+        if (often && n_in == 2)
+            j = blocks(out, in, 2, 2, j, nbytes, n_ranks, step, load, join, store);
+        else if (often && n_in == 3)
+            j = blocks(out, in, 3, 3, j, nbytes, n_ranks, step, load, join, store);
+        else if (often && n_in == 4)
+            j = blocks(out, in, 4, 4, j, nbytes, n_ranks, step, load, join, store);
+        else
+            j = blocks(out, in, 0, n_in, j, nbytes, n_ranks, step, load, join, store);
     }
     fold_end(0);
 }
@@ -184,7 +193,7 @@ INLINE bytes xor_any(bytes a, bytes b) {
 
 #define KERNEL(NAME, ITEM, STEP, OFTEN, LOAD, JOIN, STORE)                                                             \
     static void NAME(void *out, const void *const *in, int n_in, size_t count, int n_ranks) {                          \
-        combine(out, in, n_in, count *(ITEM), n_ranks, STEP, OFTEN, LOAD, JOIN, STORE);                                \
+        combine(out, in, n_in, count, n_ranks, ITEM, STEP, OFTEN, LOAD, JOIN, STORE);                                  \
     }
 
 /* NAME is BASE on elements of MANY times the size; N_RANKS is the divisor that BASE gets. */
@@ -196,9 +205,10 @@ INLINE bytes xor_any(bytes a, bytes b) {
 
 /* avg_NAME takes n_ranks of 1 for a sum. STEP: bytes of a vector of LANES in memory; LANES: the type of its joins. */
 #define REALS(NAME, ITEM, STEP, LANES, LOAD)                                                                           \
-    __attribute__((noinline)) KERNEL(avg_##NAME, ITEM, STEP, 1, LOAD, add_##LANES, store_sum_##NAME)                   \
-        SAME(sum_##NAME, avg_##NAME, 1, 1) KERNEL(times_##NAME, ITEM, STEP, 0, LOAD, mul_##LANES, store_sum_##NAME)    \
-            SAME(prod_##NAME, times_##NAME, 1, 1)
+    KERNEL(avg_##NAME, ITEM, STEP, 1, LOAD, add_##LANES, store_sum_##NAME)                                             \
+    SAME(sum_##NAME, avg_##NAME, 1, 1)                                                                                 \
+    KERNEL(times_##NAME, ITEM, STEP, 0, LOAD, mul_##LANES, store_sum_##NAME)                                           \
+    SAME(prod_##NAME, times_##NAME, 1, 1)
 
 #define RANGE(NAME, ITEM, STEP, LANES, LOAD, STORE)                                                                    \
     KERNEL(min_##NAME, ITEM, STEP, 0, LOAD, least_##LANES, STORE)                                                      \
