@@ -43,7 +43,7 @@ static inline reals root(reals x) {
 #endif
 
 typedef int32_t ints __attribute__((vector_size(VECTOR_BYTES)));
-typedef uint16_t halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+typedef uint16_t halves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(1), may_alias));
 
 static inline void store_words16(uint16_t *out, words x) {
     *(halves *)out = __builtin_convertvector(x, halves);
