@@ -14,7 +14,8 @@ static const char *const names[] = {
 enum { CALLS = sizeof names / sizeof *names };
 
 /* In an allreduce of so many bytes, times the ranks, each rank folds all. */
-static const uint64_t FEW_BYTES = 32 << 10;
+static const uint64_t FEW_BYTES = 64 << 10;
+static const uint64_t MANY_BYTES = 16 << 10; /* a stream of fewer does not leave them in a window */
 
 const char *hpc_call_name(int what) {
     return what >= 0 && what < CALLS ? names[what] : NULL;
@@ -185,7 +186,7 @@ static int open_allreduce(struct hpc_work *w, const hpc_collective_call *c) {
     const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
     const uint64_t *at = w->at[0];
     char *recv = c->recv;
-    const int whole = size <= 2 || at[size] * (unsigned)size <= FEW_BYTES;
+    const int whole = at[size] * (unsigned)size <= FEW_BYTES;
     if (whole) return open_fold(w, c, at, 1, recv);
     for (int p = 0; p < size; p++) {
         if (p == me) continue;
@@ -244,6 +245,22 @@ static void open_moves(struct hpc_work *w, const hpc_collective_call *c) {
         copy_own(recv + to[me], send, bytes_of(to, me));
     if (c->what == HPC_SCATTER && me == c->root) copy_own(recv, send + from[me], bytes_of(from, me));
     if (c->what == HPC_ALLTOALL) copy_own(recv + to[me], send + from[me], bytes_of(to, me));
+}
+
+/* Lets peers of this host read streams where they lie, if they lie in a window. */
+static void find_windows(struct hpc_work *w) {
+    hpc_mail *m = w->mail;
+    if (w->fold.after_sends) return;
+    for (int i = 0; i < HPC_PARTS; i++)
+        for (int p = 0; p < m->context->group.size; p++) {
+            hpc_stream *s = &w->out[i][p];
+            size_t at;
+            if (!s->open || s->nbytes < MANY_BYTES || !hpc_mail_is_mapped(m, p)) continue;
+            const hpc_window *window = hpc_window_around(m->context, s->at, s->nbytes, &at);
+            if (window == NULL) continue;
+            s->window = window->object.number + 1;
+            s->window_at = at;
+        }
 }
 
 /* Where blocks begin: of equal or given lengths, or nearly equal parts of one array. */
@@ -312,6 +329,7 @@ int hpc_work_make(hpc_mail *m, const hpc_collective_call *c, struct hpc_work **w
         hpc_work_drop(w);
         return status;
     }
+    find_windows(w);
     *work = w;
     return HPC_OK;
 }

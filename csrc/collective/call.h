@@ -22,7 +22,8 @@ typedef struct hpc_stream {
     char *at;
     uint64_t nbytes, done; /* done: that were sent, or taken */
     int open;
-    int folds; /* of a first stream to this rank: its bytes are folded */
+    int folds;                  /* of a first stream to this rank: its bytes are folded */
+    uint64_t window, window_at; /* of a stream to a peer that maps its bytes: as in hpc_letter_head; 0: it does not */
 } hpc_stream;
 
 typedef struct hpc_fold {

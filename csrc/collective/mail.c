@@ -112,23 +112,36 @@ void hpc_mail_free(void *mail) {
 
 /* ---- letters ---- */
 
-int hpc_mail_has_room(hpc_mail *m, int peer) {
+static void learn_taken(hpc_mail *m, int peer) {
     hpc_mail_peer *p = &m->peers[peer];
-    if (p->sent - p->taken < HPC_MAIL_SLOTS) return 1;
     const uint64_t told = load(m, TAKEN, peer), came = load(m, CAME, peer);
     if (told > p->taken) p->taken = told;
     if (came > p->got) { /* the newest letter tells most */
         const hpc_letter_head *newest = (const void *)own(m, slot_at(m, peer, came - 1));
         if (newest->taken > p->taken) p->taken = newest->taken;
     }
+}
+
+int hpc_mail_has_room(hpc_mail *m, int peer) {
+    const hpc_mail_peer *p = &m->peers[peer];
+    if (p->sent - p->taken >= HPC_MAIL_SLOTS) learn_taken(m, peer);
     return p->sent - p->taken < HPC_MAIL_SLOTS;
+}
+
+int hpc_mail_is_taken(hpc_mail *m, int peer) {
+    const hpc_mail_peer *p = &m->peers[peer];
+    if (p->sent != p->taken) learn_taken(m, peer);
+    return p->sent == p->taken;
+}
+
+int hpc_mail_is_mapped(const hpc_mail *m, int peer) {
+    return (m->context->transports[peer]->caps & HPC_CAP_PEER_VIEW) != 0;
 }
 
 /* Where the peer maps no memory of this rank a put may read for long, so letters are sent from a copy. */
 static int stage(hpc_mail *m, int peer) {
     hpc_mail_peer *p = &m->peers[peer];
-    const int is_mapped = m->context->transports[peer]->caps & HPC_CAP_PEER_VIEW;
-    p->staged_bytes = is_mapped ? STAGED : slot_bytes(m);
+    p->staged_bytes = hpc_mail_is_mapped(m, peer) ? STAGED : slot_bytes(m);
     p->staged = malloc(HPC_MAIL_SLOTS * p->staged_bytes);
     return p->staged != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, "collective", "no memory for letters");
 }
@@ -149,7 +162,9 @@ int hpc_mail_send(hpc_mail *m, int peer, hpc_letter_head *head, const void *byte
     char *staged = p->staged + p->sent % HPC_MAIL_SLOTS * p->staged_bytes;
     head->taken = p->told = p->got;
     memcpy(staged, head, sizeof *head);
-    if (sizeof *head + head->nbytes <= p->staged_bytes) {
+    if (head->window != 0) {
+        status = hpc_put_signal(m->lane, m->window, peer, staged, sizeof *head, at, came, p->sent + 1);
+    } else if (sizeof *head + head->nbytes <= p->staged_bytes) {
         if (head->nbytes > 0) memcpy(staged + sizeof *head, bytes, head->nbytes);
         status = hpc_put_signal(m->lane, m->window, peer, staged, sizeof *head + head->nbytes, at, came, p->sent + 1);
     } else {
@@ -167,11 +182,20 @@ const hpc_letter_head *hpc_mail_next(hpc_mail *m, int peer) {
     return (const void *)own(m, slot_at(m, peer, p->got));
 }
 
+const void *hpc_letter_bytes(hpc_mail *m, int peer, const hpc_letter_head *head) {
+    if (head->window == 0) return head + 1;
+    const hpc_window *w = hpc_window_numbered(m->context, head->window - 1);
+    const char *data = w == NULL ? NULL : hpc_window_peer_view(w, peer);
+    if (data == NULL || head->at > w->parts[peer].nbytes || head->nbytes > w->parts[peer].nbytes - head->at)
+        return NULL;
+    return data + head->at;
+}
+
 /* A small letter is told by the next letter to the peer, or when the peer may wait for it. */
 int hpc_mail_take(hpc_mail *m, int peer) {
     hpc_mail_peer *p = &m->peers[peer];
     const hpc_letter_head *head = (const void *)own(m, slot_at(m, peer, p->got));
-    const int is_small = head->nbytes <= STAGED;
+    const int is_small = head->nbytes <= STAGED && head->window == 0;
     if (head->taken > p->taken) p->taken = head->taken;
     p->got++;
     if (is_small && p->got - p->told < HPC_MAIL_SLOTS) return HPC_OK;

@@ -34,7 +34,9 @@ typedef struct hpc_letter_head {
     uint64_t stream; /* bytes of the whole stream */
     uint32_t nbytes; /* of this letter */
     uint32_t part;   /* hpc_stream_part */
-    uint64_t unused[2];
+    /* 0: the bytes are behind the head. Otherwise they lie at offset `at` of the sender's part of the window with this
+     * number plus 1, and stay there until the letter is taken. */
+    uint64_t window, at;
 } hpc_letter_head;
 
 typedef enum hpc_stream_part { HPC_FIRST, HPC_SECOND, HPC_PARTS } hpc_stream_part;
@@ -65,16 +67,18 @@ void hpc_mail_free(void *mail);
 
 /* Returns whether a letter may be sent to the peer now. */
 int hpc_mail_has_room(hpc_mail *mail, int peer);
-/* Sends a letter. Its bytes have been read when this returns. If the peer has departed, it sends nothing, and the wait
- * for the letters of the call finds that. */
+/* Sends a letter. If head->window is not 0 it has no bytes of its own. Otherwise its bytes have been read when this
+ * returns. If the peer has departed, it sends nothing, and the wait for the letters of the call finds that. */
 int hpc_mail_send(hpc_mail *mail, int peer, hpc_letter_head *head, const void *bytes);
-/* Returns the head of the next letter of the peer, with its bytes behind it; NULL if none has come. It stays until it
- * is taken. */
+/* Returns the head of the next letter of the peer; NULL if none has come. It stays until it is taken. */
 const hpc_letter_head *hpc_mail_next(hpc_mail *mail, int peer);
-static inline const void *hpc_letter_bytes(const hpc_letter_head *head) {
-    return head + 1;
-}
+/* Returns the bytes of the peer's letter; NULL if they lie in a window that this rank has freed. */
+const void *hpc_letter_bytes(hpc_mail *mail, int peer, const hpc_letter_head *head);
 int hpc_mail_take(hpc_mail *mail, int peer);
+/* Returns whether the peer has taken all letters. */
+int hpc_mail_is_taken(hpc_mail *mail, int peer);
+/* Returns whether letters to the peer may leave their bytes in windows. */
+int hpc_mail_is_mapped(const hpc_mail *mail, int peer);
 
 /* Leaves a note of the call with the peer. */
 int hpc_mail_note(hpc_mail *mail, int peer, const hpc_described *call);

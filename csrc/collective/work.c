@@ -73,6 +73,12 @@ static int check_notes(struct hpc_work *w) {
     return HPC_OK;
 }
 
+static int fail_freed(struct hpc_work *w, int peer) {
+    char why[HPC_COMPLAINT_BYTES];
+    snprintf(why, sizeof why, "%s: rank %d's array lies in a window that rank %d has freed", w->op, peer, rank_of(w));
+    return break_off(w, HPC_ERR_CONFIG, why);
+}
+
 /* ---- streams ---- */
 
 static uint64_t available(const struct hpc_work *w, int part, const hpc_stream *s) {
@@ -85,6 +91,8 @@ static int send_part(struct hpc_work *w, int peer, int part) {
     const uint64_t left = s->nbytes - s->done, n = left < w->mail->room ? left : w->mail->room;
     if (!s->open || available(w, part, s) < s->done + n) return HPC_IN_PROGRESS;
     hpc_letter_head head = {.call = w->call, .stream = s->nbytes, .nbytes = (uint32_t)n, .part = (uint32_t)part};
+    head.window = s->window;
+    head.at = s->window_at + s->done;
     const int status = hpc_mail_send(w->mail, peer, &head, s->at + s->done);
     if (status != HPC_OK) return status;
     s->done += n;
@@ -121,7 +129,9 @@ static int take_from(struct hpc_work *w, int peer, int *moved) {
         hpc_stream *s = &w->in[head->part < HPC_PARTS ? head->part : HPC_FIRST][peer];
         status = check_stream(w, peer, head, s);
         if (status != HPC_OK || s->folds) return status;
-        if (head->nbytes > 0) memcpy(s->at + s->done, hpc_letter_bytes(head), head->nbytes);
+        const void *bytes = hpc_letter_bytes(w->mail, peer, head);
+        if (bytes == NULL) return fail_freed(w, peer);
+        if (head->nbytes > 0) memcpy(s->at + s->done, bytes, head->nbytes);
         status = take(w, peer, s, head->nbytes);
         if (status != HPC_OK) return status;
         *moved = 1;
@@ -138,17 +148,20 @@ static int may_overwrite(const struct hpc_work *w, uint64_t n) {
     return 1;
 }
 
-/* Lists the elements of the next letter of each rank, in the order of ranks. Returns 0 if one has not come. */
+/* Lists the elements of the next letter of each rank, in the order of ranks. Returns HPC_IN_PROGRESS if one has not
+ * come. */
 static int gather_inputs(struct hpc_work *w, const void **in) {
     for (int p = 0; p < size_of(w); p++) {
         const hpc_stream *s = &w->in[HPC_FIRST][p];
         const hpc_letter_head *head = p == rank_of(w) ? NULL : hpc_mail_next(w->mail, p);
         in[p] = w->fold.mine + w->fold.done;
         if (p == rank_of(w)) continue;
-        if (head == NULL || head->call.number != w->call.number || head->part != HPC_FIRST || !s->open) return 0;
-        in[p] = hpc_letter_bytes(head);
+        if (head == NULL || head->call.number != w->call.number || head->part != HPC_FIRST || !s->open)
+            return HPC_IN_PROGRESS;
+        in[p] = hpc_letter_bytes(w->mail, p, head);
+        if (in[p] == NULL) return fail_freed(w, p);
     }
-    return 1;
+    return HPC_OK;
 }
 
 static int fold_next(struct hpc_work *w, int *moved) {
@@ -156,7 +169,9 @@ static int fold_next(struct hpc_work *w, int *moved) {
     const void *few[64], **in = size_of(w) <= 64 ? few : malloc((size_t)size_of(w) * sizeof *in);
     int status = HPC_OK;
     if (in == NULL) return hpc_fail(HPC_ERR_MEMORY, w->op, "%s: no memory for %d ranks", w->op, size_of(w));
-    while (status == HPC_OK && f->combine != NULL && gather_inputs(w, in)) {
+    while (status == HPC_OK && f->combine != NULL) {
+        status = gather_inputs(w, in);
+        if (status != HPC_OK) break;
         const uint64_t left = f->nbytes - f->done, n = left < w->mail->room ? left : w->mail->room;
         if (!may_overwrite(w, n)) break;
         f->combine(f->out + f->done, in, size_of(w), n / w->element, size_of(w));
@@ -167,15 +182,17 @@ static int fold_next(struct hpc_work *w, int *moved) {
         if (f->done == f->nbytes) f->combine = NULL; /* it is over */
     }
     if (in != few) free(in);
-    return status;
+    return status == HPC_IN_PROGRESS ? HPC_OK : status;
 }
 
 /* ---- one call ---- */
 
-static int is_complete(const struct hpc_work *w) {
+static int is_complete(struct hpc_work *w) {
     for (int p = 0; p < size_of(w); p++) {
         if (!is_over(&w->out[HPC_FIRST][p]) || !is_over(&w->out[HPC_SECOND][p])) return 0;
         if (!is_over(&w->in[HPC_FIRST][p]) || !is_over(&w->in[HPC_SECOND][p])) return 0;
+        const int reads = w->out[HPC_FIRST][p].window != 0 || w->out[HPC_SECOND][p].window != 0;
+        if (reads && !hpc_mail_is_taken(w->mail, p)) return 0; /* the peer reads this rank's array */
     }
     return w->fold.combine == NULL;
 }
@@ -238,7 +255,10 @@ static int waits_for(void *arg, int *ranks) {
     for (int p = 0; p < size_of(w); p++) {
         const int sends = w->out[HPC_FIRST][p].open || (w->out[HPC_SECOND][p].open && w->fold.combine == NULL);
         const int comes = (w->in[HPC_FIRST][p].open || w->in[HPC_SECOND][p].open) && hpc_mail_next(w->mail, p) == NULL;
-        if (p != rank_of(w) && (comes || (sends && !hpc_mail_has_room(w->mail, p)))) ranks[n++] = p;
+        const int reads = w->out[HPC_FIRST][p].window != 0 || w->out[HPC_SECOND][p].window != 0;
+        if (p != rank_of(w) &&
+            (comes || (sends && !hpc_mail_has_room(w->mail, p)) || (reads && !hpc_mail_is_taken(w->mail, p))))
+            ranks[n++] = p;
     }
     return n;
 }
