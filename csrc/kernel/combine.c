@@ -18,6 +18,7 @@ static int row_of(int type) {
     return type >= HPC_I8 && type <= HPC_C128 ? type - HPC_I8 + DTYPES : -1;
 }
 
+/* CPUs with AVX-512F run the kernels of AVX2, which most of the time wait for memory. */
 hpc_combine_fn *hpc_combine_of(int op, int type, int isa) {
     static const struct hpc_combine_kernels *const tables[] =
         HPC_BY_ISA(&hpc_combine_generic, &hpc_combine_avx2, &hpc_combine_avx2);

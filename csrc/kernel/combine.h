@@ -20,7 +20,8 @@ struct hpc_combine_kernels {
 extern const struct hpc_combine_kernels hpc_combine_generic;
 extern const struct hpc_combine_kernels hpc_combine_avx2; /* built on x86-64; the CPU must have AVX2 and F16C */
 
-/* Returns the function for this CPU (isa: hpc_isa), or NULL if the operator does not take the type. */
+/* Returns the function of an instruction set that hpc_isa_check accepts; NULL if the operator does not take the type.
+ * Any op and type may be asked for. */
 hpc_combine_fn *hpc_combine_of(int op, int type, int isa);
 
 /* The names of an hpc_op and of any type, for errors, such as "sum" and "float32"; NULL if there is none. */
