@@ -163,7 +163,7 @@ static void copy_own(char *to, const char *from, uint64_t nbytes) {
 }
 
 /* Every rank folds block r of each rank, or all of it (whole), into out. */
-static int open_fold(struct hpc_work *w, const hpc_collective_call *c, const uint64_t *at, int whole, char *out) {
+static int open_fold(struct hpc_request *w, const hpc_collective_call *c, const uint64_t *at, int whole, char *out) {
     const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
     const char *send = c->send;
     for (int p = 0; p < size; p++) {
@@ -171,7 +171,7 @@ static int open_fold(struct hpc_work *w, const hpc_collective_call *c, const uin
         open_stream(&w->out[HPC_FIRST][p], whole ? send : send + at[p], whole ? at[size] : bytes_of(at, p), 0);
         open_stream(&w->in[HPC_FIRST][p], NULL, whole ? at[size] : bytes_of(at, me), 1);
     }
-    w->fold = (hpc_fold_work){.mine = whole ? send : send + at[me],
+    w->fold = (hpc_fold_part){.mine = whole ? send : send + at[me],
                               .out = out,
                               .nbytes = whole ? at[size] : bytes_of(at, me),
                               .after_sends = whole && send == out,
@@ -182,7 +182,7 @@ static int open_fold(struct hpc_work *w, const hpc_collective_call *c, const uin
     return HPC_OK;
 }
 
-static int open_allreduce(struct hpc_work *w, const hpc_collective_call *c) {
+static int open_allreduce(struct hpc_request *w, const hpc_collective_call *c) {
     const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
     const uint64_t *at = w->at[0];
     char *recv = c->recv;
@@ -196,7 +196,7 @@ static int open_allreduce(struct hpc_work *w, const hpc_collective_call *c) {
     return open_fold(w, c, at, 0, recv + at[me]);
 }
 
-static int open_reduce(struct hpc_work *w, const hpc_collective_call *c) {
+static int open_reduce(struct hpc_request *w, const hpc_collective_call *c) {
     const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
     const uint64_t *at = w->at[0];
     char *recv = c->recv;
@@ -211,7 +211,7 @@ static int open_reduce(struct hpc_work *w, const hpc_collective_call *c) {
 }
 
 /* Calls that only move bytes. */
-static void open_moves(struct hpc_work *w, const hpc_collective_call *c) {
+static void open_moves(struct hpc_request *w, const hpc_collective_call *c) {
     const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
     const uint64_t *from = w->at[0], *to = w->at[1];
     const char *send = c->send;
@@ -248,7 +248,7 @@ static void open_moves(struct hpc_work *w, const hpc_collective_call *c) {
 }
 
 /* Lets peers of this host read streams where they lie, if they lie in a window. */
-static void find_windows(struct hpc_work *w) {
+static void find_windows(struct hpc_request *w) {
     hpc_mail *m = w->mail;
     if (w->fold.after_sends) return;
     for (int i = 0; i < HPC_PARTS; i++)
@@ -273,7 +273,7 @@ static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, 
     }
 }
 
-static void describe(struct hpc_work *w, const hpc_collective_call *c) {
+static void describe(struct hpc_request *w, const hpc_collective_call *c) {
     const int uneven = c->send_counts != NULL || c->recv_counts != NULL;
     w->call = (hpc_described){.number = ++w->mail->calls,
                               .count = uneven ? HPC_UNEVEN : c->count,
@@ -283,7 +283,7 @@ static void describe(struct hpc_work *w, const hpc_collective_call *c) {
                               .op = reduces(c->what) ? (uint8_t)c->op : 0};
 }
 
-void hpc_work_drop(struct hpc_work *w) {
+void hpc_request_drop(struct hpc_request *w) {
     if (w == NULL) return;
     for (int i = 0; i < HPC_PARTS; i++) {
         free(w->out[i]);
@@ -294,10 +294,10 @@ void hpc_work_drop(struct hpc_work *w) {
     free(w);
 }
 
-int hpc_work_make(hpc_mail *m, const hpc_collective_call *c, struct hpc_work **work) {
+int hpc_request_make(hpc_mail *m, const hpc_collective_call *c, struct hpc_request **work) {
     const int size = m->context->group.size;
     const char *op = hpc_call_name(c->what);
-    struct hpc_work *w = calloc(1, sizeof *w);
+    struct hpc_request *w = calloc(1, sizeof *w);
     int status = HPC_OK, whole = w != NULL;
     for (int i = 0; i < HPC_PARTS && w != NULL; i++) {
         w->out[i] = calloc((size_t)size, sizeof **w->out);
@@ -306,7 +306,7 @@ int hpc_work_make(hpc_mail *m, const hpc_collective_call *c, struct hpc_work **w
         whole &= w->out[i] != NULL && w->in[i] != NULL && w->at[i] != NULL;
     }
     if (!whole) {
-        hpc_work_drop(w);
+        hpc_request_drop(w);
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
     }
     w->mail = m;
@@ -326,7 +326,7 @@ int hpc_work_make(hpc_mail *m, const hpc_collective_call *c, struct hpc_work **w
     else
         open_moves(w, c);
     if (status != HPC_OK) {
-        hpc_work_drop(w);
+        hpc_request_drop(w);
         return status;
     }
     find_windows(w);

@@ -33,10 +33,10 @@ typedef struct hpc_fold {
     int after_sends; /* the fold overwrites what this rank sends, so each part is sent first */
     hpc_combine_fn *combine;
     char *scratch; /* out of a rank that does not keep the result; NULL: none */
-} hpc_fold_work;
+} hpc_fold_part;
 
-struct hpc_work {
-    struct hpc_work *next; /* that was started after this one */
+struct hpc_request {
+    struct hpc_request *next; /* that was started after this one */
     hpc_mail *mail;
     const char *op;
     hpc_described call;
@@ -44,12 +44,12 @@ struct hpc_work {
     int status;                                 /* HPC_IN_PROGRESS, or how it ended */
     uint64_t *at[2];                            /* where blocks of send and recv begin, in bytes; size + 1 each */
     hpc_stream *out[HPC_PARTS], *in[HPC_PARTS]; /* by peer */
-    hpc_fold_work fold;
+    hpc_fold_part fold;
 };
 
 /* Checks the call and makes its work, with all streams. The mail must be there. */
-int hpc_work_make(hpc_mail *mail, const hpc_collective_call *call, struct hpc_work **work);
-void hpc_work_drop(struct hpc_work *work);
+int hpc_request_make(hpc_mail *mail, const hpc_collective_call *call, struct hpc_request **work);
+void hpc_request_drop(struct hpc_request *work);
 
 /* Checks what needs no other rank. Returns HPC_OK, or HPC_ERR_INVALID with one sentence. */
 int hpc_call_check(const hpc_context *context, const hpc_collective_call *call);

@@ -10,13 +10,13 @@ enum {
     ALL_ROOM = 16 << 20 /* bytes of all slots of a rank */
 };
 
-typedef enum word { CAME, TAKEN, NOTED, COMPLAINED, WORDS } word;
+typedef enum mail_word { CAME, TAKEN, NOTED, COMPLAINED, WORDS } mail_word;
 
-static int signal_of(const hpc_mail *m, word word, int from) {
+static int signal_of(const hpc_mail *m, mail_word word, int from) {
     return (int)word * m->context->group.size + from;
 }
 
-static uint64_t load(const hpc_mail *m, word word, int from) {
+static uint64_t load(const hpc_mail *m, mail_word word, int from) {
     return atomic_load_explicit(hpc_own_signal(m->window, signal_of(m, word, from)), memory_order_acquire);
 }
 
@@ -35,14 +35,12 @@ static size_t slot_at(const hpc_mail *m, int from, uint64_t number) {
     return ((size_t)from * HPC_MAIL_SLOTS + number % HPC_MAIL_SLOTS) * slot_bytes(m);
 }
 
-/* A rank makes no second call after a note before the peer has taken part in the first, so two places suffice. */
-static size_t note_at(const hpc_mail *m, int from, uint64_t number) {
-    return (size_t)m->context->group.size * HPC_MAIL_SLOTS * slot_bytes(m) +
-           ((size_t)from * 2 + number % 2) * sizeof(note);
+static size_t note_at(const hpc_mail *m, int from) {
+    return (size_t)m->context->group.size * HPC_MAIL_SLOTS * slot_bytes(m) + (size_t)from * sizeof(note);
 }
 
 static size_t complaint_at(const hpc_mail *m, int from) {
-    return note_at(m, m->context->group.size, 0) + (size_t)from * HPC_COMPLAINT_BYTES;
+    return note_at(m, m->context->group.size) + (size_t)from * HPC_COMPLAINT_BYTES;
 }
 
 static const char *own(const hpc_mail *m, size_t at) {
@@ -206,18 +204,31 @@ int hpc_mail_take(hpc_mail *m, int peer) {
 
 /* ---- notes and complaints ---- */
 
+/* A word NOTED has the number of the call, and below it 24 bits of its description. So a note is compared without its
+ * bytes, which the peer may be writing again; they are read only if the peer stands in this call. */
+enum { MARK_BITS = 24 };
+
+static uint64_t mark_of(const hpc_described *call) {
+    uint64_t hash = call->count ^ (uint64_t)(uint32_t)call->root << 32 ^ (uint64_t)call->what << 16 ^
+                    (uint64_t)call->type << 8 ^ call->op;
+    hash *= 0x9e3779b97f4a7c15;
+    return call->number << MARK_BITS | hash >> (64 - MARK_BITS);
+}
+
 int hpc_mail_note(hpc_mail *m, int peer, const hpc_described *call) {
     hpc_mail_peer *p = &m->peers[peer];
     const int me = m->context->group.rank;
     if (p->noted.number == call->number) return HPC_OK;
+    if (hpc_lane_try_flush(m->lane, peer) != HPC_OK) return HPC_OK; /* the last note may still be read */
     p->noted = *call;
-    return unless_gone(m, hpc_put_signal(m->lane, m->window, peer, &p->noted, sizeof p->noted,
-                                         note_at(m, me, call->number), signal_of(m, NOTED, me), call->number));
+    return unless_gone(m, hpc_put_signal(m->lane, m->window, peer, &p->noted, sizeof p->noted, note_at(m, me),
+                                         signal_of(m, NOTED, me), mark_of(call)));
 }
 
-const hpc_described *hpc_mail_noted(const hpc_mail *m, int peer) {
-    const uint64_t number = load(m, NOTED, peer);
-    return number == 0 ? NULL : (const void *)own(m, note_at(m, peer, number));
+const hpc_described *hpc_mail_noted(const hpc_mail *m, int peer, const hpc_described *call) {
+    const uint64_t mark = load(m, NOTED, peer);
+    if (mark >> MARK_BITS != call->number || mark == mark_of(call)) return NULL;
+    return (const void *)own(m, note_at(m, peer));
 }
 
 void hpc_mail_complain(hpc_mail *m) {

@@ -54,11 +54,11 @@ typedef struct hpc_mail {
     hpc_context *context;
     hpc_window *window;
     hpc_lane *lane;
-    size_t room;                      /* bytes of a letter, without its head */
-    hpc_mail_peer *peers;             /* by rank */
-    uint64_t calls;                   /* number of calls so far */
-    char broken[HPC_COMPLAINT_BYTES]; /* why no further calls are possible; "": they are */
-    struct hpc_work *first, **last;   /* started calls that are not over, in their order */
+    size_t room;                       /* bytes of a letter, without its head */
+    hpc_mail_peer *peers;              /* by rank */
+    uint64_t calls;                    /* number of calls so far */
+    char broken[HPC_COMPLAINT_BYTES];  /* why no further calls are possible; "": they are */
+    struct hpc_request *first, **last; /* started calls that are not over, in their order */
 } hpc_mail;
 
 /* Collective: makes the context's mail. */
@@ -82,8 +82,8 @@ int hpc_mail_is_mapped(const hpc_mail *mail, int peer);
 
 /* Leaves a note of the call with the peer. */
 int hpc_mail_note(hpc_mail *mail, int peer, const hpc_described *call);
-/* Returns the peer's last note, or NULL. */
-const hpc_described *hpc_mail_noted(const hpc_mail *mail, int peer);
+/* Returns the note of the peer if it is of a call with this number and differs from this call, else NULL. */
+const hpc_described *hpc_mail_noted(const hpc_mail *mail, int peer, const hpc_described *call);
 
 /* Tells all other ranks why this rank makes no further calls. */
 void hpc_mail_complain(hpc_mail *mail);

@@ -69,7 +69,7 @@ typedef struct hpc_collective_call {
 } hpc_collective_call;
 
 /* A started call. It holds the arrays until it is over. */
-typedef struct hpc_work hpc_work;
+typedef struct hpc_request hpc_request;
 
 HPC_API size_t hpc_element_size(int type); /* in bytes; 0 if there is no such type */
 
@@ -77,12 +77,12 @@ HPC_API size_t hpc_element_size(int type); /* in bytes; 0 if there is no such ty
  * failure the context makes no further collectives of arrays. */
 HPC_API int hpc_collective_run(hpc_context *context, const hpc_collective_call *call, double timeout);
 
-/* Starts the call. Started calls of a context go on in the order of their starts, in every hpc_work_test and
- * hpc_work_wait. One thread at a time may make the calls of a context. */
-HPC_API int hpc_collective_start(hpc_context *context, const hpc_collective_call *call, hpc_work **work);
-HPC_API int hpc_work_test(hpc_work *work);                 /* returns HPC_OK or HPC_IN_PROGRESS */
-HPC_API int hpc_work_wait(hpc_work *work, double timeout); /* after HPC_ERR_TIMEOUT it may be called again */
-HPC_API void hpc_work_free(hpc_work *work);                /* the call must be over, or have failed */
+/* Starts the call. Started calls of a context go on in the order of their starts, in every hpc_request_test and
+ * hpc_request_wait. One thread at a time may make the calls of a context. */
+HPC_API int hpc_collective_start(hpc_context *context, const hpc_collective_call *call, hpc_request **work);
+HPC_API int hpc_request_test(hpc_request *work);                 /* returns HPC_OK or HPC_IN_PROGRESS */
+HPC_API int hpc_request_wait(hpc_request *work, double timeout); /* after HPC_ERR_TIMEOUT it may be called again */
+HPC_API void hpc_request_free(hpc_request *work);                /* the call must be over, or have failed */
 
 /* cffi: end */
 

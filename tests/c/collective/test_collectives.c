@@ -171,7 +171,7 @@ static void uneven(rank *r) {
 static void several(rank *r) {
     enum { CALLS = 6, N = 40000 };
     int64_t *at[CALLS];
-    hpc_work *works[CALLS];
+    hpc_request *works[CALLS];
     for (int i = 0; i < CALLS; i++) {
         at[i] = blocks(N, 1);
         fill(at[i], r->rank, i, N);
@@ -180,10 +180,10 @@ static void several(rank *r) {
         CHECK_OK(hpc_collective_start(r->context, &c, &works[i]));
     }
     for (int i = CALLS - 1; i >= 0; i--) {
-        while (i == 1 && hpc_work_test(works[i]) == HPC_IN_PROGRESS) sched_yield();
-        CHECK_OK(hpc_work_wait(works[i], -1));
+        while (i == 1 && hpc_request_test(works[i]) == HPC_IN_PROGRESS) sched_yield();
+        CHECK_OK(hpc_request_wait(works[i], -1));
         check_values(r, "a started call", at[i], i % 2 ? -1 : i % r->size, i, N);
-        hpc_work_free(works[i]);
+        hpc_request_free(works[i]);
         drop(at[i]);
     }
 }

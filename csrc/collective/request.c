@@ -8,11 +8,11 @@
 
 static const double NOTE_SECONDS = 0.05; /* a rank that waits for longer leaves notes */
 
-static int rank_of(const struct hpc_work *w) {
+static int rank_of(const struct hpc_request *w) {
     return w->mail->context->group.rank;
 }
 
-static int size_of(const struct hpc_work *w) {
+static int size_of(const struct hpc_request *w) {
     return w->mail->context->group.size;
 }
 
@@ -22,13 +22,13 @@ static int is_over(const hpc_stream *s) {
 
 /* ---- mismatches ---- */
 
-static int break_off(struct hpc_work *w, int status, const char *why) {
+static int break_off(struct hpc_request *w, int status, const char *why) {
     snprintf(w->mail->broken, sizeof w->mail->broken, "%s", why);
     hpc_mail_complain(w->mail);
     return hpc_fail(status, w->op, "%s", w->mail->broken);
 }
 
-static int fail_mismatch(struct hpc_work *w, int peer, const hpc_described *its, const char *also) {
+static int fail_mismatch(struct hpc_request *w, int peer, const hpc_described *its, const char *also) {
     char mine[96], other[96], why[HPC_COMPLAINT_BYTES];
     snprintf(why, sizeof why, "%s: rank %d calls %s, and rank %d %s%s: all ranks must make the same calls", w->op,
              rank_of(w), hpc_call_text(&w->call, mine, sizeof mine), peer, hpc_call_text(its, other, sizeof other),
@@ -42,14 +42,14 @@ static int same_call(const hpc_described *a, const hpc_described *b) {
 
 /* Returns HPC_OK if the letter is of this call, HPC_IN_PROGRESS if it is of a later call and none of the peer's is
  * awaited, or the failure. */
-static int check_letter(struct hpc_work *w, int peer, const hpc_letter_head *head, int awaited) {
+static int check_letter(struct hpc_request *w, int peer, const hpc_letter_head *head, int awaited) {
     if (head->call.number == w->call.number)
         return same_call(&head->call, &w->call) ? HPC_OK : fail_mismatch(w, peer, &head->call, "");
     if (head->call.number > w->call.number && !awaited) return HPC_IN_PROGRESS;
     return fail_mismatch(w, peer, &head->call, head->call.number < w->call.number ? " before" : " afterwards");
 }
 
-static int check_stream(struct hpc_work *w, int peer, const hpc_letter_head *head, const hpc_stream *s) {
+static int check_stream(struct hpc_request *w, int peer, const hpc_letter_head *head, const hpc_stream *s) {
     char mine[96], why[HPC_COMPLAINT_BYTES];
     const uint64_t left = s->nbytes - s->done, most = left < w->mail->room ? left : w->mail->room;
     if (s->open && head->stream == s->nbytes && head->nbytes == most) return HPC_OK;
@@ -59,21 +59,20 @@ static int check_stream(struct hpc_work *w, int peer, const hpc_letter_head *hea
     return break_off(w, HPC_ERR_CONFIG, why);
 }
 
-static int check_notes(struct hpc_work *w) {
+static int check_notes(struct hpc_request *w) {
     const char *complaint = hpc_mail_complaint(w->mail);
     if (complaint != NULL) {
         snprintf(w->mail->broken, sizeof w->mail->broken, "%.*s", HPC_COMPLAINT_BYTES - 1, complaint);
         return hpc_fail(HPC_ERR_CONFIG, w->op, "%s", w->mail->broken);
     }
     for (int p = 0; p < size_of(w); p++) {
-        const hpc_described *its = p == rank_of(w) ? NULL : hpc_mail_noted(w->mail, p);
-        if (its != NULL && its->number == w->call.number && !same_call(its, &w->call))
-            return fail_mismatch(w, p, its, "");
+        const hpc_described *its = p == rank_of(w) ? NULL : hpc_mail_noted(w->mail, p, &w->call);
+        if (its != NULL) return fail_mismatch(w, p, its, "");
     }
     return HPC_OK;
 }
 
-static int fail_freed(struct hpc_work *w, int peer) {
+static int fail_freed(struct hpc_request *w, int peer) {
     char why[HPC_COMPLAINT_BYTES];
     snprintf(why, sizeof why, "%s: rank %d's array lies in a window that rank %d has freed", w->op, peer, rank_of(w));
     return break_off(w, HPC_ERR_CONFIG, why);
@@ -81,12 +80,12 @@ static int fail_freed(struct hpc_work *w, int peer) {
 
 /* ---- streams ---- */
 
-static uint64_t available(const struct hpc_work *w, int part, const hpc_stream *s) {
+static uint64_t available(const struct hpc_request *w, int part, const hpc_stream *s) {
     return part == HPC_FIRST ? s->nbytes : w->fold.done;
 }
 
 /* Sends the next letter of a stream, if it is complete. Returns HPC_IN_PROGRESS if it is not. */
-static int send_part(struct hpc_work *w, int peer, int part) {
+static int send_part(struct hpc_request *w, int peer, int part) {
     hpc_stream *s = &w->out[part][peer];
     const uint64_t left = s->nbytes - s->done, n = left < w->mail->room ? left : w->mail->room;
     if (!s->open || available(w, part, s) < s->done + n) return HPC_IN_PROGRESS;
@@ -102,7 +101,7 @@ static int send_part(struct hpc_work *w, int peer, int part) {
 
 /* Sends what the peer has room for. A result goes before the next letter of a first stream, as its receiver can take
  * it at once. */
-static int send_to(struct hpc_work *w, int peer, int *moved) {
+static int send_to(struct hpc_request *w, int peer, int *moved) {
     int status = HPC_OK;
     while (status == HPC_OK && (w->out[HPC_FIRST][peer].open || w->out[HPC_SECOND][peer].open) &&
            hpc_mail_has_room(w->mail, peer)) {
@@ -113,14 +112,14 @@ static int send_to(struct hpc_work *w, int peer, int *moved) {
     return status == HPC_IN_PROGRESS ? HPC_OK : status;
 }
 
-static int take(struct hpc_work *w, int peer, hpc_stream *s, uint64_t nbytes) {
+static int take(struct hpc_request *w, int peer, hpc_stream *s, uint64_t nbytes) {
     s->done += nbytes;
     s->open = s->done < s->nbytes;
     return hpc_mail_take(w->mail, peer);
 }
 
 /* Takes the letters of the peer, up to one that is to be folded. */
-static int take_from(struct hpc_work *w, int peer, int *moved) {
+static int take_from(struct hpc_request *w, int peer, int *moved) {
     const hpc_letter_head *head;
     while ((head = hpc_mail_next(w->mail, peer)) != NULL) {
         const int awaited = w->in[HPC_FIRST][peer].open || w->in[HPC_SECOND][peer].open;
@@ -142,7 +141,7 @@ static int take_from(struct hpc_work *w, int peer, int *moved) {
 /* ---- the fold ---- */
 
 /* Returns whether n more bytes of the fold may be written. */
-static int may_overwrite(const struct hpc_work *w, uint64_t n) {
+static int may_overwrite(const struct hpc_request *w, uint64_t n) {
     for (int p = 0; p < size_of(w) && w->fold.after_sends; p++)
         if (w->out[HPC_FIRST][p].open && w->out[HPC_FIRST][p].done < w->fold.done + n) return 0;
     return 1;
@@ -150,7 +149,7 @@ static int may_overwrite(const struct hpc_work *w, uint64_t n) {
 
 /* Lists the elements of the next letter of each rank, in the order of ranks. Returns HPC_IN_PROGRESS if one has not
  * come. */
-static int gather_inputs(struct hpc_work *w, const void **in) {
+static int gather_inputs(struct hpc_request *w, const void **in) {
     for (int p = 0; p < size_of(w); p++) {
         const hpc_stream *s = &w->in[HPC_FIRST][p];
         const hpc_letter_head *head = p == rank_of(w) ? NULL : hpc_mail_next(w->mail, p);
@@ -164,8 +163,8 @@ static int gather_inputs(struct hpc_work *w, const void **in) {
     return HPC_OK;
 }
 
-static int fold_next(struct hpc_work *w, int *moved) {
-    hpc_fold_work *f = &w->fold;
+static int fold_next(struct hpc_request *w, int *moved) {
+    hpc_fold_part *f = &w->fold;
     const void *few[64], **in = size_of(w) <= 64 ? few : malloc((size_t)size_of(w) * sizeof *in);
     int status = HPC_OK;
     if (in == NULL) return hpc_fail(HPC_ERR_MEMORY, w->op, "%s: no memory for %d ranks", w->op, size_of(w));
@@ -187,7 +186,7 @@ static int fold_next(struct hpc_work *w, int *moved) {
 
 /* ---- one call ---- */
 
-static int is_complete(struct hpc_work *w) {
+static int is_complete(struct hpc_request *w) {
     for (int p = 0; p < size_of(w); p++) {
         if (!is_over(&w->out[HPC_FIRST][p]) || !is_over(&w->out[HPC_SECOND][p])) return 0;
         if (!is_over(&w->in[HPC_FIRST][p]) || !is_over(&w->in[HPC_SECOND][p])) return 0;
@@ -197,7 +196,7 @@ static int is_complete(struct hpc_work *w) {
     return w->fold.combine == NULL;
 }
 
-static int go_on(struct hpc_work *w) {
+static int go_on(struct hpc_request *w) {
     const int size = size_of(w), me = rank_of(w);
     int status = HPC_OK, moved = 1;
     if (size == 1 && w->fold.combine != NULL) {
@@ -220,7 +219,7 @@ static int go_on(struct hpc_work *w) {
 /* Goes on with the first calls that are not over. */
 static void go_on_all(hpc_mail *m) {
     while (m->first != NULL) {
-        struct hpc_work *w = m->first;
+        struct hpc_request *w = m->first;
         w->status = go_on(w);
         if (w->status == HPC_IN_PROGRESS) return;
         m->first = w->next;
@@ -230,9 +229,9 @@ static void go_on_all(hpc_mail *m) {
     }
 }
 
-static void remove_work(struct hpc_work *w) {
+static void remove_work(struct hpc_request *w) {
     hpc_mail *m = w->mail;
-    for (struct hpc_work **at = &m->first; *at != NULL; at = &(*at)->next)
+    for (struct hpc_request **at = &m->first; *at != NULL; at = &(*at)->next)
         if (*at == w) {
             *at = w->next;
             break;
@@ -243,13 +242,13 @@ static void remove_work(struct hpc_work *w) {
 /* ---- waits ---- */
 
 static int is_done(void *arg) {
-    struct hpc_work *w = arg;
+    struct hpc_request *w = arg;
     if (w->status == HPC_IN_PROGRESS) go_on_all(w->mail);
     return w->status != HPC_IN_PROGRESS;
 }
 
 static int waits_for(void *arg, int *ranks) {
-    struct hpc_work *w = ((struct hpc_work *)arg)->mail->first; /* the first one holds up the others */
+    struct hpc_request *w = ((struct hpc_request *)arg)->mail->first; /* the first one holds up the others */
     int n = 0;
     if (w == NULL) return 0;
     for (int p = 0; p < size_of(w); p++) {
@@ -264,7 +263,7 @@ static int waits_for(void *arg, int *ranks) {
 }
 
 static double leave_notes(void *arg) {
-    struct hpc_work *w = ((struct hpc_work *)arg)->mail->first;
+    struct hpc_request *w = ((struct hpc_request *)arg)->mail->first;
     const int muted = hpc_mute_errors(1);
     for (int p = 0; w != NULL && p < size_of(w); p++)
         if (p != rank_of(w)) hpc_mail_note(w->mail, p, &w->call);
@@ -272,7 +271,7 @@ static double leave_notes(void *arg) {
     return NOTE_SECONDS;
 }
 
-int hpc_work_wait(hpc_work *w, double timeout) {
+int hpc_request_wait(hpc_request *w, double timeout) {
     if (w == NULL) return hpc_fail(HPC_ERR_INVALID, "wait", "wait: work is NULL");
     if (w->status != HPC_IN_PROGRESS) return w->status;
     const hpc_wait wait = {.op = w->op,
@@ -286,7 +285,7 @@ int hpc_work_wait(hpc_work *w, double timeout) {
     return status != HPC_OK ? status : w->status;
 }
 
-int hpc_work_test(hpc_work *w) {
+int hpc_request_test(hpc_request *w) {
     if (w == NULL) return hpc_fail(HPC_ERR_INVALID, "test", "test: work is NULL");
     hpc_group *g = &w->mail->context->group;
     if (w->status == HPC_IN_PROGRESS) hpc_group_progress(g);
@@ -297,19 +296,19 @@ int hpc_work_test(hpc_work *w) {
     return status == HPC_OK ? HPC_IN_PROGRESS : status;
 }
 
-void hpc_work_free(hpc_work *w) {
+void hpc_request_free(hpc_request *w) {
     if (w == NULL) return;
     if (w->status == HPC_IN_PROGRESS) {
         remove_work(w);
         if (w->mail->broken[0] == 0)
             snprintf(w->mail->broken, sizeof w->mail->broken, "%s was given up before its end", w->op);
     }
-    hpc_work_drop(w);
+    hpc_request_drop(w);
 }
 
 /* ---- calls ---- */
 
-static int start(hpc_context *c, const hpc_collective_call *call, double deadline, hpc_work **work) {
+static int start(hpc_context *c, const hpc_collective_call *call, double deadline, hpc_request **work) {
     hpc_mail *m;
     int status = hpc_call_check(c, call);
     if (status != HPC_OK) return status;
@@ -324,14 +323,14 @@ static int start(hpc_context *c, const hpc_collective_call *call, double deadlin
     if (m->broken[0] != 0)
         return hpc_fail(HPC_ERR_CONFIG, op, "rank %d: %s: no further collectives are possible: %s", c->group.rank, op,
                         m->broken);
-    status = hpc_work_make(m, call, work);
+    status = hpc_request_make(m, call, work);
     if (status != HPC_OK) return status;
     *m->last = *work;
     m->last = &(*work)->next;
     return HPC_OK;
 }
 
-int hpc_collective_start(hpc_context *c, const hpc_collective_call *call, hpc_work **work) {
+int hpc_collective_start(hpc_context *c, const hpc_collective_call *call, hpc_request **work) {
     static const char op[] = "collective";
     if (work == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: work is NULL", op);
     *work = NULL;
@@ -342,12 +341,12 @@ int hpc_collective_start(hpc_context *c, const hpc_collective_call *call, hpc_wo
 }
 
 int hpc_collective_run(hpc_context *c, const hpc_collective_call *call, double timeout) {
-    hpc_work *w = NULL;
+    hpc_request *w = NULL;
     int status = hpc_context_ready(c, "collective");
     if (status != HPC_OK) return status;
     const double deadline = hpc_deadline(&c->group, timeout);
     status = start(c, call, deadline, &w);
-    if (status == HPC_OK) status = hpc_work_wait(w, hpc_left(deadline));
-    hpc_work_free(w);
+    if (status == HPC_OK) status = hpc_request_wait(w, hpc_left(deadline));
+    hpc_request_free(w);
     return status;
 }
