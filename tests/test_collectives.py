@@ -412,10 +412,10 @@ DIFFERENT: dict[str, tuple[Made, Made, tuple[str, ...]]] = {
     "root": (lambda c: c.broadcast(floats(8)), lambda c: c.broadcast(floats(8), 2), ("root 0", "root 2")),
     "blocks": (
         lambda c: c.alltoall(floats(6), send_counts=[1, 2, 3], recv_counts=[1 + c.rank] * 3),
-        lambda c: c.alltoall(floats(6), send_counts=[2, 2, 2], recv_counts=[3, 3, 3]),
+        lambda c: c.alltoall(floats(6), send_counts=[2, 2, 2], recv_counts=[3, 2, 3]),
         ("alltoall",),
     ),
-    "started": (lambda c: c.allreduce_nb(floats(9)).wait(), lambda c: c.gather(floats(9)), ("allreduce", "gather")),
+    "started": (lambda c: c.allreduce_nb(floats(9)).wait(), lambda c: c.gather(floats(9), 1), ("allreduce", "gather")),
 }
 
 
@@ -556,9 +556,7 @@ def test_a_rank_that_does_not_come_times_out(before: int) -> None:
         with pytest.raises(hpcomm.Timeout, match="reduce") as raised:
             ctx.reduce(np.ones(5), timeout=0.2)
         assert raised.value.waiting_for == (1,)
-        with pytest.raises(
-            hpcomm.ConfigError, match="no further collectives are possible|an earlier collective failed"
-        ):
+        with pytest.raises(hpcomm.ConfigError, match=r"no further collectives|earlier collective"):
             ctx.reduce(np.ones(5))
         ctx.close()
         missed.set()
@@ -643,12 +641,13 @@ def wrong() -> Iterator[tuple[Made, str]]:
     yield lambda c: c.allgather(shared[4:], shared), "overlap: give another out, or array as this rank's block of out"
     yield lambda c: c.allgather(b"abc", counts=[1, 2]), "bytes take no out and no counts"
     yield lambda c: c.gather(four, 0, floats(9)), r"must be float32 \(8,\) or \(2, 4\)"
-    yield lambda c: c.scatter(), "array is None on rank 0, the root"
-    yield lambda c: c.scatter(None, 1), "out is None on rank 0: give an array for the block"
+    yield lambda c: c.scatter(), "rank 0, the root, gives no array"
+    yield lambda c: c.scatter(None, 1), "rank 0 gives no out: give an array for the block"
     yield lambda c: c.scatter(four, out=floats(3)), r"out is float32 \(3,\): must be float32 \(2,\)"
-    yield lambda c: c.alltoall(four, send_counts=[2, 2]), "recv_counts is None: give both counts"
+    yield lambda c: c.alltoall(four, send_counts=[2, 2]), "recv_counts is missing: give both counts"
     yield lambda c: c.alltoall(four, four), "array and out overlap: give another out$"
     yield lambda c: c.alltoall(four, floats(5), send_counts=[1, 3], recv_counts=[1, 3]), r"must be float32 \(4,\)"
+    yield lambda c: c.alltoall(four, send_counts=[1, 3], recv_counts=[2, 2]), "differ for this rank itself"
     yield lambda c: c.broadcast_object(1, 7), "broadcast_object: root is 7"
     yield lambda c: c.allreduce_nb(four, "nand"), "op is 'nand'"
 

@@ -411,7 +411,7 @@ class Collectives:
         root = self._root("scatter", root)
         if self.rank == root:
             if array is None:
-                raise InvalidArgument(f"scatter: array is None on rank {root}, the root: give the array to divide")
+                raise InvalidArgument(f"scatter: rank {root}, the root, gives no array: give the array to divide")
             send = as_array("scatter", array)
             rows, lengths = self._divided("scatter", send, counts, "counts")
             shapes = [(rows[root], *send.shape[1:])]
@@ -431,7 +431,7 @@ class Collectives:
             )
         if out is None:
             raise InvalidArgument(
-                f"scatter: out is None on rank {self.rank}: give an array for the block: only rank {root}, the root, "
+                f"scatter: rank {self.rank} gives no out: give an array for the block: only rank {root}, the root, "
                 "knows the block's shape and dtype"
             )
         recv = as_out("scatter", out, None)
@@ -443,7 +443,7 @@ class Collectives:
     ) -> Call:
         if (send_counts is None) != (recv_counts is None):
             missing = "send_counts" if send_counts is None else "recv_counts"
-            raise InvalidArgument(f"alltoall: {missing} is None: give both counts, or none for equal blocks")
+            raise InvalidArgument(f"alltoall: {missing} is missing: give both counts, or none for equal blocks")
         send = as_array("alltoall", array)
         rows, sends = self._divided("alltoall", send, send_counts, "send_counts")
         width = math.prod(send.shape[1:])
