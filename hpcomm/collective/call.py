@@ -21,7 +21,7 @@ _IN_PLACE = {  # hints
 }
 
 
-class Part:
+class Extent:
     """One array of a call: its first byte's address, its size in bytes, and the object that keeps it alive."""
 
     __slots__ = ("address", "array", "end")
@@ -31,11 +31,11 @@ class Part:
         self.address: int = array.__array_interface__["data"][0]
         self.end = self.address + array.nbytes
 
-    def overlaps(self, other: "Part") -> bool:
+    def overlaps(self, other: "Extent") -> bool:
         return bool(max(self.address, other.address) < min(self.end, other.end))
 
 
-class Call:
+class ArrayCall:
     """A checked call: its arrays, the C call, the result on this rank and, once started, the state of its C work."""
 
     __slots__ = ("_c", "_work", "failure", "is_over", "name", "recv", "result", "send")
@@ -58,8 +58,8 @@ class Call:
         """own: where this rank's block lies in the larger one of the two arrays, in bytes: only there may they overlap.
         None: nowhere."""
         self.name, self.result = name, result
-        self.send = None if send is None else Part(send)
-        self.recv = None if recv is None else Part(recv)
+        self.send = None if send is None else Extent(send)
+        self.recv = None if recv is None else Extent(recv)
         self.failure: HpcommError | None = None
         self.is_over = False
         self._work: Any = None
@@ -80,7 +80,7 @@ class Call:
             recv_counts,
         )
 
-    def disturbs(self, other: "Call") -> bool:
+    def disturbs(self, other: "ArrayCall") -> bool:
         """Returns whether one of two started calls writes memory that the other one uses."""
         mine, its = self.recv, other.recv
         return (mine is not None and any(part is not None and mine.overlaps(part) for part in (its, other.send))) or (
@@ -138,7 +138,7 @@ class Work:
 
     __slots__ = ("__weakref__", "_call", "_default", "context", "name")
 
-    def __init__(self, context: object, call: Call, default: float) -> None:
+    def __init__(self, context: object, call: ArrayCall, default: float) -> None:
         self.context = context  # keeps it open
         self.name = call.name
         self._call, self._default = call, default

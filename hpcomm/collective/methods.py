@@ -17,7 +17,7 @@ from ..config import Config
 from ..errors import ConfigError, HpcommError, InvalidArgument
 from ..window import Sources
 from .arrays import NUMBERS, as_array, as_op, as_out, check_writable
-from .call import Call, Work
+from .call import ArrayCall, Work
 
 
 class Collectives:
@@ -60,7 +60,7 @@ class Collectives:
     size: int
     config: Config
     _handle: Any
-    _started: "deque[Call]"  # in order; calls that are over leave it at the next call
+    _started: "deque[ArrayCall]"  # in order; calls that are over leave it at the next call
     _met: bool  # whether the ranks have met in a first call, which makes the memory for all others
     _cut: str  # the call that Ctrl-C has cut short; "" for none
 
@@ -325,33 +325,35 @@ class Collectives:
 
     # ---- the calls, checked ----------------------------------------------------------------------------------------
 
-    def _allreduce(self, array: Any, op: str, out: Any) -> Call:
+    def _allreduce(self, array: Any, op: str, out: Any) -> ArrayCall:
         send = as_array("allreduce", array)
         code = as_op("allreduce", op, send.dtype)
         result = np.empty(send.shape, send.dtype) if out is None else out
         recv = send if result is array else as_out("allreduce", result, send.dtype, send.shape)
         if recv is send:
             check_writable("allreduce", recv)
-        return Call("allreduce", send.dtype, op=code, send=send, recv=recv, count=send.size, own=0, result=result)
+        return ArrayCall("allreduce", send.dtype, op=code, send=send, recv=recv, count=send.size, own=0, result=result)
 
-    def _reduce(self, array: Any, op: str, root: int, out: Any) -> Call:
+    def _reduce(self, array: Any, op: str, root: int, out: Any) -> ArrayCall:
         root = self._root("reduce", root)
         send = as_array("reduce", array)
         code = as_op("reduce", op, send.dtype)
         recv = None if out is None else as_out("reduce", out, send.dtype, send.shape)
         if self.rank != root:
-            return Call("reduce", send.dtype, op=code, root=root, send=send, count=send.size)
+            return ArrayCall("reduce", send.dtype, op=code, root=root, send=send, count=send.size)
         if recv is None:
             recv = out = np.empty(send.shape, send.dtype)
-        return Call("reduce", send.dtype, op=code, root=root, send=send, recv=recv, count=send.size, own=0, result=out)
+        return ArrayCall(
+            "reduce", send.dtype, op=code, root=root, send=send, recv=recv, count=send.size, own=0, result=out
+        )
 
-    def _reduce_scatter(self, array: Any, op: str, out: Any, counts: Sequence[int] | None) -> Call:
+    def _reduce_scatter(self, array: Any, op: str, out: Any, counts: Sequence[int] | None) -> ArrayCall:
         send = as_array("reduce_scatter", array)
         code = as_op("reduce_scatter", op, send.dtype)
         rows, lengths = self._divided("reduce_scatter", send, counts, "counts")
         shape = (rows[self.rank], *send.shape[1:])
         result = np.empty(shape, send.dtype) if out is None else out
-        return Call(
+        return ArrayCall(
             "reduce_scatter",
             send.dtype,
             op=code,
@@ -363,7 +365,7 @@ class Collectives:
             result=result,
         )
 
-    def _broadcast(self, array: Any, root: int) -> Call:
+    def _broadcast(self, array: Any, root: int) -> ArrayCall:
         root = self._root("broadcast", root)
         recv = as_array("broadcast", array)
         if self.rank != root:
@@ -372,12 +374,12 @@ class Collectives:
                     f"broadcast: array is a {type(array).__name__}: must be an array that can be written"
                 )
             check_writable("broadcast", recv)
-        return Call("broadcast", recv.dtype, root=root, recv=recv, count=recv.size, result=array)
+        return ArrayCall("broadcast", recv.dtype, root=root, recv=recv, count=recv.size, result=array)
 
-    def _allgather(self, data: Any, out: Any, counts: Sequence[int] | None) -> Call:
+    def _allgather(self, data: Any, out: Any, counts: Sequence[int] | None) -> ArrayCall:
         send, lengths, shapes = self._joined("allgather", data, counts)
         result = np.empty(shapes[0], send.dtype) if out is None else out
-        return Call(
+        return ArrayCall(
             "allgather",
             send.dtype,
             send=send,
@@ -388,14 +390,14 @@ class Collectives:
             result=result,
         )
 
-    def _gather(self, array: Any, root: int, out: Any, counts: Sequence[int] | None) -> Call:
+    def _gather(self, array: Any, root: int, out: Any, counts: Sequence[int] | None) -> ArrayCall:
         root = self._root("gather", root)
         send, lengths, shapes = self._joined("gather", array, counts)
         recv_counts = None if counts is None else lengths
         if self.rank != root:
-            return Call("gather", send.dtype, root=root, send=send, count=send.size, recv_counts=recv_counts)
+            return ArrayCall("gather", send.dtype, root=root, send=send, count=send.size, recv_counts=recv_counts)
         result = np.empty(shapes[0], send.dtype) if out is None else out
-        return Call(
+        return ArrayCall(
             "gather",
             send.dtype,
             root=root,
@@ -407,7 +409,7 @@ class Collectives:
             result=result,
         )
 
-    def _scatter(self, array: Any, root: int, out: Any, counts: Sequence[int] | None) -> Call:
+    def _scatter(self, array: Any, root: int, out: Any, counts: Sequence[int] | None) -> ArrayCall:
         root = self._root("scatter", root)
         if self.rank == root:
             if array is None:
@@ -418,7 +420,7 @@ class Collectives:
             if rows[root] == 1:
                 shapes.append(send.shape[1:])
             result = np.empty(shapes[0], send.dtype) if out is None else out
-            return Call(
+            return ArrayCall(
                 "scatter",
                 send.dtype,
                 root=root,
@@ -436,11 +438,11 @@ class Collectives:
             )
         recv = as_out("scatter", out, None)
         told = None if counts is None else self._elements("scatter", recv, counts)
-        return Call("scatter", recv.dtype, root=root, recv=recv, count=recv.size, send_counts=told, result=out)
+        return ArrayCall("scatter", recv.dtype, root=root, recv=recv, count=recv.size, send_counts=told, result=out)
 
     def _alltoall(
         self, array: Any, out: Any, send_counts: Sequence[int] | None, recv_counts: Sequence[int] | None
-    ) -> Call:
+    ) -> ArrayCall:
         if (send_counts is None) != (recv_counts is None):
             missing = "send_counts" if send_counts is None else "recv_counts"
             raise InvalidArgument(f"alltoall: {missing} is missing: give both counts, or none for equal blocks")
@@ -452,7 +454,7 @@ class Collectives:
         shape = (sum(rows), *send.shape[1:])
         result = np.empty(shape, send.dtype) if out is None else out
         is_even = send_counts is None
-        return Call(
+        return ArrayCall(
             "alltoall",
             send.dtype,
             send=send,
@@ -528,7 +530,7 @@ class Collectives:
 
     # ---- making calls ----------------------------------------------------------------------------------------------
 
-    def _make(self, call: Call, timeout: float | None) -> Any:
+    def _make(self, call: ArrayCall, timeout: float | None) -> Any:
         limit = seconds(timeout, self.config.timeout)
         self._admit(call)
         try:
@@ -548,7 +550,7 @@ class Collectives:
             raise
         return call.result
 
-    def _begin_call(self, call: Call) -> Work:
+    def _begin_call(self, call: ArrayCall) -> Work:
         self._admit(call)
         try:
             call.start(self._handle, first=not self._met)
@@ -561,7 +563,7 @@ class Collectives:
         self._started.append(call)
         return Work(self, call, self.config.timeout)
 
-    def _admit(self, call: Call) -> None:
+    def _admit(self, call: ArrayCall) -> None:
         """Raises an error for a call that may not begin now."""
         if self._cut:
             raise ConfigError(
