@@ -18,6 +18,7 @@ import numpy as np
 from . import _core, launch, log
 from ._core import NULL, seconds
 from .bandwidth import Bandwidth, as_ranks, as_rate, probe
+from .collective import Collectives
 from .config import Config, read_secret
 from .engine import Engine, handle_of
 from .errors import HpcommError, InvalidArgument, PeerFailed, Timeout
@@ -97,7 +98,7 @@ def init(
     return Context(launch.find(comm, settings), settings, used)
 
 
-class Context:
+class Context(Collectives):
     """One rank's membership in a job. init makes it; close, the end of its with block, or the interpreter's exit closes
     it.
 
@@ -119,9 +120,9 @@ class Context:
         notes: sentences about features that do not work fully on this host, and about incidents since the start, e.g.
             that a stranger was refused or a push was lost. Context.close() also writes the incidents to the log.
 
-    Collective are the methods `window`, `receive_queue`, `lane`, `barrier` and `allgather`, and also Exchange and its
-    method `load_state_dict`: all ranks must call them, in the same order. After `close` every method raises
-    InvalidArgument.
+    Collective are the methods `window`, `receive_queue`, `lane`, `barrier` and all methods of
+    hpcomm.collective.Collectives, e.g. `allreduce` and `allgather`, and also Exchange and its method `load_state_dict`:
+    all ranks must call them, in the same order. After `close` every method raises InvalidArgument.
     """
 
     __slots__ = (
@@ -164,6 +165,7 @@ class Context:
         self._noted: int | None = None
         self._shrunk = False
         self._process = os.getpid()
+        self._no_calls(sources)
         _open.add(self)
 
     def _start(self) -> None:
@@ -325,11 +327,6 @@ class Context:
                 "collectives in the same order"
             )
         _core.barrier(self._handle, seconds(timeout, self.config.timeout))
-
-    def allgather(self, data: bytes, timeout: float | None = None) -> list[bytes]:
-        """Returns a list whose element i is the data of rank i. All ranks must pass equally many bytes. Collective, for
-        small data."""
-        return _core.allgather(self._handle, bytes(data), self.size, seconds(timeout, self.config.timeout))
 
     # ---- the network -----------------------------------------------------------------------------------------------
 

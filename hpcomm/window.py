@@ -23,14 +23,15 @@ _HELD_PUTS = 1024  # sources kept alive for a transport that reads them after pu
 
 
 class Sources:
-    """For each lane, the sources that puts may not have read yet. They stay alive until a flush of the lane, or until
-    the last handle is freed."""
+    """For each lane, the sources that puts may not have read yet, and the calls of collectives that are not over. They
+    stay alive until a flush of the lane, or the end of the call, or until the last handle is freed."""
 
-    __slots__ = ("deferred", "lanes")
+    __slots__ = ("calls", "deferred", "lanes")
 
     def __init__(self) -> None:
         self.deferred = False  # whether some transport of this context reads a source after put has returned
         self.lanes: list[list[Any]] = []
+        self.calls: Any = None  # the context's own
 
 
 class Lane:

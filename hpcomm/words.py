@@ -53,14 +53,17 @@ SETTINGS: Mapping[str, str] = {
 }
 
 _CONTEXT = "it is the context's, as in ctx = hpcomm.init() and then ctx.{}"
+_OF_CONTEXT = (
+    *("allgather", "allgather_objects", "allreduce", "alltoall", "barrier", "broadcast_object", "gather"),
+    *("gather_objects", "local_rank", "local_size", "rank", "reduce", "reduce_scatter", "scatter", "size"),
+)
 _STARTS = "leave it out: the ranks start with the values of rank 0"
 
 ATTRIBUTES: Mapping[str, str] = {  # attributes of the module hpcomm
-    **{name: _CONTEXT.format(name) for name in ("allgather", "barrier", "local_rank", "local_size", "rank", "size")},
+    **{name: _CONTEXT.format(name) for name in _OF_CONTEXT},
     "DiLoCo": "it is hpcomm.torch.DiLoCo",
     "DistributedDataParallel": "there is hpcomm.torch.DistributedOptimizer, which wraps the optimizer",
     "DistributedOptimizer": "it is hpcomm.torch.DistributedOptimizer",
-    "allreduce": "there is ctx.allgather for small values, and parameter_hub for gradients",
     "broadcast_optimizer_state": _STARTS,
     "broadcast_parameters": _STARTS,
     "init_process_group": "it is hpcomm.init",

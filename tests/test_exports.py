@@ -23,7 +23,17 @@ def declared() -> set[str]:
     folder = PACKAGE / "include/hpcomm"
     headers = "".join(
         (folder / name).read_text(encoding="utf-8")
-        for name in ("hpcomm.h", "error.h", "rule.h", "engine.h", "codec.h", "collective.h", "plan.h", "way.h", "stats.h")
+        for name in (
+            "hpcomm.h",
+            "error.h",
+            "rule.h",
+            "engine.h",
+            "codec.h",
+            "collective.h",
+            "plan.h",
+            "way.h",
+            "stats.h",
+        )
     )
     return set(re.findall(r"^HPC_API [^;]*?\b(hpc_\w+)\(", headers, re.MULTILINE))
 

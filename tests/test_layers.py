@@ -30,7 +30,7 @@ presets checkpoint factors
 exchange
 measure
 context
-queue kernels bandwidth
+queue kernels bandwidth collective
 window optim topology
 graphs
 model

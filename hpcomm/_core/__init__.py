@@ -23,6 +23,18 @@ from .codec import (
     set_delta,
     set_encoder,
 )
+from .collective import (
+    COLLECTIVES,
+    ELEMENTS,
+    OPS,
+    collective_call,
+    collective_run,
+    collective_start,
+    element_size,
+    work_free,
+    work_test,
+    work_wait,
+)
 from .context import (
     allgather,
     barrier,

@@ -1,0 +1,90 @@
+"""Collectives of arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .._ffi import ffi, lib
+from .handle import collective
+from .status import NULL, check, wait
+
+COLLECTIVES: dict[str, int] = {
+    "allreduce": lib.HPC_ALLREDUCE,
+    "reduce": lib.HPC_REDUCE,
+    "reduce_scatter": lib.HPC_REDUCE_SCATTER,
+    "broadcast": lib.HPC_BROADCAST,
+    "allgather": lib.HPC_ALLGATHER,
+    "gather": lib.HPC_GATHER,
+    "scatter": lib.HPC_SCATTER,
+    "alltoall": lib.HPC_ALLTOALL,
+}
+OPS: dict[str, int] = {
+    "sum": lib.HPC_SUM,
+    "mean": lib.HPC_AVG,
+    "min": lib.HPC_MIN,
+    "max": lib.HPC_MAX,
+    "prod": lib.HPC_PROD,
+    "and": lib.HPC_BAND,
+    "or": lib.HPC_BOR,
+    "xor": lib.HPC_BXOR,
+}
+ELEMENTS: dict[str, int] = {  # by the names of NumPy's dtypes
+    "float32": lib.HPC_F32,
+    "float64": lib.HPC_F64,
+    "float16": lib.HPC_F16,
+    "bfloat16": lib.HPC_BF16,
+    "int8": lib.HPC_I8,
+    "uint8": lib.HPC_U8,
+    "int16": lib.HPC_I16,
+    "uint16": lib.HPC_U16,
+    "int32": lib.HPC_I32,
+    "uint32": lib.HPC_U32,
+    "int64": lib.HPC_I64,
+    "uint64": lib.HPC_U64,
+    "bool": lib.HPC_BOOL,
+    "complex64": lib.HPC_C64,
+    "complex128": lib.HPC_C128,
+}
+element_size: Callable[[int], int] = lib.hpc_element_size
+
+work_test = lib.hpc_work_test
+work_free = lib.hpc_work_free
+
+
+def collective_call(
+    what: int,
+    kind: int,
+    op: int,
+    root: int,
+    send: int,
+    recv: int,
+    count: int,
+    send_counts: tuple[int, ...] | None,
+    recv_counts: tuple[int, ...] | None,
+) -> tuple[Any, Any, Any]:
+    """Makes a call from the addresses of its arrays; 0 is no array. Returns it with the lengths that it points to."""
+    c = ffi.new("hpc_collective_call *")
+    c.size = ffi.sizeof("hpc_collective_call")
+    c.what, c.type, c.op, c.root, c.count = what, kind, op, root, count
+    c.send, c.recv = ffi.cast("void *", send), ffi.cast("void *", recv)
+    sends = NULL if send_counts is None else ffi.new("uint64_t[]", send_counts)
+    recvs = NULL if recv_counts is None else ffi.new("uint64_t[]", recv_counts)
+    c.send_counts, c.recv_counts = sends, recvs
+    return c, sends, recvs
+
+
+def collective_run(context: Any, call: Any, timeout: float) -> None:
+    collective(lambda seconds: lib.hpc_collective_run(context, call, seconds), timeout)
+
+
+def collective_start(context: Any, call: Any, *, first: bool) -> Any:
+    """Starts the call and returns its hpc_work. first: whether it is the context's first one, in which ranks meet."""
+    out = ffi.new("hpc_work **")
+    if first:
+        collective(lambda _: lib.hpc_collective_start(context, call, out), 0.0)
+    else:
+        check(lib.hpc_collective_start(context, call, out))
+    return out[0]
+
+
+def work_wait(work: Any, timeout: float) -> None:
+    wait(lambda seconds: lib.hpc_work_wait(work, seconds), timeout)
