@@ -1,0 +1,173 @@
+"""collectives: one call of a collective, of hpcomm, Gloo, Open MPI, MPICH and Mooncake, in nccl-tests' columns.
+
+The libraries take turns, A B C A B C ..., in groups of processes that sleep while another group is measured. Each turn
+has other data, and its answer is checked. The time of a turn is that of the slowest rank, divided by the number of
+calls; a row has the median of the turns.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from typing import Any
+
+import hpcomm
+from bench.collectives import data, table
+from bench.collectives.groups import Group, Lost, pythons
+from bench.collectives.libraries import NAMES, apart
+from bench.collectives.orders import Order
+from bench.common.launch import cores
+from bench.common.options import add_output, add_quick, write
+from hpcomm.bench.harness import nbytes
+from hpcomm.bench.rows import Row
+
+SIZES = "8,64K,4M,32M"
+MOST = 5000  # calls of a turn
+
+
+def words(known: Sequence[str]) -> Any:
+    """Returns a parser of names that are separated by commas."""
+
+    def parse(text: str) -> list[str]:
+        names = [each.strip() for each in text.replace("hpcomm, window", "window").split(",") if each.strip()]
+        names = ["hpcomm, window" if name == "window" else name for name in names]
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise argparse.ArgumentTypeError(f"{', '.join(known)}, not {text!r}")
+        return [name for name in known if name in names]
+
+    return parse
+
+
+def numbers(least: int, parse: Any = int) -> Any:
+    """Returns a parser of numbers that are separated by commas."""
+
+    def numbers_of(text: str) -> list[int]:
+        found = [parse(each) for each in text.split(",")]
+        if min(found) < least:
+            raise argparse.ArgumentTypeError(f"{least} or more, not {text}")
+        return found
+
+    return numbers_of
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="python -m bench.collectives", description=__doc__.partition("\n")[0])
+    libraries = f"of {', '.join(NAMES)} (or window); default: all that are installed"
+    p.add_argument("--libs", type=words(NAMES), help=libraries)
+    p.add_argument(
+        "--what", type=words(tuple(data.SHAPES)), default=[*data.SHAPES], help=f"of {', '.join(data.SHAPES)}"
+    )
+    p.add_argument("--sizes", type=numbers(1, nbytes), help=f"bytes of a call; default: {SIZES}")
+    p.add_argument("--ranks", type=numbers(1), default=[2, 4], help="processes of each library; default: 2,4")
+    p.add_argument("--op", choices=[*data.OPS], default="sum", help="of the collectives that reduce")
+    p.add_argument("--type", choices=data.TYPES, default="float32", help="of the elements")
+    p.add_argument("-N", "--run_cycles", type=int, help="turns of each library; default: 7")
+    p.add_argument("--turn", type=float, help="seconds of the timed calls of a turn, at least one; default: 0.03")
+    p.add_argument("--python", action="append", default=[], help="a Python that has another library; repeatable")
+    p.add_argument("-T", "--timeout", type=float, default=120.0, help="seconds of the longest wait")
+    p.add_argument("--plant", action="store_true", help="spoil a value of each library, to see that #wrong counts it")
+    add_quick(p)
+    add_output(p, plot="", progress=False)
+    options = p.parse_args(arguments)
+    quick = options.quick
+    options.sizes = options.sizes or numbers(1, nbytes)("8,64K" if quick else SIZES)
+    options.run_cycles = (2 if quick else 7) if options.run_cycles is None else options.run_cycles
+    options.turn = (0.002 if quick else 0.03) if options.turn is None else options.turn
+    if options.run_cycles < 1:
+        p.error("--run_cycles must be 1 or more")
+    return options
+
+
+def measure(case: data.Case, groups: dict[str, Group], options: argparse.Namespace, seed: int) -> list[Row]:
+    """Returns a row for each library. seed: of the first turn's data; every turn takes the next."""
+    calls, cycles, wrong = dict[str, int](), dict[str, list[float]](), dict[str, int]()
+
+    def turn(name: str, number: int, plant: bool = False) -> float:
+        found = groups[name].ask(Order(name, case, number, seed, plant))
+        if found.failed:
+            raise Lost(f"{name}, {case.call} of {case.size} bytes on {case.ranks} ranks: {found.failed}")
+        wrong[name] = wrong.get(name, 0) + found.wrong
+        return found.seconds
+
+    for name in groups:  # tells how many calls fill a turn
+        seed += 1
+        calls[name] = max(1, min(MOST, int(options.turn / turn(name, 2))))
+    for cycle in range(options.run_cycles):
+        for name in groups:
+            seed += 1
+            cycles.setdefault(name, []).append(turn(name, calls[name], options.plant and cycle == 0))
+    return [*table.compared([table.row(case, name, calls[name], cycles[name], wrong[name]) for name in groups])]
+
+
+class Run:
+    """A run: the document that it fills, and its printed lines."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.names: list[str] = options.libs or [*NAMES]
+        self.pythons, lacking = pythons(self.names, options.python)
+        self.document: dict[str, Any] = {"benchmark": "collectives", "hpcomm": hpcomm.__version__, "cores": cores()}
+        self.document |= {"versions": {}, "lacking": {}, "load": [os.getloadavg()[0]], "rows": [], "wrong": 0}
+        self.lack(lacking)
+
+    def say(self, *lines: str) -> None:
+        if not self.options.json and lines:
+            print(*lines, sep="\n", flush=True)
+
+    def lack(self, lacking: dict[str, str]) -> None:
+        """Leaves libraries out; if --libs names one of them, the run ends."""
+        told = {name: why for name, why in lacking.items() if name not in self.document["lacking"]}
+        if told and self.options.libs:
+            raise SystemExit("\n".join(f"{name}: {why}" for name, why in told.items()))
+        self.document["lacking"] |= told
+        self.say(*(f"# {name} is left out: {why}" for name, why in told.items()))
+
+    def ranks(self, ranks: int) -> None:
+        """Measures all cases of a number of ranks."""
+        with ExitStack() as stack:
+            groups: dict[str, Group] = {}
+            for names in apart([name for name in self.names if name in self.pythons]):
+                group = stack.enter_context(closing(Group(names, self.pythons[names[0]], ranks, self.options.timeout)))
+                self.lack(group.lacking)
+                self.document["versions"] |= group.versions
+                groups |= dict.fromkeys([name for name in names if name not in group.lacking], group)
+            if not groups:
+                raise SystemExit("no library is left to measure")
+            if not self.document["rows"]:
+                self.say(*table.header())
+            for call in self.options.what:
+                for size in self.options.sizes:
+                    case = data.case(call, ranks, size, self.options.type, self.options.op)
+                    rows = measure(case, groups, self.options, 1000 * len(self.document["rows"]))
+                    self.document["rows"] += rows
+                    self.document["wrong"] += sum(each["wrong"] for each in rows)
+                    self.say(*map(table.text, rows))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    run = Run(options)
+    try:
+        for ranks in options.ranks:
+            run.ranks(ranks)
+    except Lost as reason:
+        print(reason, file=sys.stderr)
+        return 4
+    run.document["load"].append(os.getloadavg()[0])
+    text = json.dumps(run.document, indent=1)
+    write(options, text)
+    wrong = run.document["wrong"]
+    if options.json:
+        print(text)
+    else:
+        run.say(*(f"# {name}: {version}" for name, version in run.document["versions"].items()))
+        run.say("# load {:.1f} before, {:.1f} after".format(*run.document["load"]))
+        run.say(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

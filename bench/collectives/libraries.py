@@ -1,0 +1,195 @@
+"""The measured libraries, as a rank sees them: one barrier, and a job for each case.
+
+A library's own modules are imported when it is made, so a rank needs only those of the libraries that it measures.
+"""
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+
+from bench.collectives.data import Array, Case
+
+HPCOMM, WINDOW, GLOO, OPENMPI, MPICH, MOONCAKE = "hpcomm", "hpcomm, window", "gloo", "openmpi", "mpich", "mooncake-cpu"
+NAMES = (HPCOMM, WINDOW, GLOO, OPENMPI, MPICH, MOONCAKE)
+
+
+class Lacking(Exception):
+    """A library cannot take part; the text says why, and the fix."""
+
+
+@dataclass
+class Job:
+    """A library's collective with its arrays. send is recv if the library works in place. keeps: other objects that
+    must live as long as the job."""
+
+    send: Array
+    recv: Array
+    run: Callable[[], object]
+    keeps: object = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of this process. folder: an empty one, shared by the ranks of the group."""
+
+    rank: int
+    ranks: int
+    folder: str
+    timeout: float
+
+
+class Library(Protocol):
+    version: str
+
+    def barrier(self) -> None: ...
+
+    def prepare(self, case: Case) -> Job: ...
+
+    def close(self) -> None: ...
+
+
+def arrays(case: Case) -> list[Array]:
+    """Returns the array to send and the array to receive, with pages that the system has already given."""
+    return [np.ones(count, case.dtype) for count in case.counts()]
+
+
+# ---- hpcomm ---------------------------------------------------------------------------------------------------------
+
+
+def call_of(context: Any, case: Case, send: Array, recv: Array) -> Callable[[], object]:
+    """Returns hpcomm's collective of these arrays. Only this function knows the names of Context's methods."""
+    blocks = recv.reshape(-1, case.count)  # a row for each rank
+    return {
+        "allreduce": lambda: context.allreduce(send, op=case.op, out=recv),
+        "reduce_scatter": lambda: context.reduce_scatter(send, op=case.op, out=recv),
+        "all_gather": lambda: context.allgather(send, out=blocks),
+        "broadcast": lambda: context.broadcast(recv, root=case.root),
+        "alltoall": lambda: context.alltoall(send, out=recv),
+    }[case.call]
+
+
+@functools.cache
+def _context() -> Any:
+    return importlib.import_module("hpcomm").init()
+
+
+class Hpcomm:
+    """hpcomm. windows: the arrays are memory of windows."""
+
+    def __init__(self, windows: bool) -> None:
+        hpcomm = importlib.import_module("hpcomm")
+        if not hasattr(hpcomm.Context, "allreduce"):
+            raise Lacking("this hpcomm has no Context.allreduce")
+        self.context, self.windows, self.version = _context(), windows, f"hpcomm {hpcomm.__version__}"
+
+    def barrier(self) -> None:
+        self.context.barrier()
+
+    def prepare(self, case: Case) -> Job:
+        if not self.windows:
+            send, recv = arrays(case)
+            return Job(send, recv, call_of(self.context, case, send, recv))
+        made = [self.context.window((count,), np.dtype(case.dtype)) for count in case.counts()]
+        for window in made:
+            window.array.fill(1)
+        send, recv = (window.array for window in made)
+        return Job(send, recv, call_of(self.context, case, send, recv), made)
+
+    def close(self) -> None:
+        self.context.close()
+
+
+# ---- torch.distributed ----------------------------------------------------------------------------------------------
+
+
+class Torch:
+    """torch.distributed of CPU tensors. All-reduce works in place: it has no other form."""
+
+    def __init__(self, place: Place, backend: str) -> None:
+        try:
+            torch = importlib.import_module("torch")
+            if backend == MOONCAKE:
+                importlib.import_module("mooncake.pg")
+        except ImportError as reason:
+            raise Lacking(f"{backend}: {' '.join(str(reason).split())}") from None
+        self.torch, self.dist, self.version = torch, torch.distributed, f"torch {torch.__version__}"
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.ranks))
+        os.putenv("GLOO_SOCKET_IFNAME", "lo")  # Gloo's C++ code reads it
+        self.dist.init_process_group(
+            backend,
+            init_method=f"file://{place.folder}/{backend}",
+            rank=place.rank,
+            world_size=place.ranks,
+            timeout=timedelta(seconds=place.timeout),
+        )
+
+    def barrier(self) -> None:
+        self.dist.barrier()
+
+    def prepare(self, case: Case) -> Job:
+        send, recv = arrays(case)
+        if case.call == "allreduce":
+            send = recv
+        dist, (sent, received) = self.dist, (self.torch.from_numpy(array) for array in (send, recv))
+        op = getattr(dist.ReduceOp, case.op.upper()) if case.shape.reduces else None
+        ways = {
+            "allreduce": lambda: dist.all_reduce(received, op),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(received, sent, op),
+            "all_gather": lambda: dist.all_gather_into_tensor(received, sent),
+            "broadcast": lambda: dist.broadcast(received, case.root),
+            "alltoall": lambda: dist.all_to_all_single(received, sent),
+        }
+        return Job(send, recv, ways[case.call])
+
+    def close(self) -> None:
+        self.dist.destroy_process_group()
+
+
+# ---- MPI ------------------------------------------------------------------------------------------------------------
+
+
+class Mpi:
+    """The MPI of this process's mpi4py, with MPI.buffer, mpi4py's fastest form of an array."""
+
+    def __init__(self) -> None:
+        self.mpi = importlib.import_module("mpi4py.MPI")
+        self.comm = self.mpi.COMM_WORLD
+        self.version = " ".join(self.mpi.Get_library_version().splitlines()[0].strip("\0 ").split()).partition(",")[0]
+
+    def barrier(self) -> None:
+        self.comm.Barrier()
+
+    def prepare(self, case: Case) -> Job:
+        mpi, comm, (send, recv) = self.mpi, self.comm, arrays(case)
+        kind = mpi.Datatype.fromcode(np.dtype(case.dtype).char)
+        sent, received = ([mpi.buffer.frombuffer(array), kind] for array in (send, recv))
+        op = getattr(mpi, case.op.upper()) if case.shape.reduces else None
+        ways = {
+            "allreduce": lambda: comm.Allreduce(sent, received, op),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(sent, received, op),
+            "all_gather": lambda: comm.Allgather(sent, received),
+            "broadcast": lambda: comm.Bcast(received, case.root),
+            "alltoall": lambda: comm.Alltoall(sent, received),
+        }
+        return Job(send, recv, ways[case.call])
+
+    def close(self) -> None:
+        pass  # mpi4py finalizes at the end of the process
+
+
+def make(name: str, place: Place) -> Library:
+    if name in (OPENMPI, MPICH):
+        return Mpi()
+    return Hpcomm(name == WINDOW) if name in (HPCOMM, WINDOW) else Torch(place, name)
+
+
+def apart(names: Sequence[str]) -> list[list[str]]:
+    """Returns the libraries of each group of processes. hpcomm and Gloo share one; an MPI must start its own ranks."""
+    together = [name for name in names if name in (HPCOMM, WINDOW, GLOO)]
+    return [group for group in (together, *([name] for name in names if name not in together)) if group]
