@@ -372,6 +372,7 @@ struct hpc_control {
     pthread_mutex_t lock;
     hpc_rank_tree tree;
     hpc_roll roll;
+    pthread_mutex_t poking; /* guards poke_fd, which any thread may write to and stop closes */
     pthread_mutex_t collective_lock;
     uint64_t sequence;
     int broken;               /* status of the collective that failed; HPC_OK: none */

@@ -39,7 +39,10 @@ int hpc_mesh_watch(const hpc_control *c, int fd, int kind, int index) {
 
 void hpc_mesh_poke(hpc_control *c) {
     uint64_t one = 1;
-    if (write(c->poke_fd, &one, sizeof one) < 0) return; /* no room for a poke: the thread is awake already */
+    pthread_mutex_lock(&c->poking);
+    const ssize_t written = c->poke_fd < 0 ? 0 : write(c->poke_fd, &one, sizeof one);
+    pthread_mutex_unlock(&c->poking);
+    (void)written; /* without room for a poke the thread is awake already */
 }
 
 void hpc_mesh_seek(hpc_control *c, int rank, int why) {

@@ -63,6 +63,7 @@ static hpc_control *create(hpc_group *group, hpc_memory *bell) {
     atomic_store(&c->links[group->rank].kind, HPC_LINK_UNIX);
     pthread_cond_init(&c->ended, NULL);
     pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->poking, NULL);
     pthread_mutex_init(&c->collective_lock, NULL);
     pthread_mutex_init(&c->round_lock, NULL);
     return c;
@@ -256,8 +257,11 @@ static void close_all(hpc_control *c) {
     }
     for (int i = 0; i < HPC_STRANGERS; i++) hpc_close(&c->strangers[i].fd);
     hpc_close(&c->listen_fd);
-    hpc_close(&c->tcp_fd); /* poke_fd stays: other threads may still poke (hpc_control_free closes it) */
+    hpc_close(&c->tcp_fd);
     hpc_close(&c->epoll_fd);
+    pthread_mutex_lock(&c->poking); /* other threads may still poke */
+    hpc_close(&c->poke_fd);
+    pthread_mutex_unlock(&c->poking);
 }
 
 void hpc_control_stop(hpc_control *c, const char *why) {
@@ -300,6 +304,7 @@ void hpc_control_free(hpc_control *c) {
     hpc_close(&c->poke_fd);
     hpc_memory_release(c->bell);
     pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->poking);
     pthread_mutex_destroy(&c->collective_lock);
     pthread_mutex_destroy(&c->round_lock);
     pthread_cond_destroy(&c->ended);
