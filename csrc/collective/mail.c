@@ -144,7 +144,12 @@ static int stage(hpc_mail *m, int peer) {
     return p->staged != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, "collective", "no memory for letters");
 }
 
-/* A peer that has departed gets nothing, and is not blamed for that. */
+/* A peer that has departed gets nothing, and is not blamed for that. is_gone is asked before each put, so that a wait
+ * that fails keeps its own sentence. */
+static int is_gone(const hpc_mail *m, int peer) {
+    return hpc_group_has_departed(&m->context->group, peer);
+}
+
 static int unless_gone(const hpc_mail *m, int status) {
     if (status != HPC_ERR_PEER) return status;
     hpc_blame_settle(&m->context->group.blame, NULL, 0);
@@ -156,7 +161,7 @@ int hpc_mail_send(hpc_mail *m, int peer, hpc_letter_head *head, const void *byte
     const size_t at = slot_at(m, m->context->group.rank, p->sent);
     const int came = signal_of(m, CAME, m->context->group.rank);
     int status = p->staged == NULL ? stage(m, peer) : HPC_OK;
-    if (status != HPC_OK) return status;
+    if (status != HPC_OK || is_gone(m, peer)) return status;
     char *staged = p->staged + p->sent % HPC_MAIL_SLOTS * p->staged_bytes;
     head->taken = p->told = p->got;
     memcpy(staged, head, sizeof *head);
@@ -196,7 +201,7 @@ int hpc_mail_take(hpc_mail *m, int peer) {
     const int is_small = head->nbytes <= STAGED && head->window == 0;
     if (head->taken > p->taken) p->taken = head->taken;
     p->got++;
-    if (is_small && p->got - p->told < HPC_MAIL_SLOTS) return HPC_OK;
+    if ((is_small && p->got - p->told < HPC_MAIL_SLOTS) || is_gone(m, peer)) return HPC_OK;
     p->told = p->got;
     const int taken = signal_of(m, TAKEN, m->context->group.rank);
     return unless_gone(m, hpc_put_signal(m->lane, m->window, peer, NULL, 0, 0, taken, p->got));
@@ -218,7 +223,7 @@ static uint64_t mark_of(const hpc_described *call) {
 int hpc_mail_note(hpc_mail *m, int peer, const hpc_described *call) {
     hpc_mail_peer *p = &m->peers[peer];
     const int me = m->context->group.rank;
-    if (p->noted.number == call->number) return HPC_OK;
+    if (p->noted.number == call->number || is_gone(m, peer)) return HPC_OK;
     if (hpc_lane_try_flush(m->lane, peer) != HPC_OK) return HPC_OK; /* the last note may still be read */
     p->noted = *call;
     return unless_gone(m, hpc_put_signal(m->lane, m->window, peer, &p->noted, sizeof p->noted, note_at(m, me),

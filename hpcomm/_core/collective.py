@@ -46,8 +46,8 @@ ELEMENTS: dict[str, int] = {  # by the names of NumPy's dtypes
 }
 element_size: Callable[[int], int] = lib.hpc_element_size
 
-work_test = lib.hpc_work_test
-work_free = lib.hpc_work_free
+work_test = lib.hpc_request_test
+work_free = lib.hpc_request_free
 
 
 def collective_call(
@@ -77,8 +77,8 @@ def collective_run(context: Any, call: Any, timeout: float) -> None:
 
 
 def collective_start(context: Any, call: Any, *, first: bool) -> Any:
-    """Starts the call and returns its hpc_work. first: whether it is the context's first one, in which ranks meet."""
-    out = ffi.new("hpc_work **")
+    """Starts the call and returns its hpc_request. first: whether it is the context's first one, in which ranks meet."""
+    out = ffi.new("hpc_request **")
     if first:
         collective(lambda _: lib.hpc_collective_start(context, call, out), 0.0)
     else:
@@ -87,4 +87,4 @@ def collective_start(context: Any, call: Any, *, first: bool) -> Any:
 
 
 def work_wait(work: Any, timeout: float) -> None:
-    wait(lambda seconds: lib.hpc_work_wait(work, seconds), timeout)
+    wait(lambda seconds: lib.hpc_request_wait(work, seconds), timeout)
