@@ -247,10 +247,12 @@ static void open_moves(struct hpc_request *w, const hpc_collective_call *c) {
     if (c->what == HPC_ALLTOALL) copy_own(recv + to[me], send + from[me], bytes_of(to, me));
 }
 
-/* Lets peers of this host read streams where they lie, if they lie in a window. */
+/* Lets peers of this host read streams where they lie, if they lie in a window. Between two ranks that send to each
+ * other, letters through the caches are faster. */
 static void find_windows(struct hpc_request *w) {
     hpc_mail *m = w->mail;
-    if (w->fold.after_sends) return;
+    const int one_way = has_root(w->call.what) && w->call.what != HPC_REDUCE;
+    if (w->fold.after_sends || (m->context->group.size == 2 && !one_way)) return;
     for (int i = 0; i < HPC_PARTS; i++)
         for (int p = 0; p < m->context->group.size; p++) {
             hpc_stream *s = &w->out[i][p];

@@ -52,7 +52,7 @@ work_free = lib.hpc_request_free
 
 def collective_call(
     what: int,
-    kind: int,
+    kind: int | None,
     op: int,
     root: int,
     send: int,
@@ -77,7 +77,7 @@ def collective_run(context: Any, call: Any, timeout: float) -> None:
 
 
 def collective_start(context: Any, call: Any, *, first: bool) -> Any:
-    """Starts the call and returns its hpc_request. first: whether it is the context's first one, in which ranks meet."""
+    """Starts the call and returns its hpc_request. first: whether it is the context's first, in which ranks meet."""
     out = ffi.new("hpc_request **")
     if first:
         collective(lambda _: lib.hpc_collective_start(context, call, out), 0.0)

@@ -1,5 +1,6 @@
 """Checks of arguments: arrays, outs, ops."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,12 @@ _ALIASES = {  # words of mpi4py, torch and NumPy
 }
 
 
+@cache
+def element_of(dtype: np.dtype[Any]) -> int | None:
+    """Returns the C library's number of a dtype, or None. NumPy makes a dtype's name on each look."""
+    return ELEMENTS.get(dtype.name) if dtype.isnative else None
+
+
 def as_array(name: str, given: Any, what: str = "array") -> NDArray[Any]:
     """Returns an array over the memory of what was given; of a number a new array without axes."""
     if isinstance(given, np.ndarray):
@@ -45,7 +52,7 @@ def as_array(name: str, given: Any, what: str = "array") -> NDArray[Any]:
             array = source if isinstance(source, np.ndarray) else np.asarray(memoryview(source))
         except (InvalidArgument, ValueError) as wrong:
             raise InvalidArgument(f"{name}: {what} is a {type(given).__name__}: {wrong}; see np.asarray") from None
-    if array.dtype.name not in ELEMENTS or not array.dtype.isnative:
+    if element_of(array.dtype) is None:
         raise InvalidArgument(
             f"{name}: {what} has dtype {array.dtype}: must be bool, an integer, a float or a complex number, in the "
             f"machine's order of bytes: one of {', '.join(ELEMENTS)}"

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from .._core import ELEMENTS, OPS, error, seconds
+from .._core import OPS, error, seconds
 from ..errors import HpcommError, InvalidArgument, Timeout
+from .arrays import element_of
 
 _WHAT = _core.COLLECTIVES
 _SUM = OPS["sum"]
@@ -70,7 +71,7 @@ class ArrayCall:
                 raise InvalidArgument(f"{name}: array and out overlap: give another out{_IN_PLACE.get(name, '')}")
         self._c = _core.collective_call(
             _WHAT[name],
-            ELEMENTS[dtype.name],
+            element_of(dtype),
             op,
             root,
             0 if a is None else a.address,
