@@ -73,8 +73,9 @@ typedef struct hpc_request hpc_request;
 
 HPC_API size_t hpc_element_size(int type); /* in bytes; 0 if there is no such type */
 
-/* Makes the call and waits for its end. Fails with HPC_ERR_CONFIG on all ranks if ranks make different calls. After a
- * failure the context makes no further collectives of arrays. */
+/* Makes the call and waits for its end. The context's first call also makes the memory for all of them, for which the
+ * ranks meet. Fails with HPC_ERR_CONFIG on all ranks if ranks make different calls. After a failure of a later call
+ * than the first the context makes no further collectives of arrays. */
 HPC_API int hpc_collective_run(hpc_context *context, const hpc_collective_call *call, double timeout);
 
 /* Starts the call. Started calls of a context go on in the order of their starts, in every hpc_request_test and
@@ -82,7 +83,8 @@ HPC_API int hpc_collective_run(hpc_context *context, const hpc_collective_call *
 HPC_API int hpc_collective_start(hpc_context *context, const hpc_collective_call *call, hpc_request **work);
 HPC_API int hpc_request_test(hpc_request *work);                 /* returns HPC_OK or HPC_IN_PROGRESS */
 HPC_API int hpc_request_wait(hpc_request *work, double timeout); /* after HPC_ERR_TIMEOUT it may be called again */
-HPC_API void hpc_request_free(hpc_request *work);                /* the call must be over, or have failed */
+HPC_API void
+hpc_request_free(hpc_request *work); /* of a call that is not over: it ends all collectives of arrays in this context */
 
 /* cffi: end */
 
