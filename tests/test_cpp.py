@@ -85,6 +85,16 @@ static void codes(hpcomm::Context &context) {
     queue.acquire(1, 1.0, code);
     queue.reduce(queue.buffer<double>(1), a, 2.0, nullptr, 1.0, code);
     assert(!code && queue.buffer<double>(1)[1] == 4 && queue.stats(code).sent == 0);
+    const float one[] = {1, 2};
+    float sum[2] = {0, 0};
+    hpcomm::allreduce(context, one, sum, 2, HPC_SUM, 1.0, code);
+    assert(!code && sum[1] == 2);
+    hpcomm::Request request(context, hpcomm::Call(HPC_ALLTOALL, one + 1, sum, 1), code);
+    request.wait(1.0, code);
+    assert(request && !code && request.test(code) && sum[0] == 2);
+    hpcomm::allreduce(context, one, sum, 2, HPC_BXOR, 1.0, code);
+    assert(code == hpcomm::make_error_code(HPC_ERR_INVALID));
+
     assert(context.allgather(7, 1.0, code) == std::vector<int>{7});
     assert(context.size() == 1 && context.peer(0, code).state == HPC_PEER_ALIVE);
 }

@@ -82,7 +82,7 @@ PUBLIC = """
 hpcomm.hpp
 factors.hpp
 exchange.hpp
-plan.hpp queue.hpp way.hpp window.hpp
+collective.hpp plan.hpp queue.hpp way.hpp window.hpp
 context.hpp
 handle.hpp fold.hpp host.hpp
 codec.hpp error.hpp hpcomm_mpi.h

@@ -26,6 +26,7 @@
 #include "hpcomm.h"
 
 #include "codec.hpp"
+#include "collective.hpp"
 #include "context.hpp"
 #include "error.hpp"
 #include "exchange.hpp"
