@@ -15,7 +15,6 @@ enum { CALLS = sizeof names / sizeof *names };
 
 /* In an allreduce of so many bytes, times the ranks, each rank folds all. */
 static const uint64_t FEW_BYTES = 64 << 10;
-static const uint64_t MANY_BYTES = 16 << 10; /* a stream of fewer does not leave them in a window */
 
 const char *hpc_call_name(int what) {
     return what >= 0 && what < CALLS ? names[what] : NULL;
@@ -141,7 +140,8 @@ int hpc_call_check(const hpc_context *x, const hpc_collective_call *c) {
         return fail(x, op, "these counts have no use in this call");
     if (takes_both && lists[0] != NULL && lists[0][x->group.rank] != lists[1][x->group.rank])
         return fail(x, op, "send_counts and recv_counts differ for this rank itself");
-    if (c->count > most / (unsigned)size) return fail(x, op, "count is too large");
+    if (lists[0] == NULL && lists[1] == NULL && c->count > most / (unsigned)size)
+        return fail(x, op, "count is too large");
     for (int i = 0; i < 2; i++)
         for (int r = 0; lists[i] != NULL && r < size; r++)
             if (lists[i][r] > most / (unsigned)size) return fail(x, op, "a count is too large");
@@ -247,24 +247,6 @@ static void open_moves(struct hpc_request *w, const hpc_collective_call *c) {
     if (c->what == HPC_ALLTOALL) copy_own(recv + to[me], send + from[me], bytes_of(to, me));
 }
 
-/* Lets peers of this host read streams where they lie, if they lie in a window. Between two ranks that send to each
- * other, letters through the caches are faster. */
-static void find_windows(struct hpc_request *w) {
-    hpc_mail *m = w->mail;
-    const int one_way = has_root(w->call.what) && w->call.what != HPC_REDUCE;
-    if (w->fold.after_sends || (m->context->group.size == 2 && !one_way)) return;
-    for (int i = 0; i < HPC_PARTS; i++)
-        for (int p = 0; p < m->context->group.size; p++) {
-            hpc_stream *s = &w->out[i][p];
-            size_t at;
-            if (!s->open || s->nbytes < MANY_BYTES || !hpc_mail_is_mapped(m, p)) continue;
-            const hpc_window *window = hpc_window_around(m->context, s->at, s->nbytes, &at);
-            if (window == NULL) continue;
-            s->window = window->object.number + 1;
-            s->window_at = at;
-        }
-}
-
 /* Where blocks begin: of equal or given lengths, or nearly equal parts of one array. */
 static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, int parts, size_t element) {
     const uint64_t each = count / (unsigned)size, more = count % (unsigned)size;
@@ -277,7 +259,7 @@ static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, 
 
 static void describe(struct hpc_request *w, const hpc_collective_call *c) {
     const int uneven = c->send_counts != NULL || c->recv_counts != NULL;
-    w->call = (hpc_described){.number = ++w->mail->calls,
+    w->call = (hpc_described){.number = w->mail->calls + 1,
                               .count = uneven ? HPC_UNEVEN : c->count,
                               .root = has_root(c->what) ? c->root : -1,
                               .what = (uint8_t)c->what,
@@ -331,7 +313,7 @@ int hpc_request_make(hpc_mail *m, const hpc_collective_call *c, struct hpc_reque
         hpc_request_drop(w);
         return status;
     }
-    find_windows(w);
+    m->calls++;
     *work = w;
     return HPC_OK;
 }

@@ -22,8 +22,7 @@ typedef struct hpc_stream {
     char *at;
     uint64_t nbytes, done; /* done: that were sent, or taken */
     int open;
-    int folds;                  /* of a first stream to this rank: its bytes are folded */
-    uint64_t window, window_at; /* of a stream to a peer that maps its bytes: as in hpc_letter_head; 0: it does not */
+    int folds; /* of a first stream to this rank: its bytes are folded */
 } hpc_stream;
 
 typedef struct hpc_fold {
@@ -42,6 +41,7 @@ struct hpc_request {
     hpc_described call;
     size_t element;                             /* bytes */
     int status;                                 /* HPC_IN_PROGRESS, or how it ended */
+    char why[HPC_COMPLAINT_BYTES];              /* the sentence of a failure */
     uint64_t *at[2];                            /* where blocks of send and recv begin, in bytes; size + 1 each */
     hpc_stream *out[HPC_PARTS], *in[HPC_PARTS]; /* by peer */
     hpc_fold_part fold;

@@ -86,8 +86,7 @@ int hpc_mail_open(hpc_context *c, const char *op, double deadline, hpc_mail **ma
         status = hpc_window_create_parts(c, op, complaint_at(m, c->group.size), WORDS * c->group.size, NULL, 0,
                                          deadline, &m->window);
     if (status == HPC_OK) status = hpc_lane_open(c, 0, HPC_RAIL_BY_WORKER, deadline, &m->lane);
-    if (status == HPC_OK) status = reach_all(m, op, deadline);
-    if (status == HPC_OK) status = hpc_context_agree(c, op, status, deadline);
+    if (status == HPC_OK) status = hpc_context_agree(c, op, reach_all(m, op, deadline), deadline);
     if (status != HPC_OK) {
         hpc_mail_free(m);
         return status;
@@ -100,6 +99,7 @@ void hpc_mail_free(void *mail) {
     hpc_mail *m = mail;
     if (m == NULL) return;
     hpc_context *c = hpc_context_retain(m->context);
+    if (m->forget != NULL) m->forget(m);
     hpc_lane_free(m->lane);
     hpc_window_free(m->window);
     for (int r = 0; r < m->context->group.size && m->peers != NULL; r++) free(m->peers[r].staged);
@@ -126,20 +126,10 @@ int hpc_mail_has_room(hpc_mail *m, int peer) {
     return p->sent - p->taken < HPC_MAIL_SLOTS;
 }
 
-int hpc_mail_is_taken(hpc_mail *m, int peer) {
-    const hpc_mail_peer *p = &m->peers[peer];
-    if (p->sent != p->taken) learn_taken(m, peer);
-    return p->sent == p->taken;
-}
-
-int hpc_mail_is_mapped(const hpc_mail *m, int peer) {
-    return (m->context->transports[peer]->caps & HPC_CAP_PEER_VIEW) != 0;
-}
-
 /* Where the peer maps no memory of this rank a put may read for long, so letters are sent from a copy. */
 static int stage(hpc_mail *m, int peer) {
     hpc_mail_peer *p = &m->peers[peer];
-    p->staged_bytes = hpc_mail_is_mapped(m, peer) ? STAGED : slot_bytes(m);
+    p->staged_bytes = m->context->transports[peer]->caps & HPC_CAP_PEER_VIEW ? STAGED : slot_bytes(m);
     p->staged = malloc(HPC_MAIL_SLOTS * p->staged_bytes);
     return p->staged != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, "collective", "no memory for letters");
 }
@@ -165,9 +155,7 @@ int hpc_mail_send(hpc_mail *m, int peer, hpc_letter_head *head, const void *byte
     char *staged = p->staged + p->sent % HPC_MAIL_SLOTS * p->staged_bytes;
     head->taken = p->told = p->got;
     memcpy(staged, head, sizeof *head);
-    if (head->window != 0) {
-        status = hpc_put_signal(m->lane, m->window, peer, staged, sizeof *head, at, came, p->sent + 1);
-    } else if (sizeof *head + head->nbytes <= p->staged_bytes) {
+    if (sizeof *head + head->nbytes <= p->staged_bytes) {
         if (head->nbytes > 0) memcpy(staged + sizeof *head, bytes, head->nbytes);
         status = hpc_put_signal(m->lane, m->window, peer, staged, sizeof *head + head->nbytes, at, came, p->sent + 1);
     } else {
@@ -179,26 +167,17 @@ int hpc_mail_send(hpc_mail *m, int peer, hpc_letter_head *head, const void *byte
     return unless_gone(m, status);
 }
 
-const hpc_letter_head *hpc_mail_next(hpc_mail *m, int peer) {
+const hpc_letter_head *hpc_mail_next(const hpc_mail *m, int peer) {
     const hpc_mail_peer *p = &m->peers[peer];
     if (load(m, CAME, peer) <= p->got) return NULL;
     return (const void *)own(m, slot_at(m, peer, p->got));
-}
-
-const void *hpc_letter_bytes(hpc_mail *m, int peer, const hpc_letter_head *head) {
-    if (head->window == 0) return head + 1;
-    const hpc_window *w = hpc_window_numbered(m->context, head->window - 1);
-    const char *data = w == NULL ? NULL : hpc_window_peer_view(w, peer);
-    if (data == NULL || head->at > w->parts[peer].nbytes || head->nbytes > w->parts[peer].nbytes - head->at)
-        return NULL;
-    return data + head->at;
 }
 
 /* A small letter is told by the next letter to the peer, or when the peer may wait for it. */
 int hpc_mail_take(hpc_mail *m, int peer) {
     hpc_mail_peer *p = &m->peers[peer];
     const hpc_letter_head *head = (const void *)own(m, slot_at(m, peer, p->got));
-    const int is_small = head->nbytes <= STAGED && head->window == 0;
+    const int is_small = head->nbytes <= STAGED;
     if (head->taken > p->taken) p->taken = head->taken;
     p->got++;
     if ((is_small && p->got - p->told < HPC_MAIL_SLOTS) || is_gone(m, peer)) return HPC_OK;
@@ -236,17 +215,19 @@ const hpc_described *hpc_mail_noted(const hpc_mail *m, int peer, const hpc_descr
     return (const void *)own(m, note_at(m, peer));
 }
 
-void hpc_mail_complain(hpc_mail *m) {
+void hpc_mail_complain(hpc_mail *m, uint64_t number) {
     const int me = m->context->group.rank, muted = hpc_mute_errors(1);
     for (int r = 0; r < m->context->group.size; r++)
         if (r != me)
             hpc_put_signal(m->lane, m->window, r, m->broken, HPC_COMPLAINT_BYTES, complaint_at(m, me),
-                           signal_of(m, COMPLAINED, me), 1);
+                           signal_of(m, COMPLAINED, me), number);
     hpc_mute_errors(muted);
 }
 
-const char *hpc_mail_complaint(const hpc_mail *m) {
-    for (int r = 0; r < m->context->group.size; r++)
-        if (r != m->context->group.rank && load(m, COMPLAINED, r) != 0) return own(m, complaint_at(m, r));
+const char *hpc_mail_complaint(const hpc_mail *m, uint64_t number) {
+    for (int r = 0; r < m->context->group.size; r++) {
+        const uint64_t about = r == m->context->group.rank ? 0 : load(m, COMPLAINED, r);
+        if (about != 0 && about <= number) return own(m, complaint_at(m, r));
+    }
     return NULL;
 }

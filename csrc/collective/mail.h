@@ -34,9 +34,7 @@ typedef struct hpc_letter_head {
     uint64_t stream; /* bytes of the whole stream */
     uint32_t nbytes; /* of this letter */
     uint32_t part;   /* hpc_stream_part */
-    /* 0: the bytes are behind the head. Otherwise they lie at offset `at` of the sender's part of the window with this
-     * number plus 1, and stay there until the letter is taken. */
-    uint64_t window, at;
+    uint64_t unused[2];
 } hpc_letter_head;
 
 typedef enum hpc_stream_part { HPC_FIRST, HPC_SECOND, HPC_PARTS } hpc_stream_part;
@@ -54,11 +52,12 @@ typedef struct hpc_mail {
     hpc_context *context;
     hpc_window *window;
     hpc_lane *lane;
-    size_t room;                       /* bytes of a letter, without its head */
-    hpc_mail_peer *peers;              /* by rank */
-    uint64_t calls;                    /* number of calls so far */
-    char broken[HPC_COMPLAINT_BYTES];  /* why no further calls are possible; "": they are */
-    struct hpc_request *first, **last; /* started calls that are not over, in their order */
+    size_t room;                           /* bytes of a letter, without its head */
+    hpc_mail_peer *peers;                  /* by rank */
+    uint64_t calls;                        /* number of calls so far */
+    char broken[HPC_COMPLAINT_BYTES];      /* why no further calls are possible; "": they are */
+    struct hpc_request *first, **last;     /* started calls that are not over, in their order */
+    void (*forget)(struct hpc_mail *mail); /* ends them, before the mail is freed */
 } hpc_mail;
 
 /* Collective: makes the context's mail. */
@@ -67,27 +66,25 @@ void hpc_mail_free(void *mail);
 
 /* Returns whether a letter may be sent to the peer now. */
 int hpc_mail_has_room(hpc_mail *mail, int peer);
-/* Sends a letter. If head->window is not 0 it has no bytes of its own. Otherwise its bytes have been read when this
+/* Sends a letter. Its bytes have been read when this
  * returns. If the peer has departed, it sends nothing, and the wait for the letters of the call finds that. */
 int hpc_mail_send(hpc_mail *mail, int peer, hpc_letter_head *head, const void *bytes);
-/* Returns the head of the next letter of the peer; NULL if none has come. It stays until it is taken. */
-const hpc_letter_head *hpc_mail_next(hpc_mail *mail, int peer);
-/* Returns the bytes of the peer's letter; NULL if they lie in a window that this rank has freed. */
-const void *hpc_letter_bytes(hpc_mail *mail, int peer, const hpc_letter_head *head);
+/* Returns the head of the next letter of the peer, with its bytes behind it; NULL if none has come. It stays until it
+ * is taken. */
+const hpc_letter_head *hpc_mail_next(const hpc_mail *mail, int peer);
+static inline const void *hpc_letter_bytes(const hpc_letter_head *head) {
+    return head + 1;
+}
 int hpc_mail_take(hpc_mail *mail, int peer);
-/* Returns whether the peer has taken all letters. */
-int hpc_mail_is_taken(hpc_mail *mail, int peer);
-/* Returns whether letters to the peer may leave their bytes in windows. */
-int hpc_mail_is_mapped(const hpc_mail *mail, int peer);
 
 /* Leaves a note of the call with the peer. */
 int hpc_mail_note(hpc_mail *mail, int peer, const hpc_described *call);
 /* Returns the note of the peer if it is of a call with this number and differs from this call, else NULL. */
 const hpc_described *hpc_mail_noted(const hpc_mail *mail, int peer, const hpc_described *call);
 
-/* Tells all other ranks why this rank makes no further calls. */
-void hpc_mail_complain(hpc_mail *mail);
-/* Returns a complaint of another rank, or NULL. */
-const char *hpc_mail_complaint(const hpc_mail *mail);
+/* Tells all other ranks why this rank makes no further calls from the one with this number on. */
+void hpc_mail_complain(hpc_mail *mail, uint64_t number);
+/* Returns a complaint of another rank about the call with this number or an earlier one, or NULL. */
+const char *hpc_mail_complaint(const hpc_mail *mail, uint64_t number);
 
 #endif

@@ -23,8 +23,9 @@ static int is_over(const hpc_stream *s) {
 /* ---- mismatches ---- */
 
 static int break_off(struct hpc_request *w, int status, const char *why) {
+    if (w->mail->broken[0] != 0) return hpc_fail(status, w->op, "%s", w->mail->broken);
     snprintf(w->mail->broken, sizeof w->mail->broken, "%s", why);
-    hpc_mail_complain(w->mail);
+    hpc_mail_complain(w->mail, w->call.number);
     return hpc_fail(status, w->op, "%s", w->mail->broken);
 }
 
@@ -60,7 +61,7 @@ static int check_stream(struct hpc_request *w, int peer, const hpc_letter_head *
 }
 
 static int check_notes(struct hpc_request *w) {
-    const char *complaint = hpc_mail_complaint(w->mail);
+    const char *complaint = hpc_mail_complaint(w->mail, w->call.number);
     if (complaint != NULL) {
         snprintf(w->mail->broken, sizeof w->mail->broken, "%.*s", HPC_COMPLAINT_BYTES - 1, complaint);
         return hpc_fail(HPC_ERR_CONFIG, w->op, "%s", w->mail->broken);
@@ -70,12 +71,6 @@ static int check_notes(struct hpc_request *w) {
         if (its != NULL) return fail_mismatch(w, p, its, "");
     }
     return HPC_OK;
-}
-
-static int fail_freed(struct hpc_request *w, int peer) {
-    char why[HPC_COMPLAINT_BYTES];
-    snprintf(why, sizeof why, "%s: rank %d's array lies in a window that rank %d has freed", w->op, peer, rank_of(w));
-    return break_off(w, HPC_ERR_CONFIG, why);
 }
 
 /* ---- streams ---- */
@@ -90,8 +85,6 @@ static int send_part(struct hpc_request *w, int peer, int part) {
     const uint64_t left = s->nbytes - s->done, n = left < w->mail->room ? left : w->mail->room;
     if (!s->open || available(w, part, s) < s->done + n) return HPC_IN_PROGRESS;
     hpc_letter_head head = {.call = w->call, .stream = s->nbytes, .nbytes = (uint32_t)n, .part = (uint32_t)part};
-    head.window = s->window;
-    head.at = s->window_at + s->done;
     const int status = hpc_mail_send(w->mail, peer, &head, s->at + s->done);
     if (status != HPC_OK) return status;
     s->done += n;
@@ -128,9 +121,7 @@ static int take_from(struct hpc_request *w, int peer, int *moved) {
         hpc_stream *s = &w->in[head->part < HPC_PARTS ? head->part : HPC_FIRST][peer];
         status = check_stream(w, peer, head, s);
         if (status != HPC_OK || s->folds) return status;
-        const void *bytes = hpc_letter_bytes(w->mail, peer, head);
-        if (bytes == NULL) return fail_freed(w, peer);
-        if (head->nbytes > 0) memcpy(s->at + s->done, bytes, head->nbytes);
+        if (head->nbytes > 0) memcpy(s->at + s->done, hpc_letter_bytes(head), head->nbytes);
         status = take(w, peer, s, head->nbytes);
         if (status != HPC_OK) return status;
         *moved = 1;
@@ -155,10 +146,12 @@ static int gather_inputs(struct hpc_request *w, const void **in) {
         const hpc_letter_head *head = p == rank_of(w) ? NULL : hpc_mail_next(w->mail, p);
         in[p] = w->fold.mine + w->fold.done;
         if (p == rank_of(w)) continue;
-        if (head == NULL || head->call.number != w->call.number || head->part != HPC_FIRST || !s->open)
-            return HPC_IN_PROGRESS;
-        in[p] = hpc_letter_bytes(w->mail, p, head);
-        if (in[p] == NULL) return fail_freed(w, p);
+        if (head == NULL || head->call.number > w->call.number || !s->open) return HPC_IN_PROGRESS;
+        int status = check_letter(w, p, head, 1); /* it may have come after take_from looked */
+        if (status == HPC_OK && head->part != HPC_FIRST) return HPC_IN_PROGRESS;
+        if (status == HPC_OK) status = check_stream(w, p, head, s);
+        if (status != HPC_OK) return status;
+        in[p] = hpc_letter_bytes(head);
     }
     return HPC_OK;
 }
@@ -186,12 +179,10 @@ static int fold_next(struct hpc_request *w, int *moved) {
 
 /* ---- one call ---- */
 
-static int is_complete(struct hpc_request *w) {
+static int is_complete(const struct hpc_request *w) {
     for (int p = 0; p < size_of(w); p++) {
         if (!is_over(&w->out[HPC_FIRST][p]) || !is_over(&w->out[HPC_SECOND][p])) return 0;
         if (!is_over(&w->in[HPC_FIRST][p]) || !is_over(&w->in[HPC_SECOND][p])) return 0;
-        const int reads = w->out[HPC_FIRST][p].window != 0 || w->out[HPC_SECOND][p].window != 0;
-        if (reads && !hpc_mail_is_taken(w->mail, p)) return 0; /* the peer reads this rank's array */
     }
     return w->fold.combine == NULL;
 }
@@ -216,16 +207,31 @@ static int go_on(struct hpc_request *w) {
     return status == HPC_OK ? HPC_IN_PROGRESS : status;
 }
 
-/* Goes on with the first calls that are not over. */
+/* Records a request's end. Its sentence is kept, because others may fail before it is asked for. */
+static void end(struct hpc_request *w, int status, const char *why) {
+    w->status = status;
+    if (status < 0) snprintf(w->why, sizeof w->why, "%s", why);
+}
+
+static int has_lost_a_rank(const hpc_mail *m) {
+    const hpc_group *g = &m->context->group;
+    for (int r = 0; r < g->size && atomic_load(&g->departures) > 0; r++)
+        if (hpc_group_has_lost(g, r)) return 1;
+    return 0;
+}
+
+/* Goes on with the first calls that are not over. After a failure no call goes on: those behind it fail too, unless a
+ * rank is lost, which their waits tell. */
 static void go_on_all(hpc_mail *m) {
     while (m->first != NULL) {
         struct hpc_request *w = m->first;
-        w->status = go_on(w);
-        if (w->status == HPC_IN_PROGRESS) return;
+        if (m->broken[0] != 0 && has_lost_a_rank(m)) return;
+        const int status = m->broken[0] != 0 ? HPC_ERR_CONFIG : go_on(w);
+        if (status == HPC_IN_PROGRESS) return;
+        end(w, status, m->broken[0] != 0 ? m->broken : hpc_last_error()->message);
         m->first = w->next;
         if (m->first == NULL) m->last = &m->first;
-        if (w->status == HPC_OK) continue;
-        if (m->broken[0] == 0) snprintf(m->broken, sizeof m->broken, "%s has failed before", w->op);
+        if (status < 0 && m->broken[0] == 0) snprintf(m->broken, sizeof m->broken, "%s", w->why);
     }
 }
 
@@ -247,18 +253,18 @@ static int is_done(void *arg) {
     return w->status != HPC_IN_PROGRESS;
 }
 
+/* The first call holds up the others. If letters have come that it can take, it waits for itself, and for no rank that
+ * has left meanwhile. */
 static int waits_for(void *arg, int *ranks) {
-    struct hpc_request *w = ((struct hpc_request *)arg)->mail->first; /* the first one holds up the others */
+    struct hpc_request *w = ((struct hpc_request *)arg)->mail->first;
     int n = 0;
     if (w == NULL) return 0;
     for (int p = 0; p < size_of(w); p++) {
         const int sends = w->out[HPC_FIRST][p].open || (w->out[HPC_SECOND][p].open && w->fold.combine == NULL);
         const int comes = (w->in[HPC_FIRST][p].open || w->in[HPC_SECOND][p].open) && hpc_mail_next(w->mail, p) == NULL;
-        const int reads = w->out[HPC_FIRST][p].window != 0 || w->out[HPC_SECOND][p].window != 0;
-        if (p != rank_of(w) &&
-            (comes || (sends && !hpc_mail_has_room(w->mail, p)) || (reads && !hpc_mail_is_taken(w->mail, p))))
-            ranks[n++] = p;
+        if (p != rank_of(w) && (comes || (sends && !hpc_mail_has_room(w->mail, p)))) ranks[n++] = p;
     }
+    if (n == 0) ranks[n++] = rank_of(w);
     return n;
 }
 
@@ -271,9 +277,14 @@ static double leave_notes(void *arg) {
     return NOTE_SECONDS;
 }
 
+/* Returns how an ended request has ended. */
+static int tell(const struct hpc_request *w) {
+    return w->status == HPC_OK ? HPC_OK : hpc_fail(w->status, w->op, "%s", w->why);
+}
+
 int hpc_request_wait(hpc_request *w, double timeout) {
-    if (w == NULL) return hpc_fail(HPC_ERR_INVALID, "wait", "wait: work is NULL");
-    if (w->status != HPC_IN_PROGRESS) return w->status;
+    if (w == NULL) return hpc_fail(HPC_ERR_INVALID, "wait", "wait: request is NULL");
+    if (w->status != HPC_IN_PROGRESS) return tell(w);
     const hpc_wait wait = {.op = w->op,
                            .ready = is_done,
                            .waiting_for = waits_for,
@@ -282,17 +293,33 @@ int hpc_request_wait(hpc_request *w, double timeout) {
                            .later = leave_notes,
                            .after = NOTE_SECONDS};
     const int status = hpc_wait_for(&w->mail->context->group, &wait, timeout);
-    return status != HPC_OK ? status : w->status;
+    return status != HPC_OK ? status : tell(w);
+}
+
+/* A rank that has departed sends nothing more, but its last letters may only now be looked at. */
+static int fail_if_gone(struct hpc_request *w) {
+    hpc_group *g = &w->mail->context->group;
+    int status = hpc_group_usable(g, w->op), n = 0, *ranks;
+    if (status != HPC_OK || atomic_load(&g->departures) == 0) return status;
+    hpc_group_progress(g);
+    if (is_done(w)) return HPC_OK;
+    for (int r = 0; r < g->size && status == HPC_OK; r++)
+        if (hpc_group_has_lost(g, r)) status = hpc_group_peer_present(g, r, w->op);
+    ranks = status == HPC_OK ? malloc((size_t)g->size * sizeof *ranks) : NULL;
+    if (ranks != NULL) n = waits_for(w, ranks);
+    for (int i = 0; i < n && status == HPC_OK; i++)
+        if (ranks[i] != g->rank) status = hpc_group_peer_present(g, ranks[i], w->op);
+    free(ranks);
+    return status;
 }
 
 int hpc_request_test(hpc_request *w) {
-    if (w == NULL) return hpc_fail(HPC_ERR_INVALID, "test", "test: work is NULL");
-    hpc_group *g = &w->mail->context->group;
-    if (w->status == HPC_IN_PROGRESS) hpc_group_progress(g);
-    if (is_done(w)) return w->status;
-    int status = hpc_group_usable(g, w->op);
-    for (int r = 0; r < g->size && status == HPC_OK && atomic_load(&g->departures) > 0; r++)
-        if (hpc_group_has_lost(g, r)) status = hpc_group_peer_present(g, r, w->op);
+    if (w == NULL) return hpc_fail(HPC_ERR_INVALID, "test", "test: request is NULL");
+    if (w->status != HPC_IN_PROGRESS) return tell(w);
+    hpc_group_progress(&w->mail->context->group);
+    if (is_done(w)) return tell(w);
+    const int status = fail_if_gone(w);
+    if (w->status != HPC_IN_PROGRESS) return tell(w);
     return status == HPC_OK ? HPC_IN_PROGRESS : status;
 }
 
@@ -306,6 +333,14 @@ void hpc_request_free(hpc_request *w) {
     hpc_request_drop(w);
 }
 
+/* The context is freed. */
+static void forget(hpc_mail *m) {
+    for (struct hpc_request *w = m->first; w != NULL; w = w->next) {
+        end(w, HPC_ERR_INVALID, "the context was freed before the call had ended");
+        w->mail = NULL;
+    }
+}
+
 /* ---- calls ---- */
 
 static int start(hpc_context *c, const hpc_collective_call *call, double deadline, hpc_request **work) {
@@ -316,6 +351,7 @@ static int start(hpc_context *c, const hpc_collective_call *call, double deadlin
     if (c->mail == NULL) {
         status = hpc_mail_open(c, op, deadline, &m);
         if (status != HPC_OK) return status;
+        m->forget = forget;
         c->mail = m;
         c->mail_free = hpc_mail_free;
     }

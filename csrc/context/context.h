@@ -85,11 +85,6 @@ int hpc_window_say(hpc_window *window, const char *told, const void *src, size_t
  */
 void hpc_window_hear(hpc_window *window, size_t at, size_t stride);
 
-/* Returns the window of which this rank's part holds these bytes, or NULL. *offset gets their place in it. */
-hpc_window *hpc_window_around(hpc_context *context, const void *at, size_t nbytes, size_t *offset);
-/* Returns the window with this number, or NULL if this rank has none. */
-hpc_window *hpc_window_numbered(hpc_context *context, uint64_t number);
-
 /* Returns the NUMA node for a window without given places. If NICs carry the peers' writes into the window it is the
  * node of the context's NICs, so that the data does not cross nodes (PHub, section 3.2.1); else -1: any node. */
 int hpc_window_node(const hpc_context *context);

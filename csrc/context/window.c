@@ -265,29 +265,6 @@ hpc_memory *hpc_window_memory(const hpc_window *w, int rank) {
     return memory == NULL ? NULL : hpc_memory_retain(memory);
 }
 
-hpc_window *hpc_window_around(hpc_context *c, const void *at, size_t nbytes, size_t *offset) {
-    hpc_window *found = NULL;
-    pthread_mutex_lock(&c->reach);
-    for (int i = 0; i < c->n_objects && found == NULL; i++) {
-        hpc_window *w = (hpc_window *)c->objects[i];
-        if (c->objects[i]->joint != &joint || w->memory == NULL) continue;
-        const uintptr_t first = (uintptr_t)hpc_memory_data(w->memory), from = (uintptr_t)at;
-        const size_t has = w->parts[c->group.rank].nbytes;
-        if (from < first || from - first > has || nbytes > has - (from - first)) continue;
-        *offset = from - first;
-        found = w;
-    }
-    pthread_mutex_unlock(&c->reach);
-    return found;
-}
-
-hpc_window *hpc_window_numbered(hpc_context *c, uint64_t number) {
-    pthread_mutex_lock(&c->reach);
-    hpc_object *found = hpc_object_find(c, number);
-    pthread_mutex_unlock(&c->reach);
-    return found != NULL && found->joint == &joint ? (hpc_window *)found : NULL;
-}
-
 /* ---- signals ---- */
 
 static int check_signal(const hpc_window *w, int signal, const char *op) {

@@ -54,7 +54,7 @@ class Collectives:
     may make these calls.
     """
 
-    __slots__ = ("_cut", "_met", "_started")
+    __slots__ = ("_cut", "_cut_call", "_met", "_started")
 
     rank: int
     size: int
@@ -63,9 +63,10 @@ class Collectives:
     _started: "deque[ArrayCall]"  # in order; calls that are over leave it at the next call
     _met: bool  # whether the ranks have met in a first call, which makes the memory for all others
     _cut: str  # the call that Ctrl-C has cut short; "" for none
+    _cut_call: ArrayCall | None
 
     def _no_calls(self, sources: Sources) -> None:
-        self._started, self._met, self._cut = deque(), False, ""
+        self._started, self._met, self._cut, self._cut_call = deque(), False, "", None
         sources.calls = self._started
 
     # ---- reductions ------------------------------------------------------------------------------------------------
@@ -546,7 +547,7 @@ class Collectives:
         except HpcommError:
             raise
         except BaseException as cut:
-            self._cut = f"{call.name} was cut short by {type(cut).__name__}"
+            self._cut_short(call, cut)
             raise
         return call.result
 
@@ -557,11 +558,16 @@ class Collectives:
         except HpcommError:
             raise
         except BaseException as cut:
-            self._cut = f"{call.name} was cut short by {type(cut).__name__}"
+            self._cut_short(call, cut)
             raise
         self._met = True
         self._started.append(call)
         return Work(self, call, self.config.timeout)
+
+    def _cut_short(self, call: ArrayCall, cut: BaseException) -> None:
+        """After Ctrl-C another thread may still be in the call, and use its arrays."""
+        self._cut = f"{call.name} was cut short by {type(cut).__name__}"
+        self._cut_call = call
 
     def _admit(self, call: ArrayCall) -> None:
         """Raises an error for a call that may not begin now."""

@@ -226,6 +226,60 @@ static void mismatch(rank *r) {
     rank_meet(r);
 }
 
+/* Calls behind one that fails fail with its sentence. */
+static void failure_of_several(rank *r) {
+    int64_t x[3][100] = {{0}};
+    hpc_request *requests[3];
+    hpc_collective_call c = call_of(HPC_ALLREDUCE, x[0], x[0], 1);
+    CHECK_OK(hpc_collective_run(r->context, &c, -1));
+    for (int i = 0; i < 3; i++) {
+        c = call_of(HPC_ALLREDUCE, x[i], x[i], i == 1 && r->rank == VICTIM ? 7 : 8);
+        const int status = hpc_collective_start(r->context, &c, &requests[i]);
+        CHECK(status == HPC_OK || (i == 2 && status == HPC_ERR_CONFIG)); /* the second may have failed by then */
+    }
+    if (requests[2] != NULL) CHECK_STATUS(hpc_request_wait(requests[2], -1), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("all ranks must make the same calls");
+    CHECK_OK(hpc_request_wait(requests[0], -1));
+    CHECK_STATUS(hpc_request_wait(requests[1], -1), HPC_ERR_CONFIG);
+    CHECK_MESSAGE("all ranks must make the same calls");
+    for (int i = 0; i < 3; i++) hpc_request_free(requests[i]);
+    rank_meet(r);
+}
+
+/* ---- leavings ---- */
+
+/* Ranks that have done their part leave at once, while the root still takes the others'. */
+static void leaves_early(rank *r) {
+    const uint64_t n = (uint64_t)ranks_rounds(100) * 20000;
+    int64_t *one = blocks(n, 1), *all = blocks(n, r->size);
+    hpc_collective_call c = call_of(HPC_GATHER, one, r->rank == 0 ? all : NULL, n);
+    fill(one, r->rank, 0, n);
+    CHECK_OK(hpc_collective_run(r->context, &c, -1));
+    if (r->rank == 0)
+        for (int p = 0; p < r->size; p++) check_values(r, "gather", all + n * (unsigned)p, p, 0, n);
+    CHECK_OK(hpc_context_close(r->context));
+    drop(one), drop(all);
+}
+
+/* A rank leaves without the call: a test finds that, as a wait does. */
+static void leaves_before(rank *r) {
+    int64_t x[8] = {0}, y[8];
+    hpc_request *request;
+    hpc_collective_call c = call_of(HPC_ALLREDUCE, x, y, 8);
+    CHECK_OK(hpc_collective_run(r->context, &c, -1));
+    if (r->rank == VICTIM) {
+        CHECK_OK(hpc_context_close(r->context));
+        return;
+    }
+    int status;
+    CHECK_OK(hpc_collective_start(r->context, &c, &request));
+    while ((status = hpc_request_test(request)) == HPC_IN_PROGRESS) sched_yield();
+    CHECK_STATUS(status, HPC_ERR_PEER);
+    CHECK(ranks_error_names(VICTIM));
+    hpc_request_free(request);
+    hpc_context_abort(r->context, "the test says so");
+}
+
 /* ---- deaths and stops ---- */
 
 /* arg: in which call; the victim dies before it. */
@@ -291,6 +345,9 @@ int main(int argc, char **argv) {
         {.name = "mismatch_op", .size = 3, .run = mismatch, .arg = 3},
         {.name = "mismatch_root", .size = 3, .run = mismatch, .arg = 4},
         {.name = "mismatch_silent", .size = 2, .run = mismatch, .arg = 5},
+        {.name = "failure_of_several", .size = 3, .run = failure_of_several},
+        {.name = "leaves_early", .size = 4, .run = leaves_early, .apart = true},
+        {.name = "leaves_before", .size = 2, .run = leaves_before, .apart = true},
         {.name = "dies_allreduce", .size = 3, .run = dies, .arg = HPC_ALLREDUCE, .victims = 1 << VICTIM, .apart = true},
         {.name = "dies_gather", .size = 2, .run = dies, .arg = HPC_GATHER, .victims = 1 << VICTIM, .apart = true},
         {.name = "dies_alltoall", .size = 4, .run = dies, .arg = HPC_ALLTOALL, .victims = 1 << VICTIM, .apart = true},
