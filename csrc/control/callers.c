@@ -32,7 +32,6 @@ static const double HEAD_START = 0.25; /* of a higher rank over TCP */
 static const double AGAIN = 5e-3;      /* until the next try */
 static const double GRACE = 2;         /* Unix: of tries that no process answers */
 static const double ASKED_BACK = 1;    /* TCP: until the peer should have called */
-static const double SWALLOWED = 3;     /* TCP: a call of a higher rank that is older has no precedence any more */
 
 static const char no_process[] = "its process died";
 static const char refused[] = "the connection to it was refused: it died, or a firewall rejects the call";
@@ -313,7 +312,7 @@ double hpc_callers_go_on(hpc_control *c, double now) {
 
 int hpc_callers_yield(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
-    const int is_new = hpc_now() - l->called_since < SWALLOWED; /* an old call over TCP may get nowhere */
+    const int is_new = hpc_now() - l->called_since < ASKED_BACK; /* an old call over TCP may get nowhere */
     if (rank < c->group->rank && (l->call_fd >= 0 || (l->calling && is_new))) return 0;
     end_call(c, l);
     return 1;
