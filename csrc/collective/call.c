@@ -40,7 +40,7 @@ const char *hpc_call_text(const hpc_described *d, char *text, size_t nbytes) {
 
 /* ---- checks ---- */
 
-/* Which arrays have a block for each rank, on this rank. */
+/* These two return whether send, or recv, has a block for each rank, on this rank. */
 static int send_is_blocks(const hpc_collective_call *c, int rank) {
     return c->what == HPC_REDUCE_SCATTER || c->what == HPC_ALLTOALL || (c->what == HPC_SCATTER && rank == c->root);
 }
@@ -86,7 +86,7 @@ static int overlap(const char *a, uint64_t n_a, const char *b, uint64_t n_b) {
     return n_a > 0 && n_b > 0 && (uintptr_t)a < (uintptr_t)b + n_b && (uintptr_t)b < (uintptr_t)a + n_a;
 }
 
-/* Where send may lie in recv, or recv in send: at this rank's block. */
+/* Returns whether the arrays overlap where they may: as one array, or at this rank's block of the other. */
 static int is_in_place(const hpc_collective_call *c, int rank, size_t element) {
     const char *send = c->send, *recv = c->recv;
     const uint64_t before = all_of(lengths(c), rank, c->count) * element;
@@ -105,8 +105,8 @@ static int check_arrays(const hpc_context *x, const hpc_collective_call *c, cons
     const size_t element = hpc_element_size(c->type);
     const uint64_t sends = uses_send(c, rank) ? send_count(c, rank, size) * element : 0;
     const uint64_t recvs = uses_recv(c, rank) ? recv_count(c, rank, size) * element : 0;
-    if (sends > 0 && c->send == NULL) return fail(x, op, "send is NULL");
-    if (recvs > 0 && c->recv == NULL) return fail(x, op, "recv is NULL");
+    if (sends > 0 && c->send == NULL) return fail(x, op, "send is NULL, and has elements: give an array");
+    if (recvs > 0 && c->recv == NULL) return fail(x, op, "recv is NULL, and gets elements: give an array");
     if (overlap(c->send, sends, c->recv, recvs) && !is_in_place(c, rank, element))
         return fail(x, op, "send and recv overlap, and send is not where it may lie in recv");
     return HPC_OK;
@@ -119,11 +119,14 @@ int hpc_call_check(const hpc_context *x, const hpc_collective_call *c) {
     const char *op = c->size != sizeof *c ? NULL : hpc_call_name(c->what);
     if (c->size != sizeof *c)
         return hpc_fail(HPC_ERR_INVALID, "collective", "collective: call->size is %zu, not %zu", c->size, sizeof *c);
-    if (op == NULL) return hpc_fail(HPC_ERR_INVALID, "collective", "collective: call->what is %d", c->what);
+    if (op == NULL)
+        return hpc_fail(HPC_ERR_INVALID, "collective", "collective: call->what is %d, not 0 to %d (hpc_collective)",
+                        c->what, CALLS - 1);
     if (hpc_element_size(c->type) == 0)
-        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: %d is no type of elements", x->group.rank, op, c->type);
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: type is %d, which is no hpc_dtype or hpc_element",
+                        x->group.rank, op, c->type);
     if (reduces(c->what) && hpc_op_name(c->op) == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: %d is no operator", x->group.rank, op, c->op);
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: op is %d, which is no hpc_op", x->group.rank, op, c->op);
     if (reduces(c->what) && hpc_combine_of(c->op, c->type, HPC_ISA_BEST) == NULL)
         return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: %s takes no %s", x->group.rank, op, hpc_op_name(c->op),
                         hpc_type_name(c->type));
@@ -137,14 +140,18 @@ int hpc_call_check(const hpc_context *x, const hpc_collective_call *c) {
     if ((lists[0] != NULL && !takes_both && c->what != HPC_SCATTER) ||
         (lists[1] != NULL && !takes_both && c->what != HPC_ALLGATHER && c->what != HPC_GATHER &&
          c->what != HPC_REDUCE_SCATTER))
-        return fail(x, op, "these counts have no use in this call");
+        return fail(x, op, "it takes no counts, or other ones: see hpc_collective_call");
     if (takes_both && lists[0] != NULL && lists[0][x->group.rank] != lists[1][x->group.rank])
         return fail(x, op, "send_counts and recv_counts differ for this rank itself");
     if (lists[0] == NULL && lists[1] == NULL && c->count > most / (unsigned)size)
-        return fail(x, op, "count is too large");
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: count is %llu; at most %llu are possible", x->group.rank, op,
+                        (unsigned long long)c->count, (unsigned long long)(most / (unsigned)size));
     for (int i = 0; i < 2; i++)
         for (int r = 0; lists[i] != NULL && r < size; r++)
-            if (lists[i][r] > most / (unsigned)size) return fail(x, op, "a count is too large");
+            if (lists[i][r] > most / (unsigned)size)
+                return hpc_fail(HPC_ERR_INVALID, op,
+                                "rank %d: %s: the count of rank %d is %llu; at most %llu are possible", x->group.rank,
+                                op, r, (unsigned long long)lists[i][r], (unsigned long long)(most / (unsigned)size));
     return check_arrays(x, c, op);
 }
 
@@ -247,7 +254,8 @@ static void open_moves(struct hpc_request *w, const hpc_collective_call *c) {
     if (c->what == HPC_ALLTOALL) copy_own(recv + to[me], send + from[me], bytes_of(to, me));
 }
 
-/* Where blocks begin: of equal or given lengths, or nearly equal parts of one array. */
+/* Writes the places where blocks begin. The blocks have equal or given lengths, or are nearly equal parts of an array.
+ */
 static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, int parts, size_t element) {
     const uint64_t each = count / (unsigned)size, more = count % (unsigned)size;
     at[0] = 0;

@@ -31,7 +31,7 @@ typedef struct hpc_fold {
     uint64_t nbytes, done;
     int after_sends; /* the fold overwrites what this rank sends, so each part is sent first */
     hpc_combine_fn *combine;
-    char *scratch; /* out of a rank that does not keep the result; NULL: none */
+    char *scratch; /* the memory of out on a rank that does not keep the result; NULL: no such memory */
 } hpc_fold_part;
 
 struct hpc_request {
@@ -53,7 +53,7 @@ void hpc_request_drop(struct hpc_request *work);
 
 /* Checks what needs no other rank. Returns HPC_OK, or HPC_ERR_INVALID with one sentence. */
 int hpc_call_check(const hpc_context *context, const hpc_collective_call *call);
-const char *hpc_call_name(int what); /* such as "allreduce"; NULL if there is none */
+const char *hpc_call_name(int what); /* such as "allreduce"; NULL for another number */
 
 /* Writes such as "allreduce of 1000 float32 (sum)". */
 const char *hpc_call_text(const hpc_described *call, char *text, size_t nbytes);

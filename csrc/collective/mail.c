@@ -126,7 +126,7 @@ int hpc_mail_has_room(hpc_mail *m, int peer) {
     return p->sent - p->taken < HPC_MAIL_SLOTS;
 }
 
-/* Where the peer maps no memory of this rank a put may read for long, so letters are sent from a copy. */
+/* A put to a peer of another host may read its source for long after the call, so such letters are sent from a copy. */
 static int stage(hpc_mail *m, int peer) {
     hpc_mail_peer *p = &m->peers[peer];
     p->staged_bytes = m->context->transports[peer]->caps & HPC_CAP_PEER_VIEW ? STAGED : slot_bytes(m);

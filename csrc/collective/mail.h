@@ -17,7 +17,7 @@
 
 enum { HPC_MAIL_SLOTS = 2, HPC_COMPLAINT_BYTES = 440 };
 
-/* What a rank calls. */
+/* The description of a rank's call. */
 typedef struct hpc_described {
     uint64_t number; /* of the call in this context, from 1 on */
     uint64_t count;  /* elements of a block; HPC_UNEVEN: the blocks differ */

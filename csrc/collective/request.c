@@ -92,8 +92,8 @@ static int send_part(struct hpc_request *w, int peer, int part) {
     return HPC_OK;
 }
 
-/* Sends what the peer has room for. A result goes before the next letter of a first stream, as its receiver can take
- * it at once. */
+/* Sends the letters that the peer has room for. A result goes before the next letter of a first stream, as its receiver
+ * can take it at once. */
 static int send_to(struct hpc_request *w, int peer, int *moved) {
     int status = HPC_OK;
     while (status == HPC_OK && (w->out[HPC_FIRST][peer].open || w->out[HPC_SECOND][peer].open) &&

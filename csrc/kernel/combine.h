@@ -12,7 +12,7 @@ typedef void hpc_combine_fn(void *out, const void *const *in, int n_in, size_t c
 
 enum { HPC_COMBINE_TYPES = 15, HPC_COMBINE_OPS = HPC_BXOR + 1 };
 
-/* By type, in the order of hpc_dtype and then of hpc_element, and by hpc_op. */
+/* The functions by type, in the order of hpc_dtype and then of hpc_element, and by hpc_op. */
 struct hpc_combine_kernels {
     hpc_combine_fn *of[HPC_COMBINE_TYPES][HPC_COMBINE_OPS];
 };

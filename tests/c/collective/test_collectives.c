@@ -25,20 +25,10 @@ static int64_t sum_of(int size, int to, uint64_t i) {
     return sum;
 }
 
-/* The arrays of a rank lie in this window, if it has one. */
-static _Thread_local char *arena;
-static _Thread_local size_t used;
-
 static int64_t *blocks(uint64_t n, int size) {
-    const size_t nbytes = n * (unsigned)size * sizeof(int64_t) + 8;
-    int64_t *at = arena == NULL ? malloc(nbytes) : (int64_t *)(void *)(arena + used);
-    used += nbytes;
+    int64_t *at = malloc(n * (unsigned)size * sizeof *at + 8);
     CHECK(at != NULL);
     return at;
-}
-
-static void drop(int64_t *at) {
-    if (arena == NULL) free(at);
 }
 
 static void fill(int64_t *at, int from, int to, uint64_t n) {
@@ -77,8 +67,8 @@ static void reduce_all(rank *r, uint64_t n, int in_place) {
     CHECK_OK(hpc_collective_run(r->context, &c, -1));
     if (r->rank == c.root) check_values(r, "reduce", recv, -1, 0, n);
     if (r->rank != c.root) check_values(r, "reduce's send", send, r->rank, 0, n);
-    drop(send);
-    if (!in_place) drop(recv);
+    free(send);
+    if (!in_place) free(recv);
 }
 
 static void move(rank *r, uint64_t n) {
@@ -111,7 +101,7 @@ static void move(rank *r, uint64_t n) {
     c = call_of(HPC_ALLGATHER, one, others, n);
     CHECK_OK(hpc_collective_run(r->context, &c, -1));
     for (int p = 0; p < r->size; p++) check_values(r, "allgather", others + n * (unsigned)p, p, 4, n);
-    drop(many), drop(others), drop(one);
+    free(many), free(others), free(one);
 }
 
 static void every(rank *r) {
@@ -120,21 +110,6 @@ static void every(rank *r) {
         reduce_all(r, counts[i], i % 2);
         move(r, counts[i]);
     }
-}
-
-static void in_windows(rank *r) {
-    hpc_window *w;
-    CHECK_OK(hpc_window_create(r->context, 64 << 20, 0, NULL, -1, &w));
-    for (int i = 0; i < COUNTS; i++) {
-        if (counts[i] > 33000 && (r->size > 3 || ranks_rounds(100) < 100)) continue;
-        arena = hpc_window_data(w), used = 0;
-        reduce_all(r, counts[i], i % 2);
-        if (i % 3 == r->rank % 3) arena = NULL; /* on some ranks */
-        move(r, counts[i]);
-        CHECK(used <= 64 << 20);
-    }
-    arena = NULL;
-    hpc_window_free(w);
 }
 
 /* Blocks of other lengths, of which some are empty. */
@@ -164,7 +139,7 @@ static void uneven(rank *r) {
     CHECK_OK(hpc_collective_run(r->context, &c, -1));
     at = 0;
     for (int p = 0; p < r->size; at += from[p++]) check_values(r, "alltoall", other + at, p, r->rank, from[p]);
-    drop(whole), drop(one), drop(other), drop(out);
+    free(whole), free(one), free(other), free(out);
 }
 
 /* Several calls are started, and waited for from the last to the first. */
@@ -184,7 +159,7 @@ static void several(rank *r) {
         CHECK_OK(hpc_request_wait(works[i], -1));
         check_values(r, "a started call", at[i], i % 2 ? -1 : i % r->size, i, N);
         hpc_request_free(works[i]);
-        drop(at[i]);
+        free(at[i]);
     }
 }
 
@@ -258,7 +233,7 @@ static void leaves_early(rank *r) {
     if (r->rank == 0)
         for (int p = 0; p < r->size; p++) check_values(r, "gather", all + n * (unsigned)p, p, 0, n);
     CHECK_OK(hpc_context_close(r->context));
-    drop(one), drop(all);
+    free(one), free(all);
 }
 
 /* A rank leaves without the call: a test finds that, as a wait does. */
@@ -298,7 +273,7 @@ static void dies(rank *r) {
         CHECK_STATUS(hpc_collective_run(r->context, &c, -1), HPC_ERR_PEER);
         CHECK(ranks_error_names(VICTIM));
     }
-    drop(x), drop(y);
+    free(x), free(y);
 }
 
 static void stops(rank *r) {
@@ -323,7 +298,7 @@ static void stops(rank *r) {
     atomic_fetch_add(&r->board[ENDED], 1);
     rank_await(r, ENDED, (uint64_t)r->size - 1);
     if (r->rank == 0) CHECK_EQ(kill(victim, SIGKILL), 0);
-    drop(x), drop(y);
+    free(x), free(y);
 }
 
 int main(int argc, char **argv) {
@@ -333,8 +308,6 @@ int main(int argc, char **argv) {
         {.name = "every_3", .size = 3, .run = every},
         {.name = "every_5", .size = 5, .run = every},
         {.name = "every_4_hosts", .size = 4, .run = every, .where = RANKS_SHM, .per_host = 2},
-        {.name = "in_windows_2", .size = 2, .run = in_windows},
-        {.name = "in_windows_3", .size = 3, .run = in_windows},
         {.name = "uneven", .size = 4, .run = uneven},
         {.name = "several", .size = 3, .run = several},
         {.name = "small_2", .size = 2, .run = small},
@@ -361,7 +334,7 @@ int main(int argc, char **argv) {
         {.name = "stops_reduce_scatter",
          .size = 4,
          .run = stops,
-         .arg = HPC_ALLTOALL,
+         .arg = HPC_REDUCE_SCATTER,
          .where = RANKS_PROCESSES,
          .victims = 1 << VICTIM,
          .apart = true},
