@@ -57,8 +57,12 @@ static int uses_recv(const hpc_collective_call *c, int rank) {
     return !((c->what == HPC_REDUCE || c->what == HPC_GATHER) && rank != c->root);
 }
 
-/* The lengths of the blocks by rank, or NULL if all are count. */
-static const uint64_t *lengths(const hpc_collective_call *c) {
+/* The lengths of the blocks of send and of recv by rank; NULL: all are count. Only an alltoall has two lists. */
+static const uint64_t *sent_lengths(const hpc_collective_call *c) {
+    return c->what == HPC_SCATTER || c->what == HPC_ALLTOALL ? c->send_counts : c->recv_counts;
+}
+
+static const uint64_t *received_lengths(const hpc_collective_call *c) {
     return c->what == HPC_SCATTER ? c->send_counts : c->recv_counts;
 }
 
@@ -68,18 +72,10 @@ static uint64_t all_of(const uint64_t *counts, int size, uint64_t count) {
     return sum;
 }
 
-/* Elements of send and of recv on this rank. */
-static uint64_t send_count(const hpc_collective_call *c, int rank, int size) {
-    const uint64_t *counts = lengths(c);
-    if (c->what == HPC_ALLTOALL) return all_of(c->send_counts, size, c->count);
-    if (send_is_blocks(c, rank)) return all_of(counts, size, c->count);
-    return counts == NULL ? c->count : counts[rank];
-}
-
-static uint64_t recv_count(const hpc_collective_call *c, int rank, int size) {
-    const uint64_t *counts = lengths(c);
-    if (recv_is_blocks(c, rank)) return all_of(counts, size, c->count);
-    return counts == NULL ? c->count : counts[rank];
+/* Returns the elements of an array that has a block for each rank, or this rank's block alone. */
+static uint64_t count_of(const uint64_t *counts, uint64_t count, int is_blocks, int rank, int size) {
+    if (is_blocks) return all_of(counts, size, count);
+    return counts == NULL ? count : counts[rank];
 }
 
 static int overlap(const char *a, uint64_t n_a, const char *b, uint64_t n_b) {
@@ -89,7 +85,7 @@ static int overlap(const char *a, uint64_t n_a, const char *b, uint64_t n_b) {
 /* Returns whether the arrays overlap where they may: as one array, or at this rank's block of the other. */
 static int is_in_place(const hpc_collective_call *c, int rank, size_t element) {
     const char *send = c->send, *recv = c->recv;
-    const uint64_t before = all_of(lengths(c), rank, c->count) * element;
+    const uint64_t before = all_of(received_lengths(c), rank, c->count) * element;
     if (c->what == HPC_ALLREDUCE || c->what == HPC_REDUCE) return send == recv;
     if (c->what == HPC_ALLGATHER || c->what == HPC_GATHER) return send == recv + before;
     if (c->what == HPC_REDUCE_SCATTER || c->what == HPC_SCATTER) return recv == send + before;
@@ -103,8 +99,10 @@ static int fail(const hpc_context *x, const char *op, const char *what) {
 static int check_arrays(const hpc_context *x, const hpc_collective_call *c, const char *op) {
     const int rank = x->group.rank, size = x->group.size;
     const size_t element = hpc_element_size(c->type);
-    const uint64_t sends = uses_send(c, rank) ? send_count(c, rank, size) * element : 0;
-    const uint64_t recvs = uses_recv(c, rank) ? recv_count(c, rank, size) * element : 0;
+    uint64_t sends = count_of(sent_lengths(c), c->count, send_is_blocks(c, rank), rank, size) * element;
+    uint64_t recvs = count_of(received_lengths(c), c->count, recv_is_blocks(c, rank), rank, size) * element;
+    if (!uses_send(c, rank)) sends = 0;
+    if (!uses_recv(c, rank)) recvs = 0;
     if (sends > 0 && c->send == NULL) return fail(x, op, "send is NULL, and has elements: give an array");
     if (recvs > 0 && c->recv == NULL) return fail(x, op, "recv is NULL, and gets elements: give an array");
     if (overlap(c->send, sends, c->recv, recvs) && !is_in_place(c, rank, element))
@@ -307,8 +305,8 @@ int hpc_request_make(hpc_mail *m, const hpc_collective_call *c, struct hpc_reque
     w->status = HPC_IN_PROGRESS;
     describe(w, c);
     const int parts = c->what == HPC_ALLREDUCE || c->what == HPC_REDUCE || c->what == HPC_BROADCAST;
-    lay(w->at[0], size, c->what == HPC_ALLTOALL ? c->send_counts : lengths(c), c->count, parts, w->element);
-    lay(w->at[1], size, c->what == HPC_ALLTOALL ? c->recv_counts : lengths(c), c->count, parts, w->element);
+    lay(w->at[0], size, sent_lengths(c), c->count, parts, w->element);
+    lay(w->at[1], size, received_lengths(c), c->count, parts, w->element);
     if (c->what == HPC_ALLREDUCE)
         status = open_allreduce(w, c);
     else if (c->what == HPC_REDUCE)
