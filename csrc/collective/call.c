@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/wait.h"
-
 static const char *const names[] = {
     [HPC_ALLREDUCE] = "allreduce", [HPC_REDUCE] = "reduce",       [HPC_REDUCE_SCATTER] = "reduce_scatter",
     [HPC_BROADCAST] = "broadcast", [HPC_ALLGATHER] = "allgather", [HPC_GATHER] = "gather",
@@ -168,8 +166,8 @@ static void copy_own(char *to, const char *from, uint64_t nbytes) {
 }
 
 /* Every rank folds block r of each rank, or all of it (whole), into out. */
-static int open_fold(struct hpc_request *w, const hpc_collective_call *c, const uint64_t *at, int whole, char *out) {
-    const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
+static int open_fold(hpc_moving *w, const hpc_collective_call *c, const uint64_t *at, int whole, char *out) {
+    const int me = w->request.calls->mail->context->group.rank, size = w->request.calls->mail->context->group.size;
     const char *send = c->send;
     for (int p = 0; p < size; p++) {
         if (p == me) continue;
@@ -183,12 +181,12 @@ static int open_fold(struct hpc_request *w, const hpc_collective_call *c, const 
                               .combine = hpc_combine_of(c->op, c->type, HPC_ISA_BEST)};
     if (out != NULL || w->fold.nbytes == 0) return HPC_OK;
     w->fold.out = w->fold.scratch = malloc(w->fold.nbytes);
-    if (w->fold.out == NULL) return hpc_fail(HPC_ERR_MEMORY, w->op, "%s: no memory for a block", w->op);
+    if (w->fold.out == NULL) return hpc_fail(HPC_ERR_MEMORY, w->request.op, "%s: no memory for a block", w->request.op);
     return HPC_OK;
 }
 
-static int open_allreduce(struct hpc_request *w, const hpc_collective_call *c) {
-    const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
+static int open_allreduce(hpc_moving *w, const hpc_collective_call *c) {
+    const int me = w->request.calls->mail->context->group.rank, size = w->request.calls->mail->context->group.size;
     const uint64_t *at = w->at[0];
     char *recv = c->recv;
     const int whole = at[size] * (unsigned)size <= FEW_BYTES;
@@ -201,8 +199,8 @@ static int open_allreduce(struct hpc_request *w, const hpc_collective_call *c) {
     return open_fold(w, c, at, 0, recv + at[me]);
 }
 
-static int open_reduce(struct hpc_request *w, const hpc_collective_call *c) {
-    const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
+static int open_reduce(hpc_moving *w, const hpc_collective_call *c) {
+    const int me = w->request.calls->mail->context->group.rank, size = w->request.calls->mail->context->group.size;
     const uint64_t *at = w->at[0];
     char *recv = c->recv;
     if (me != c->root) {
@@ -216,8 +214,8 @@ static int open_reduce(struct hpc_request *w, const hpc_collective_call *c) {
 }
 
 /* Calls that only move bytes. */
-static void open_moves(struct hpc_request *w, const hpc_collective_call *c) {
-    const int me = w->mail->context->group.rank, size = w->mail->context->group.size;
+static void open_moves(hpc_moving *w, const hpc_collective_call *c) {
+    const int me = w->request.calls->mail->context->group.rank, size = w->request.calls->mail->context->group.size;
     const uint64_t *from = w->at[0], *to = w->at[1];
     const char *send = c->send;
     char *recv = c->recv;
@@ -263,63 +261,102 @@ static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, 
     }
 }
 
-static void describe(struct hpc_request *w, const hpc_collective_call *c) {
+static void describe(hpc_moving *w, const hpc_collective_call *c) {
     const int uneven = c->send_counts != NULL || c->recv_counts != NULL;
-    w->call = (hpc_described){.number = w->mail->calls + 1,
-                              .count = uneven ? HPC_UNEVEN : c->count,
-                              .root = has_root(c->what) ? c->root : -1,
-                              .what = (uint8_t)c->what,
-                              .type = (uint8_t)c->type,
-                              .op = reduces(c->what) ? (uint8_t)c->op : 0};
+    w->request.call = (hpc_described){.number = w->request.calls->made + 1,
+                                      .count = uneven ? HPC_UNEVEN : c->count,
+                                      .root = has_root(c->what) ? c->root : -1,
+                                      .what = (uint8_t)c->what,
+                                      .type = (uint8_t)c->type,
+                                      .op = reduces(c->what) ? (uint8_t)c->op : 0};
 }
 
-void hpc_request_drop(struct hpc_request *w) {
-    if (w == NULL) return;
-    for (int i = 0; i < HPC_PARTS; i++) {
-        free(w->out[i]);
-        free(w->in[i]);
-        free(w->at[i]);
-    }
+static void drop(hpc_request *r) {
+    hpc_moving *w = (hpc_moving *)(void *)r;
     free(w->fold.scratch);
+    free(w->fold.pieces);
     free(w);
 }
 
-int hpc_request_make(hpc_mail *m, const hpc_collective_call *c, struct hpc_request **work) {
-    const int size = m->context->group.size;
+/* The first collective holds up the others. If letters have come that it can take, it waits for itself, and for no rank
+ * that has left meanwhile. */
+static int waits_for(hpc_request *r, int *ranks) {
+    const hpc_moving *w = r->calls->first;
+    hpc_box *box = &r->calls->mail->boxes[HPC_BOX_CALLS];
+    const int me = r->calls->mail->context->group.rank;
+    int n = 0;
+    if (w == NULL) return 0;
+    for (int p = 0; p < r->calls->mail->context->group.size; p++) {
+        const hpc_stream *first = &w->out[HPC_FIRST][p], *second = &w->out[HPC_SECOND][p];
+        const uint64_t letters = first->letters > second->letters ? first->letters : second->letters;
+        const int sends = first->open || (second->open && w->fold.combine == NULL);
+        const int comes = (w->in[HPC_FIRST][p].open || w->in[HPC_SECOND][p].open) && hpc_box_next(box, p) == NULL;
+        const int reads = !first->open && !second->open && !hpc_box_has_taken(box, p, letters);
+        const int left = p == w->request.deserter;
+        if (p != me && (left || comes || reads || (sends && !hpc_box_has_room(box, p)))) ranks[n++] = p;
+    }
+    if (n == 0) ranks[n++] = me;
+    return n;
+}
+
+static const hpc_request_kind work_kind = {waits_for, drop, 1};
+
+/* Allocates a work with its lists, all zero. */
+static hpc_moving *allocate(int size) {
+    const size_t streams = (size_t)size * sizeof(hpc_stream), places = ((size_t)size + 1) * sizeof(uint64_t);
+    char *at = calloc(1, sizeof(hpc_moving) + 2 * HPC_PARTS * streams + HPC_PARTS * places);
+    hpc_moving *w = (void *)at;
+    if (at == NULL) return NULL;
+    at += sizeof *w;
+    for (int i = 0; i < HPC_PARTS; i++, at += 2 * streams + places) {
+        w->out[i] = (void *)at;
+        w->in[i] = (void *)(at + streams);
+        w->at[i] = (void *)(at + 2 * streams);
+    }
+    return w;
+}
+
+/* Notes which memory the call uses. */
+static void use(hpc_moving *w, const hpc_collective_call *c, int rank, int size) {
+    const uint64_t sends = count_of(sent_lengths(c), c->count, send_is_blocks(c, rank), rank, size),
+                   recvs = count_of(received_lengths(c), c->count, recv_is_blocks(c, rank), rank, size);
+    const char *send = c->send, *recv = c->recv;
+    const int reads_only = c->what == HPC_BROADCAST && c->root == rank;
+    if (uses_send(c, rank)) w->request.uses[0] = (hpc_extent){send, send + sends * w->request.element, 0};
+    if (uses_recv(c, rank)) w->request.uses[1] = (hpc_extent){recv, recv + recvs * w->request.element, !reads_only};
+}
+
+int hpc_work_make(hpc_calls *calls, const hpc_collective_call *c, hpc_moving **work) {
+    const hpc_group *g = &calls->mail->context->group;
     const char *op = hpc_call_name(c->what);
-    struct hpc_request *w = calloc(1, sizeof *w);
-    int status = HPC_OK, whole = w != NULL;
-    for (int i = 0; i < HPC_PARTS && w != NULL; i++) {
-        w->out[i] = calloc((size_t)size, sizeof **w->out);
-        w->in[i] = calloc((size_t)size, sizeof **w->in);
-        w->at[i] = calloc((size_t)size + 1, sizeof **w->at);
-        whole &= w->out[i] != NULL && w->in[i] != NULL && w->at[i] != NULL;
-    }
-    if (!whole) {
-        hpc_request_drop(w);
-        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
-    }
-    w->mail = m;
-    w->op = op;
-    w->element = hpc_element_size(c->type);
-    w->status = HPC_IN_PROGRESS;
+    hpc_moving *w = allocate(g->size);
+    int status = HPC_OK;
+    if (w == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, g->size);
+    w->request.kind = &work_kind;
+    w->request.calls = calls;
+    w->request.op = op;
+    w->request.element = hpc_element_size(c->type);
+    atomic_init(&w->request.status, HPC_IN_PROGRESS);
     describe(w, c);
+    use(w, c, g->rank, g->size);
     const int parts = c->what == HPC_ALLREDUCE || c->what == HPC_REDUCE || c->what == HPC_BROADCAST;
-    lay(w->at[0], size, sent_lengths(c), c->count, parts, w->element);
-    lay(w->at[1], size, received_lengths(c), c->count, parts, w->element);
-    if (c->what == HPC_ALLREDUCE)
+    lay(w->at[0], g->size, sent_lengths(c), c->count, parts, w->request.element);
+    lay(w->at[1], g->size, received_lengths(c), c->count, parts, w->request.element);
+    status = hpc_request_add(calls, &w->request);
+    if (status == HPC_OK && c->what == HPC_ALLREDUCE)
         status = open_allreduce(w, c);
-    else if (c->what == HPC_REDUCE)
+    else if (status == HPC_OK && c->what == HPC_REDUCE)
         status = open_reduce(w, c);
-    else if (c->what == HPC_REDUCE_SCATTER)
+    else if (status == HPC_OK && c->what == HPC_REDUCE_SCATTER)
         status = open_fold(w, c, w->at[0], 0, c->recv);
-    else
+    else if (status == HPC_OK)
         open_moves(w, c);
     if (status != HPC_OK) {
-        hpc_request_drop(w);
+        if (calls->requests == &w->request) calls->requests = w->request.next;
+        drop(&w->request);
         return status;
     }
-    m->calls++;
+    calls->made++;
     *work = w;
     return HPC_OK;
 }

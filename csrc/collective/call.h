@@ -1,8 +1,8 @@
-/* A call of a collective of arrays: its checks, and the streams that it needs.
+/* Collectives of arrays.
  *
  * Every collective is made of at most three things on a rank. Streams of bytes go to peers and come from peers. A fold
- * combines this rank's elements with those that come in streams, chunk by chunk, in the order of ranks. And a second
- * stream may send the fold's result on, as it grows.
+ * combines this rank's elements with those that come in streams, chunk by chunk, in the order of ranks. A second set of
+ * streams may send the fold's result on, as it grows.
  *
  *   allreduce, few bytes   each rank sends all to all; each folds all
  *   allreduce              each rank sends block r to rank r, which folds it, and sends the result to all
@@ -10,17 +10,25 @@
  *   reduce_scatter         each rank sends block r to rank r, which folds it
  *   the others             streams alone
  *
- * The owner of a block folds it in the order of ranks, so the bits do not depend on who owns it. */
+ * The owner of a block folds it in the order of ranks, so the bits do not depend on who owns it.
+ *
+ * A stream of many bytes lends them, if its receiver can read this rank's memory (context/lend.c). So its sender waits
+ * until the receiver has taken them.
+ */
 #ifndef HPC_CALL_H
 #define HPC_CALL_H
 
-#include "collective/mail.h"
+#include "collective/calls.h"
 #include "kernel/combine.h"
+
+typedef enum hpc_stream_part { HPC_FIRST, HPC_SECOND, HPC_PARTS } hpc_stream_part;
 
 /* A stream to or from a peer. An open stream of no bytes has one empty letter, so that calls are compared. */
 typedef struct hpc_stream {
     char *at;
     uint64_t nbytes, done; /* done: that were sent, or taken */
+    uint64_t letters;      /* to the peer, up to the last one of this stream that lends bytes */
+    uint32_t used;         /* bytes of the peer's letter that were taken */
     int open;
     int folds; /* of a first stream to this rank: its bytes are folded */
 } hpc_stream;
@@ -32,30 +40,29 @@ typedef struct hpc_fold {
     int after_sends; /* the fold overwrites what this rank sends, so each part is sent first */
     hpc_combine_fn *combine;
     char *scratch; /* the memory of out on a rank that does not keep the result; NULL: no such memory */
+    char *pieces;  /* by rank: copies of lent bytes; NULL: none were lent */
 } hpc_fold_part;
 
-struct hpc_request {
-    struct hpc_request *next; /* that was started after this one */
-    hpc_mail *mail;
-    const char *op;
-    hpc_described call;
-    size_t element;                             /* bytes */
-    int status;                                 /* HPC_IN_PROGRESS, or how it ended */
-    char why[HPC_COMPLAINT_BYTES];              /* the sentence of a failure */
+typedef struct hpc_moving {
+    struct hpc_request request;                 /* first */
+    struct hpc_moving *next;                      /* that was started after this one */
     uint64_t *at[2];                            /* where blocks of send and recv begin, in bytes; size + 1 each */
     hpc_stream *out[HPC_PARTS], *in[HPC_PARTS]; /* by peer */
     hpc_fold_part fold;
-};
-
-/* Checks the call and makes its work, with all streams. The mail must be there. */
-int hpc_request_make(hpc_mail *mail, const hpc_collective_call *call, struct hpc_request **work);
-void hpc_request_drop(struct hpc_request *work);
+} hpc_moving;
 
 /* Checks what needs no other rank. Returns HPC_OK, or HPC_ERR_INVALID with one sentence. */
 int hpc_call_check(const hpc_context *context, const hpc_collective_call *call);
 const char *hpc_call_name(int what); /* such as "allreduce"; NULL for another number */
-
 /* Writes such as "allreduce of 1000 float32 (sum)". */
 const char *hpc_call_text(const hpc_described *call, char *text, size_t nbytes);
+/* Makes the work of a checked call, with all streams. */
+int hpc_work_make(hpc_calls *calls, const hpc_collective_call *call, hpc_moving **work);
+
+/* ---- work.c ---- */
+
+/* Goes on with the first collectives that are not over. */
+void hpc_works_go_on(hpc_calls *calls);
+void hpc_work_note(hpc_calls *calls); /* leaves notes of the first one with all peers */
 
 #endif

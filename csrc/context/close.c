@@ -1,7 +1,7 @@
 /* How a context ends, alone or with its family. */
 #include <string.h>
 
-#include "context/context.h"
+#include "context/mail.h"
 #include "probe/probe.h"
 
 /* ---- families ----
@@ -141,7 +141,8 @@ int hpc_context_abort(hpc_context *context, const char *why) {
 void hpc_context_free(hpc_context *context) {
     if (context == NULL) return;
     hpc_context_close(context);
-    if (context->mail != NULL) context->mail_free(context->mail);
-    context->mail = NULL;
+    if (context->calls != NULL) context->calls_free(context->calls);
+    context->calls = NULL;
+    hpc_mail_free(context);
     hpc_context_release(context);
 }

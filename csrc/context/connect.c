@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "context/context.h"
+#include "context/mail.h"
 
 static int check_addresses(const hpc_context *c) {
     const hpc_address *all = c->addresses, *first = &all[0];
@@ -263,6 +263,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     if (c->connecting)
         return hpc_fail(HPC_ERR_INVALID, "init", "init: connect was called already; create a new context");
     c->connecting = 1;
+    c->asked = hpc_mail_asked;
     deadline = hpc_deadline(&c->group, timeout < 0 ? c->group.init_timeout : timeout);
     memcpy(c->addresses, addresses, (size_t)c->group.size * sizeof *c->addresses);
     for (int r = 0; r < c->group.size; r++) { /* texts from other processes may lack their 0 */
@@ -284,6 +285,7 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     settle_nics(c);
     if (status == HPC_OK) status = hpc_lane_open(c, 1, 0, deadline, &c->lane);
     if (status == HPC_OK) status = hpc_lane_open(c, 1, 0, deadline, &c->acks);
+    if (status == HPC_OK) status = hpc_mail_open_eager(c, deadline);
     if (status != HPC_OK) return status;
     c->group.progress_arg = c;
     for (int i = 0; c->used[i] != NULL; i++)

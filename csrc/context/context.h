@@ -8,6 +8,7 @@
  *   open.c     creates a context
  *   window.c   memory that peers write into
  *   lane.c     one thread's ordered channel to every peer
+ *   mail.c     letters between ranks; lend.c: bytes that a peer reads where they lie
  *   queue.c    updates from peers, in slots
  *   cpus.c     deals the CPUs of ranks on one kernel
  *   close.c    contexts of one origin, and how they end
@@ -56,6 +57,9 @@ int hpc_context_agree(hpc_context *context, const char *op, int status, double d
  * transport is eager. A failure on one rank fails all ranks. When it returns, all ranks have opened the object. */
 int hpc_object_join(hpc_context *context, const char *op, hpc_object *object, int status, double deadline);
 
+/* Does so for an object that each rank makes by itself; only eager transports make it a collective. */
+int hpc_object_join_alone(hpc_context *context, const char *op, hpc_object *object, int status, double deadline);
+
 /* Collective: returns HPC_ERR_MEMORY on every rank unless each host has enough memory for all its ranks together.
  * total: bytes that this rank needs, which are nbytes and all overhead. */
 int hpc_context_check_memory(hpc_context *context, const char *op, size_t nbytes, size_t total, double deadline);
@@ -72,6 +76,11 @@ int hpc_context_first_rank(const hpc_context *context, int rank);
  * their offsets are from the start of the data. If the kernel refuses, window->memory->unplaced has the errno. */
 int hpc_window_create_parts(hpc_context *context, const char *op, size_t nbytes, int signals,
                             const hpc_placement *places, int n_places, double deadline, hpc_window **window);
+
+/* Makes a window with equal parts and its own number, by itself. Over eager transports it is collective, and deadline
+ * is its end. */
+int hpc_window_create_alike(hpc_context *context, const char *op, uint64_t number, size_t nbytes, int signals,
+                            double deadline, hpc_window **window);
 
 /* Puts a few bytes and a signal by the control channel, to a peer that this rank may never reach by a lane. Puts of a
  * lane have no order with it. */
@@ -133,6 +142,19 @@ void hpc_lane_hear(hpc_lane *lane, int rank);
 
 /* Opens a lane. own: 1 for a lane that the context itself uses, else 0; rail: as in hpc_lane. */
 int hpc_lane_open(hpc_context *context, int own, int rail, double deadline, hpc_lane **lane);
+
+/* Opens a lane with its own number, as hpc_window_create_alike makes a window. */
+int hpc_lane_open_alike(hpc_context *context, const char *op, uint64_t number, double deadline, hpc_lane **lane);
+
+/* ---- reads of a peer's memory (lend.c) ---- */
+
+/* Tries whether the kernel lets this rank read the memory of the peer's process. */
+int hpc_can_read(const hpc_context *context, int peer);
+/* Reads it. Returns HPC_GONE if there is no such memory, and HPC_IN_PROGRESS if there is no such process, which a wait
+ * for the peer finds out. */
+int hpc_read_peer(const hpc_context *context, int peer, uint64_t from, void *to, size_t nbytes);
+/* Lets processes with this one's parent do so, where the kernel asks for that. */
+void hpc_allow_reads(void);
 
 /* ---- CPUs ----
  * These functions tell which CPUs the ranks on one kernel have, and deal the CPUs to threads and cores. Every choice of

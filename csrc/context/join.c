@@ -58,6 +58,11 @@ static int join_eager(hpc_context *c, const char *op, hpc_object *o, int status,
     return status;
 }
 
+int hpc_object_join_alone(hpc_context *c, const char *op, hpc_object *o, int status, double deadline) {
+    if (c->has_eager) return hpc_object_join(c, op, o, status, deadline);
+    return status == HPC_OK ? join_self(c, o) : status;
+}
+
 int hpc_object_join(hpc_context *c, const char *op, hpc_object *o, int status, double deadline) {
     if (c->has_eager) status = hpc_context_agree(c, op, status, deadline);
     if (c->has_eager && status != HPC_OK) return status;

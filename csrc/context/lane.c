@@ -45,7 +45,7 @@ static const hpc_joint joint = {"lane", is_met, export_to, attach, come_near, NU
 int hpc_lane_accept(hpc_context *c, int rank, uint64_t number, int stream, int fd) {
     const hpc_transport *t = c->transports[rank];
     int status = HPC_ERR_INVALID;
-    if (t == NULL || t->accept_lane == NULL) return status;
+    if (t == NULL || t->accept_lane == NULL || c->asked(c, number) < 0) return status;
     pthread_mutex_lock(&c->reach);
     hpc_object *object = hpc_object_find(c, number);
     if (object != NULL && object->joint == &joint) {
@@ -83,6 +83,20 @@ int hpc_lane_open(hpc_context *c, int own, int rail, double deadline, hpc_lane *
     int status = make_lane(c, own, rail, op, &l);
     if (status == HPC_OK) status = hpc_object_open(c, &l->object, &joint, op);
     status = hpc_object_join(c, op, l == NULL ? NULL : &l->object, status, deadline);
+    if (status != HPC_OK) {
+        hpc_lane_free(l);
+        return status;
+    }
+    l->open = 1;
+    *lane = l;
+    return HPC_OK;
+}
+
+int hpc_lane_open_alike(hpc_context *c, const char *op, uint64_t number, double deadline, hpc_lane **lane) {
+    hpc_lane *l = NULL;
+    int status = make_lane(c, 0, HPC_RAIL_BY_WORKER, op, &l);
+    if (status == HPC_OK) status = hpc_object_open_as(c, &l->object, &joint, number, op);
+    status = hpc_object_join_alone(c, op, l == NULL ? NULL : &l->object, status, deadline);
     if (status != HPC_OK) {
         hpc_lane_free(l);
         return status;

@@ -70,6 +70,7 @@ static void describe_self(hpc_context *c, const hpc_config *config) {
     if (gethostname(a->hostname, sizeof a->hostname - 1) != 0) snprintf(a->hostname, sizeof a->hostname, "?");
     snprintf(a->transports, sizeof a->transports, "%s", config->transports == NULL ? "" : config->transports);
     hpc_control_address_of(c->control, &a->control);
+    a->name_at = (uintptr_t)a->control.name;
     if (hpc_transport_find(config->transports, HPC_CAP_NICS, 0) != NULL)
         hpc_nics_open(config->devices, &c->nics, &a->devices);
     else
@@ -151,6 +152,7 @@ static hpc_context *make(int rank, int size, const hpc_config *config) {
     c->root = c;
     pthread_mutex_init(&c->family, NULL);
     pthread_mutex_init(&c->reach, NULL);
+    pthread_mutex_init(&c->mailing, NULL);
     g->rank = rank;
     g->size = size;
     g->timeout = config->timeout;

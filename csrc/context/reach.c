@@ -41,22 +41,29 @@ hpc_object *hpc_object_find(const hpc_context *c, uint64_t number) {
     return at < c->n_objects && c->objects[at]->number == number ? c->objects[at] : NULL;
 }
 
-/* The number of collectives so far is the same on all ranks, also after calls that failed on some of them. */
-int hpc_object_open(hpc_context *c, hpc_object *o, const hpc_joint *joint, const char *op) {
+int hpc_object_open_as(hpc_context *c, hpc_object *o, const hpc_joint *joint, uint64_t number, const char *op) {
     hpc_approach *ways = calloc((size_t)c->group.size, sizeof *ways);
     pthread_mutex_lock(&c->reach);
     hpc_object **objects = realloc(c->objects, ((size_t)c->n_objects + 1) * sizeof *objects);
     if (objects != NULL) c->objects = objects;
     const int has_room = ways != NULL && objects != NULL;
     if (has_room) {
-        *o = (hpc_object){joint, hpc_control_collectives(c->control), ways};
-        objects[c->n_objects++] = o;
-        c->last_object = o->number;
+        const int at = place_of(c, number);
+        memmove(objects + at + 1, objects + at, (size_t)(c->n_objects - at) * sizeof *objects);
+        *o = (hpc_object){joint, number, ways};
+        objects[at] = o;
+        c->n_objects++;
+        if (number < HPC_MAIL_WINDOW) c->last_object = number;
     }
     pthread_mutex_unlock(&c->reach);
     if (has_room) return HPC_OK;
     free(ways);
     return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for a handle", op);
+}
+
+/* The number of collectives so far is the same on all ranks, also after calls that failed on some of them. */
+int hpc_object_open(hpc_context *c, hpc_object *o, const hpc_joint *joint, const char *op) {
+    return hpc_object_open_as(c, o, joint, hpc_control_collectives(c->control), op);
 }
 
 static void set(hpc_approach *way, int distance) {
@@ -98,13 +105,16 @@ void hpc_object_close(hpc_context *c, hpc_object *o) {
 static int give(void *arg, int rank, uint64_t number, hpc_blob *blob) {
     hpc_context *c = arg;
     const hpc_transport *t = c->transports == NULL ? NULL : c->transports[rank];
-    int status;
+    int status = c->asked == NULL ? HPC_OK : c->asked(c, number);
+    if (status < 0) return status;
     pthread_mutex_lock(&c->reach);
     hpc_object *o = hpc_object_find(c, number);
     if (o != NULL && t != NULL && !(t->caps & HPC_CAP_EAGER))
         status = o->joint->export_to(t, o, rank, blob);
     else
-        status = number > c->last_object ? hpc_fail(HPC_ERR_INVALID, "reach", "it was never made") : HPC_GONE;
+        status = number > c->last_object && number < HPC_MAIL_WINDOW
+                     ? hpc_fail(HPC_ERR_INVALID, "reach", "it was never made")
+                     : HPC_GONE;
     pthread_mutex_unlock(&c->reach);
     return status;
 }

@@ -22,6 +22,9 @@ typedef struct hpc_joint {
 /* Numbers an object; peers may then reach this rank's part. All ranks call it at the same place of a collective call,
  * and another collective follows before the next object is opened. */
 int hpc_object_open(hpc_context *context, hpc_object *object, const hpc_joint *joint, const char *op);
+/* Does so, under a number that no collective gives, at any time. */
+int hpc_object_open_as(hpc_context *context, hpc_object *object, const hpc_joint *joint, uint64_t number,
+                       const char *op);
 /* After it no thread of the control channel uses the object. An object that was not opened is allowed. */
 void hpc_object_close(hpc_context *context, hpc_object *object);
 

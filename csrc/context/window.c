@@ -158,14 +158,23 @@ int hpc_window_node(const hpc_context *c) {
     return -1;
 }
 
-int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int signals, const hpc_placement *places,
-                            int n_places, double deadline, hpc_window **window) {
+/* Returns the bytes of a part with its signals. An empty window still has an address. */
+static size_t total_of(size_t nbytes, int signals) {
+    const size_t extra = HPC_SIGNAL_STRIDE * ((size_t)signals + 1);
+    if (nbytes > SIZE_MAX - extra) return SIZE_MAX;
+    const size_t total = signals_offset(nbytes) + (size_t)signals * HPC_SIGNAL_STRIDE;
+    return total == 0 ? 1 : total;
+}
+
+static void lay_out(hpc_part *part, size_t nbytes, int signals) {
+    part->nbytes = nbytes;
+    part->signals = signals;
+    part->signals_offset = signals_offset(nbytes);
+}
+
+static int make(hpc_context *c, const char *op, size_t nbytes, int signals, hpc_window **window) {
     hpc_window *w = calloc(1, sizeof *w);
     hpc_part *parts = calloc((size_t)c->group.size, sizeof *parts);
-    size_t extra = HPC_SIGNAL_STRIDE * ((size_t)signals + 1);
-    size_t total = nbytes > SIZE_MAX - extra ? SIZE_MAX : signals_offset(nbytes) + (size_t)signals * HPC_SIGNAL_STRIDE;
-    int status = HPC_OK;
-    if (total == 0) total = 1; /* an empty window still has an address */
     if (w == NULL || parts == NULL) {
         free(w);
         free(parts);
@@ -173,9 +182,17 @@ int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int s
     }
     w->context = hpc_context_retain(c);
     w->parts = parts;
-    parts[c->group.rank].nbytes = nbytes;
-    parts[c->group.rank].signals = signals;
-    parts[c->group.rank].signals_offset = signals_offset(nbytes);
+    lay_out(&parts[c->group.rank], nbytes, signals);
+    *window = w;
+    return HPC_OK;
+}
+
+int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int signals, const hpc_placement *places,
+                            int n_places, double deadline, hpc_window **window) {
+    hpc_window *w = NULL;
+    const size_t total = total_of(nbytes, signals);
+    int status = make(c, op, nbytes, signals, &w);
+    if (status != HPC_OK) return status;
     status = hpc_context_check_memory(c, op, nbytes, total, deadline);
     if (status == HPC_OK) {
         const hpc_placement whole = {0, total, hpc_window_node(c)};
@@ -188,6 +205,27 @@ int hpc_window_create_parts(hpc_context *c, const char *op, size_t nbytes, int s
     if (status == HPC_OK) status = learn_extents(w, op, deadline);
     if (status == HPC_OK) status = hpc_object_join(c, op, &w->object, HPC_OK, deadline);
     if (status == HPC_OK && c->all_remote) hpc_memory_close_descriptor(w->memory); /* no rank maps it */
+    if (status != HPC_OK) {
+        hpc_window_free(w);
+        return status;
+    }
+    *window = w;
+    return HPC_OK;
+}
+
+int hpc_window_create_alike(hpc_context *c, const char *op, uint64_t number, size_t nbytes, int signals,
+                            double deadline, hpc_window **window) {
+    hpc_window *w = NULL;
+    int status = make(c, op, nbytes, signals, &w);
+    if (status != HPC_OK) return status;
+    for (int r = 0; r < c->group.size; r++) lay_out(&w->parts[r], nbytes, signals);
+    status =
+        hpc_memory_create_placed(total_of(nbytes, signals),
+                                 &(hpc_placement){0, total_of(nbytes, signals), hpc_window_node(c)}, 1, op, &w->memory);
+    if (status == HPC_OK) status = hpc_object_open_as(c, &w->object, &joint, number, op);
+    if (status == HPC_OK) status = open_everywhere(w);
+    status = hpc_object_join_alone(c, op, &w->object, status, deadline);
+    if (status == HPC_OK && c->all_remote) hpc_memory_close_descriptor(w->memory);
     if (status != HPC_OK) {
         hpc_window_free(w);
         return status;

@@ -30,6 +30,10 @@ typedef struct hpc_approach {
     struct hpc_dead_end *_Atomic dead_end; /* why the peer's part cannot be reached; NULL: no failure is known */
 } hpc_approach;
 
+/* The numbers of the two objects that a rank makes by itself (context/mail.h); all others are smaller. */
+#define HPC_MAIL_WINDOW ((uint64_t)UINT32_MAX - 1)
+#define HPC_MAIL_LANE ((uint64_t)UINT32_MAX)
+
 typedef struct hpc_object {
     const struct hpc_joint *joint; /* how ranks reach each other's parts; NULL: the object has no number yet */
     uint64_t number;
@@ -52,6 +56,7 @@ typedef struct hpc_address {
     uint64_t quota_of;          /* the cgroup that has this limit: ranks with the same value share it */
     double silence;
     uint64_t cpus[HPC_CPU_WORDS]; /* the CPUs that the rank may use: bit number % (bits in the array) */
+    uint64_t name_at;             /* where control.name lies in the rank's process: peers try to read it there */
     uint64_t host[2]; /* boot id and network namespace, equal for processes that can share abstract sockets */
     hpc_control_address control;
     hpc_device_address devices;
@@ -96,8 +101,12 @@ struct hpc_context {
     struct hpc_context *heirs, *next_heir; /* root only: its heirs that are not closed */
     int *first;                            /* heirs only: the root's rank number of each rank; NULL in a root */
     _Atomic int leaving;                   /* waits no longer run the tasks */
-    void *mail;                            /* of collectives of arrays; NULL: there were none */
-    void (*mail_free)(void *mail);
+    pthread_mutex_t mailing;               /* guards the making of mail */
+    struct hpc_mail *mail;                 /* of collectives of arrays and messages; NULL: there were none */
+    int mail_closed;                       /* the context is being freed */
+    int (*asked)(struct hpc_context *context, uint64_t number); /* hpc_mail_asked, from connect on */
+    struct hpc_calls *calls; /* collectives and messages that go on; NULL: there were none */
+    void (*calls_free)(struct hpc_calls *calls);
 };
 
 /* Returns whether two ranks can share memory and abstract sockets, judged by their addresses. */

@@ -73,18 +73,48 @@ typedef struct hpc_request hpc_request;
 
 HPC_API size_t hpc_element_size(int type); /* in bytes; 0 if there is no such type */
 
-/* Makes the call and waits for its end. The context's first call also makes the memory for all of them, for which the
- * ranks meet. Fails with HPC_ERR_CONFIG on all ranks if ranks make different calls. After a failure of a later call
- * than the first the context makes no further collectives of arrays. */
+/* Makes the call and waits for its end. Fails with HPC_ERR_CONFIG on all ranks if ranks make different calls. After a
+ * failure the context makes no further collectives of arrays. */
 HPC_API int hpc_collective_run(hpc_context *context, const hpc_collective_call *call, double timeout);
 
-/* Starts the call. Started calls of a context go on in the order of their starts, in every hpc_request_test and
- * hpc_request_wait. One thread at a time may make the calls of a context. */
+/* Starts the call. Started calls of a context go on in the order of their starts, in every test and wait of this rank,
+ * whatever it waits for. One thread at a time may start the calls of a context. Fails with HPC_ERR_INVALID if the call
+ * shares memory with a started one that either of them writes. */
 HPC_API int hpc_collective_start(hpc_context *context, const hpc_collective_call *call, hpc_request **work);
 HPC_API int hpc_request_test(hpc_request *work);                 /* returns HPC_OK or HPC_IN_PROGRESS */
 HPC_API int hpc_request_wait(hpc_request *work, double timeout); /* after HPC_ERR_TIMEOUT it may be called again */
 HPC_API void
-hpc_request_free(hpc_request *work); /* of a call that is not over: it ends all collectives of arrays in this context */
+hpc_request_free(hpc_request *work); /* of a collective that is not over: it ends all collectives in this context */
+
+/* ---- messages ----
+ *
+ * A message goes from one rank to another. It has a tag, 0 or more. type and count must be equal on both sides; a recv
+ * of another type or count fails with HPC_ERR_CONFIG, and so does the send if its rank is still waiting; the message is
+ * then dropped, and the context goes on. Messages of one sender with one tag are received in the order of their sends.
+ * Messages and collectives do not hold each other up.
+ *
+ * A send of up to 64 KiB (4 KiB among hundreds of ranks) ends when the message is on its way, a longer one when its
+ * receiver has it. A rank may send to itself. */
+
+enum { HPC_ANY = -1 }; /* any rank, or any tag */
+
+typedef struct hpc_received {
+    int rank, tag; /* of the sender */
+    uint64_t count;
+} hpc_received;
+
+HPC_API int hpc_send(hpc_context *context, int to, int tag, const void *data, uint64_t count, int type, double timeout);
+/* from and tag may be HPC_ANY. received: NULL, or it gets the facts of the message. */
+HPC_API int hpc_recv(hpc_context *context, int from, int tag, void *data, uint64_t count, int type,
+                     hpc_received *received, double timeout);
+
+/* The started forms. hpc_request_test, wait and free are as for collectives; a message that is given up ends nothing
+ * else. */
+HPC_API int hpc_send_start(hpc_context *context, int to, int tag, const void *data, uint64_t count, int type,
+                           hpc_request **work);
+HPC_API int hpc_recv_start(hpc_context *context, int from, int tag, void *data, uint64_t count, int type,
+                           hpc_request **work);
+HPC_API int hpc_request_received(const hpc_request *work, hpc_received *received); /* of a recv that has ended well */
 
 /* cffi: end */
 

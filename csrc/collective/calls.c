@@ -1,0 +1,64 @@
+/* Who works on calls, and what all kinds of requests have in common. */
+#include <sched.h>
+#include <stdio.h>
+
+#include "base/wait.h"
+#include "collective/calls.h"
+
+static const hpc_group *group_of(const hpc_calls *calls) {
+    return &calls->mail->context->group;
+}
+
+/* Returns 1 if this thread has the calls now. If not, the thread that has them rings the bell when it leaves. */
+int hpc_calls_try(hpc_calls *calls) {
+    int found = 0;
+    if (atomic_compare_exchange_strong_explicit(&calls->busy, &found, 1, memory_order_acquire, memory_order_relaxed))
+        return 1;
+    if (found == 1) atomic_compare_exchange_strong(&calls->busy, &found, 2);
+    return 0;
+}
+
+void hpc_calls_enter(hpc_calls *calls) {
+    while (!hpc_calls_try(calls)) sched_yield();
+}
+
+void hpc_calls_leave(hpc_calls *calls) {
+    if (atomic_exchange_explicit(&calls->busy, 0, memory_order_acq_rel) == 2) hpc_bell_ring(group_of(calls)->bell);
+}
+
+/* ---- requests ---- */
+
+static int overlap(const hpc_extent *a, const hpc_extent *b) {
+    return a->begin < b->end && b->begin < a->end && (a->written || b->written);
+}
+
+int hpc_request_add(hpc_calls *calls, hpc_request *r) {
+    for (const hpc_request *other = calls->requests; other != NULL; other = other->next)
+        for (int i = 0; i < 4 && atomic_load(&other->status) == HPC_IN_PROGRESS; i++)
+            if (overlap(&r->uses[i & 1], &other->uses[i >> 1]))
+                return hpc_fail(HPC_ERR_INVALID, r->op,
+                                "rank %d: %s: its memory overlaps that of a started %s: wait for that call first",
+                                group_of(calls)->rank, r->op, other->op);
+    r->deserter = -1;
+    r->next = calls->requests;
+    calls->requests = r;
+    atomic_fetch_add_explicit(&calls->going, 1, memory_order_relaxed);
+    return HPC_OK;
+}
+
+void hpc_request_end(hpc_request *r, int status, const char *why) {
+    hpc_lease_end(r->lease);
+    r->lease = NULL;
+    if (status < 0) snprintf(r->why, sizeof r->why, "%s", why);
+    atomic_fetch_sub_explicit(&r->calls->going, 1, memory_order_relaxed);
+    atomic_store_explicit(&r->status, status, memory_order_release);
+}
+
+int hpc_request_is_deserted(hpc_request *r, int peer) {
+    static const double PATIENCE = 1;
+    if (r->deserter < 0) {
+        r->deserter = peer;
+        r->deserted = hpc_now();
+    }
+    return hpc_now() - r->deserted > PATIENCE;
+}

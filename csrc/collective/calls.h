@@ -1,0 +1,68 @@
+/* Calls that go on, of either kind: collectives of arrays, and messages.
+ *
+ * Started calls go on in the waits of this rank, whichever they wait for. `busy` guards all that is here: only the
+ * thread that holds it works on calls, and on the mail. */
+#ifndef HPC_CALLS_H
+#define HPC_CALLS_H
+
+#include "context/mail.h"
+
+typedef struct hpc_calls {
+    hpc_mail *mail;
+    _Atomic int busy;                   /* 0: free; 1: a thread has it; 2: so, and another one has asked for it */
+    hpc_task task;                      /* lets all waits of this rank go on with started calls */
+    int added;                          /* the task is in the engine */
+    _Atomic int going;                  /* number of calls that are not over */
+    uint64_t made;                      /* number of collectives so far */
+    char broken[HPC_COMPLAINT_BYTES];   /* why no further collectives are possible; "": they are */
+    struct hpc_moving *first, **last;     /* collectives that are not over, in their order */
+    struct hpc_request *requests;       /* all that are not freed */
+    struct hpc_parcel *sends, *recvs;  /* messages that are not over, in their order */
+    struct hpc_arrival *arrived;        /* messages that no recv has asked for, in their order */
+    struct hpc_withdrawal *withdrawals; /* that peers must be told of */
+    uint64_t messages;                  /* number of sends so far */
+    uint64_t looks;                     /* at letters of messages */
+    uint64_t *stuck;                    /* by rank: the last look at which no message could be sent to it */
+} hpc_calls;
+
+/* Memory that a call uses. */
+typedef struct hpc_extent {
+    const char *begin, *end;
+    int written;
+} hpc_extent;
+
+/* How kinds of calls differ. */
+typedef struct hpc_request_kind {
+    int (*waits_for)(struct hpc_request *request, int *ranks);
+    void (*drop)(struct hpc_request *request); /* frees it; if it is not over, it has been given up */
+    int ends_all;                              /* one that is given up or fails ends all further calls of its kind */
+} hpc_request_kind;
+
+struct hpc_request {
+    const hpc_request_kind *kind;
+    hpc_calls *calls; /* NULL: the context was freed before its end */
+    hpc_request *next;
+    const char *op;
+    hpc_described call;
+    size_t element; /* bytes */
+    hpc_extent uses[2];
+    _Atomic uint64_t *lease; /* NULL: it lends nothing */
+    int deserter;            /* the rank that has ended its lease, at this time; -1: none has */
+    double deserted;
+    _Atomic int status;            /* HPC_IN_PROGRESS, or how it ended */
+    char why[HPC_COMPLAINT_BYTES]; /* the sentence of a failure */
+};
+
+/* Returns 1 if this thread has the calls now. If not, the thread that has them rings the bell when it leaves. */
+int hpc_calls_try(hpc_calls *calls);
+void hpc_calls_enter(hpc_calls *calls);
+void hpc_calls_leave(hpc_calls *calls);
+/* Adds a request; fails if it would share memory that it or a started one writes. The caller has entered. */
+int hpc_request_add(hpc_calls *calls, hpc_request *request);
+/* The peer has ended its lease. Returns whether the request must fail for that: the reason of the peer's own failure,
+ * such as a death, may reach this rank a little later. */
+int hpc_request_is_deserted(hpc_request *request, int peer);
+/* Records a request's end. Its sentence is kept, because others may fail before it is asked for. */
+void hpc_request_end(hpc_request *request, int status, const char *why);
+
+#endif

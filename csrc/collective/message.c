@@ -1,0 +1,486 @@
+/* Messages between two ranks.
+ *
+ * A short message is one letter with its bytes. A longer one begins with an OFFER, which may lend the bytes:
+ *
+ *   lent        the receiver reads them when a recv asks for the message, and answers DONE
+ *   not lent    the receiver answers GO when a recv asks for it; then the bytes come in letters of DATA
+ *
+ * A recv that expects another type or number of elements answers REFUSED, and its own call as the head tells it. A
+ * sender that has given up a message answers a GO by WITHDRAWN.
+ *
+ * A receiver takes every letter at once, whatever its recvs ask for, so no message holds up another one: short messages
+ * that no recv asks for are copied, of longer ones the offer is kept. Messages of a sender are matched in the order of
+ * their sends, and recvs in the order of their starts. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "collective/message.h"
+
+enum {
+    LEAST_LENT = 64 << 10,
+    READ_PIECE = 4 << 20, /* that is read in one go */
+    FEW = 16,             /* ranks whose letters are looked at each time */
+    ONE_OF = 32           /* looks are at letters of all ranks */
+};
+
+typedef enum hpc_message_part { SHORT, OFFER, GO, DONE, REFUSED, DATA, WITHDRAWN } hpc_message_part;
+
+/* What a message does next. */
+typedef enum hpc_message_state {
+    QUEUED,    /* a send: its first letter */
+    OFFERED,   /* a send: nothing; the receiver answers */
+    SENDING,   /* a send: its next letter of DATA */
+    POSTED,    /* a recv: nothing; no message has come */
+    READING,   /* a recv: reads lent bytes */
+    ANSWERING, /* a recv: sends its answer */
+    RECEIVING, /* a recv: nothing; DATA comes */
+} hpc_message_state;
+
+typedef struct hpc_parcel {
+    hpc_request request; /* first; call.root: the tag */
+    struct hpc_parcel *next;
+    hpc_message_state state;
+    int peer; /* of a recv: HPC_ANY, until it has a message */
+    char *at;
+    uint64_t nbytes, done;
+    hpc_letter_head offer;   /* of a recv: the message that it has */
+    hpc_message_part answer; /* of a recv */
+} hpc_parcel;
+
+/* A message that no recv has asked for. */
+typedef struct hpc_arrival {
+    struct hpc_arrival *next;
+    int from;
+    hpc_letter_head head;
+    char bytes[]; /* of a short one */
+} hpc_arrival;
+
+typedef struct hpc_withdrawal {
+    struct hpc_withdrawal *next;
+    int to;
+    hpc_described call;
+} hpc_withdrawal;
+
+const char hpc_send_op[] = "send", hpc_recv_op[] = "recv";
+
+static hpc_group *group_of(const hpc_calls *calls) {
+    return &calls->mail->context->group;
+}
+
+static hpc_box *box_of(const hpc_calls *calls) {
+    return &calls->mail->boxes[HPC_BOX_MESSAGES];
+}
+
+static int is_recv(const hpc_parcel *m) {
+    return m->request.op == hpc_recv_op;
+}
+
+static uint64_t least_of(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+static void unlink_message(hpc_calls *calls, const hpc_parcel *m) {
+    hpc_parcel **at = is_recv(m) ? &calls->recvs : &calls->sends;
+    while (*at != NULL && *at != m) at = &(*at)->next;
+    if (*at != NULL) *at = m->next;
+}
+
+static void append(hpc_parcel **list, hpc_parcel *m) {
+    while (*list != NULL) list = &(*list)->next;
+    *list = m;
+}
+
+static void end(hpc_parcel *m, int status, const char *why) {
+    unlink_message(m->request.calls, m);
+    hpc_request_end(&m->request, status, why);
+}
+
+static void end_as_last(hpc_parcel *m, int status) {
+    end(m, status, hpc_last_error()->message);
+}
+
+/* ---- sentences ---- */
+
+static void describe(const hpc_described *call, char *text, size_t nbytes) {
+    const char *type = hpc_type_name(call->type);
+    snprintf(text, nbytes, "%llu %s", (unsigned long long)call->count, type == NULL ? "?" : type);
+}
+
+static int fail_mismatch(const hpc_parcel *m, int from, const hpc_described *sent, int to,
+                         const hpc_described *wanted) {
+    char its[64], mine[64];
+    describe(sent, its, sizeof its);
+    describe(wanted, mine, sizeof mine);
+    return hpc_fail(HPC_ERR_CONFIG, m->request.op,
+                    "%s: rank %d sends %s to rank %d (tag %d), which expects %s: give "
+                    "both the same type and number of elements",
+                    m->request.op, from, its, to, sent->root, mine);
+}
+
+static int fail_withdrawn(const hpc_parcel *m) {
+    return hpc_fail(HPC_ERR_CONFIG, hpc_recv_op,
+                    "recv: rank %d has given up its send (tag %d) before rank %d had all of it", m->peer,
+                    m->offer.call.root, group_of(m->request.calls)->rank);
+}
+
+/* ---- letters ---- */
+
+/* Sends a letter about a message. bytes: of nbytes, unless the head lends them. */
+static int post(hpc_calls *calls, int to, hpc_message_part part, const hpc_described *call, hpc_letter_head head,
+                const void *bytes) {
+    head.call = *call;
+    head.part = part;
+    return hpc_box_send(box_of(calls), to, &head, bytes);
+}
+
+static int same_kind(const hpc_described *a, const hpc_described *b) {
+    return a->type == b->type && a->count == b->count;
+}
+
+/* Gives a recv its message. bytes: of a short one. */
+static void deliver(hpc_parcel *m, int from, const hpc_letter_head *head, const void *bytes) {
+    const int me = group_of(m->request.calls)->rank, fits = same_kind(&head->call, &m->request.call);
+    m->peer = from;
+    m->offer = *head;
+    if (head->part == SHORT && fits) {
+        if (head->nbytes > 0) memcpy(m->at, bytes, head->nbytes);
+        end(m, HPC_OK, "");
+    } else if (head->part == SHORT) {
+        fail_mismatch(m, from, &head->call, me, &m->request.call);
+        end_as_last(m, HPC_ERR_CONFIG);
+    } else if (!fits) {
+        m->state = ANSWERING;
+        m->answer = REFUSED;
+    } else {
+        m->state = head->lent ? READING : ANSWERING;
+        m->answer = head->lent ? DONE : GO;
+    }
+}
+
+static int asks_for(const hpc_parcel *m, int from, int tag) {
+    return m->state == POSTED && (m->peer == HPC_ANY || m->peer == from) &&
+           (m->request.call.root == HPC_ANY || m->request.call.root == tag);
+}
+
+static hpc_parcel *find_recv(const hpc_calls *calls, int from, int tag) {
+    hpc_parcel *m = calls->recvs;
+    while (m != NULL && !asks_for(m, from, tag)) m = m->next;
+    return m;
+}
+
+static int keep(hpc_calls *calls, int from, const hpc_letter_head *head) {
+    const size_t nbytes = head->part == SHORT ? head->nbytes : 0;
+    hpc_arrival *a = malloc(sizeof *a + nbytes), **last = &calls->arrived;
+    if (a == NULL) return 0;
+    *a = (hpc_arrival){.from = from, .head = *head};
+    if (nbytes > 0) memcpy(a->bytes, hpc_letter_bytes(head), nbytes);
+    while (*last != NULL) last = &(*last)->next;
+    *last = a;
+    return 1;
+}
+
+/* Returns the send to this peer, or the recv from it, whose message has this number; NULL if it was given up. */
+static hpc_parcel *find_message(hpc_parcel *m, int peer, uint64_t number) {
+    while (m != NULL && !(m->peer == peer && m->state != POSTED &&
+                          (is_recv(m) ? m->offer.call.number : m->request.call.number) == number))
+        m = m->next;
+    return m;
+}
+
+static void withdraw(hpc_calls *calls, int to, const hpc_described *call) {
+    hpc_withdrawal *w = malloc(sizeof *w);
+    if (w == NULL) return; /* the peer's wait ends at its timeout */
+    *w = (hpc_withdrawal){calls->withdrawals, to, *call};
+    calls->withdrawals = w;
+}
+
+static void take_answer(hpc_calls *calls, int peer, const hpc_letter_head *head) {
+    hpc_parcel *m = find_message(calls->sends, peer, head->call.number);
+    if (m == NULL || m->state != OFFERED) {
+        if (head->part == GO) withdraw(calls, peer, &head->call);
+    } else if (head->part == GO) {
+        m->state = SENDING;
+    } else if (head->part == DONE) {
+        end(m, HPC_OK, "");
+    } else {
+        fail_mismatch(m, group_of(calls)->rank, &m->request.call, peer, &head->call);
+        end_as_last(m, HPC_ERR_CONFIG);
+    }
+}
+
+static void take_data(hpc_calls *calls, int peer, const hpc_letter_head *head) {
+    hpc_parcel *m = find_message(calls->recvs, peer, head->call.number);
+    if (m == NULL || m->state != RECEIVING) return; /* it was given up */
+    if (head->part == WITHDRAWN || head->nbytes > m->nbytes - m->done) {
+        fail_withdrawn(m);
+        end_as_last(m, HPC_ERR_CONFIG);
+        return;
+    }
+    memcpy(m->at + m->done, hpc_letter_bytes(head), head->nbytes);
+    m->done += head->nbytes;
+    if (m->done == m->nbytes) end(m, HPC_OK, "");
+}
+
+/* Takes all letters of the peer. Returns how many. */
+static int take_letters(hpc_calls *calls, int peer) {
+    const hpc_letter_head *head;
+    int n = 0;
+    for (; (head = hpc_box_next(box_of(calls), peer)) != NULL; n++) {
+        if (head->part == SHORT || head->part == OFFER) {
+            hpc_parcel *m = find_recv(calls, peer, head->call.root);
+            if (m != NULL)
+                deliver(m, peer, head, hpc_letter_bytes(head));
+            else if (!keep(calls, peer, head))
+                return n; /* no memory: it stays in its slot */
+        } else if (head->part == DATA || head->part == WITHDRAWN) {
+            take_data(calls, peer, head);
+        } else {
+            take_answer(calls, peer, head);
+        }
+        hpc_box_take(box_of(calls), peer);
+    }
+    return n;
+}
+
+static int take_all(hpc_calls *calls) {
+    const int size = group_of(calls)->size;
+    int n = 0;
+    if (size <= FEW || calls->looks % ONE_OF == 0) {
+        for (int p = 0; p < size; p++) n += take_letters(calls, p);
+        return n;
+    }
+    int any = 0;
+    for (const hpc_parcel *m = calls->recvs; m != NULL; m = m->next) any |= m->peer == HPC_ANY;
+    for (int p = 0; p < size && any; p++) n += take_letters(calls, p);
+    if (any) return n;
+    for (hpc_parcel *m = calls->recvs, *next; m != NULL; m = next) {
+        next = m->next;
+        const int taken = take_letters(calls, m->peer); /* it may end any recv */
+        n += taken;
+        if (taken > 0) next = calls->recvs;
+    }
+    for (hpc_parcel *m = calls->sends, *next; m != NULL; m = next) {
+        next = m->next;
+        const int taken = take_letters(calls, m->peer);
+        n += taken;
+        if (taken > 0) next = calls->sends;
+    }
+    return n;
+}
+
+/* ---- steps ---- */
+
+static int begin_send(hpc_parcel *m) {
+    hpc_calls *calls = m->request.calls;
+    hpc_letter_head head = {.stream = m->nbytes};
+    if (m->nbytes <= box_of(calls)->room && (m->nbytes < LEAST_LENT || !hpc_mail_may_lend(calls->mail, m->peer))) {
+        head.nbytes = (uint32_t)m->nbytes;
+        const int status = post(calls, m->peer, SHORT, &m->request.call, head, m->at);
+        if (status == HPC_OK) end(m, HPC_OK, "");
+        return status;
+    }
+    if (hpc_mail_may_lend(calls->mail, m->peer))
+        m->request.lease = hpc_box_lease(box_of(calls), m->request.call.number);
+    if (m->request.lease != NULL) {
+        head.lent = (uintptr_t)m->at;
+        head.lease = (uintptr_t)m->request.lease;
+    }
+    m->state = OFFERED;
+    return post(calls, m->peer, OFFER, &m->request.call, head, NULL);
+}
+
+static int go_on_sending(hpc_parcel *m) {
+    hpc_calls *calls = m->request.calls;
+    const uint64_t n = least_of(m->nbytes - m->done, box_of(calls)->room);
+    hpc_letter_head head = {.stream = m->nbytes, .nbytes = (uint32_t)n};
+    const int status = post(calls, m->peer, DATA, &m->request.call, head, m->at + m->done);
+    if (status != HPC_OK) return status;
+    m->done += n;
+    if (m->done == m->nbytes) end(m, HPC_OK, "");
+    return HPC_OK;
+}
+
+static int go_on_reading(hpc_parcel *m) {
+    const uint64_t n = least_of(m->nbytes - m->done, READ_PIECE);
+    int status = hpc_mail_read(m->request.calls->mail, m->peer, &m->offer, m->done, m->at + m->done, n);
+    if (status == HPC_GONE)
+        status = hpc_request_is_deserted(&m->request, m->peer) ? fail_withdrawn(m) : HPC_IN_PROGRESS;
+    if (status != HPC_OK) return status;
+    m->done += n;
+    if (m->done == m->nbytes) m->state = ANSWERING;
+    return HPC_OK;
+}
+
+static int give_answer(hpc_parcel *m) {
+    hpc_calls *calls = m->request.calls;
+    hpc_described call = m->request.call;
+    call.number = m->offer.call.number;
+    call.root = m->offer.call.root;
+    const int status = post(calls, m->peer, m->answer, &call, (hpc_letter_head){0}, NULL);
+    if (status != HPC_OK) return status;
+    if (m->answer == GO) {
+        m->state = RECEIVING;
+    } else if (m->answer == DONE) {
+        end(m, HPC_OK, "");
+    } else {
+        fail_mismatch(m, m->peer, &m->offer.call, group_of(calls)->rank, &m->request.call);
+        end_as_last(m, HPC_ERR_CONFIG);
+    }
+    return HPC_OK;
+}
+
+/* Does what the message can do now, if anything. Returns HPC_IN_PROGRESS if it can do nothing. */
+static int step(hpc_parcel *m) {
+    hpc_calls *calls = m->request.calls;
+    if (m->state == READING) return go_on_reading(m);
+    if (m->state != QUEUED && m->state != SENDING && m->state != ANSWERING) return HPC_IN_PROGRESS;
+    if (!is_recv(m) && calls->stuck[m->peer] == calls->looks) return HPC_IN_PROGRESS; /* behind an earlier send */
+    if (!hpc_box_has_room(box_of(calls), m->peer)) {
+        calls->stuck[m->peer] = calls->looks;
+        return HPC_IN_PROGRESS;
+    }
+    return m->state == QUEUED ? begin_send(m) : m->state == SENDING ? go_on_sending(m) : give_answer(m);
+}
+
+/* Returns how many steps were made. */
+static int step_all(hpc_parcel *first) {
+    int n = 0;
+    for (hpc_parcel *m = first, *next; m != NULL; m = next) {
+        next = m->next; /* a step ends no other message */
+        const int status = step(m);
+        n += status == HPC_OK;
+        if (status < 0) end_as_last(m, status);
+    }
+    return n;
+}
+
+static int tell_withdrawals(hpc_calls *calls) {
+    int n = 0;
+    for (hpc_withdrawal **at = &calls->withdrawals, *w; (w = *at) != NULL;) {
+        if (!hpc_box_has_room(box_of(calls), w->to)) {
+            at = &w->next;
+            continue;
+        }
+        post(calls, w->to, WITHDRAWN, &w->call, (hpc_letter_head){0}, NULL);
+        *at = w->next;
+        free(w);
+        n++;
+    }
+    return n;
+}
+
+void hpc_messages_go_on(hpc_calls *calls) {
+    int moved = calls->sends != NULL || calls->recvs != NULL || calls->withdrawals != NULL;
+    while (moved) {
+        calls->looks++;
+        moved = take_all(calls);
+        moved += step_all(calls->sends);
+        moved += step_all(calls->recvs);
+        moved += tell_withdrawals(calls);
+    }
+}
+
+void hpc_messages_forget(hpc_calls *calls) {
+    for (hpc_arrival *a = calls->arrived, *next; a != NULL; a = next) {
+        next = a->next;
+        free(a);
+    }
+    for (hpc_withdrawal *w = calls->withdrawals, *next; w != NULL; w = next) {
+        next = w->next;
+        free(w);
+    }
+}
+
+/* ---- requests ---- */
+
+static int waits_for(hpc_request *r, int *ranks) {
+    const hpc_parcel *m = (const hpc_parcel *)(const void *)r;
+    const hpc_group *g = group_of(r->calls);
+    if (m->peer == HPC_ANY) return g->size > 1 ? hpc_group_others(g, ranks) : (ranks[0] = g->rank, 1);
+    const int is_free = (m->state == QUEUED || m->state == SENDING || m->state == ANSWERING) &&
+                        hpc_box_has_room(box_of(r->calls), m->peer);
+    const int goes_on = r->deserter < 0 && (is_free || m->state == READING);
+    ranks[0] = goes_on || hpc_box_next(box_of(r->calls), m->peer) != NULL ? g->rank : m->peer;
+    return 1;
+}
+
+static void drop(hpc_request *r) {
+    hpc_parcel *m = (hpc_parcel *)(void *)r;
+    if (r->calls != NULL) unlink_message(r->calls, m);
+    if (r->calls != NULL && m->state == SENDING && m->done < m->nbytes) withdraw(r->calls, m->peer, &r->call);
+    free(m);
+}
+
+static const hpc_request_kind kind = {waits_for, drop, 0};
+
+/* ---- calls ---- */
+
+int hpc_message_check(const hpc_context *c, const char *op, int peer, int tag, const void *data, uint64_t count,
+                      int type) {
+    const int rank = c->group.rank, any = op == hpc_recv_op;
+    if ((peer < 0 || peer >= c->group.size) && !(any && peer == HPC_ANY))
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: peer is %d; it must be 0 to %d%s", rank, op, peer,
+                        c->group.size - 1, any ? ", or HPC_ANY" : "");
+    if (tag < 0 && !(any && tag == HPC_ANY))
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: tag is %d; it must be 0 or more%s", rank, op, tag,
+                        any ? ", or HPC_ANY" : "");
+    if (hpc_element_size(type) == 0)
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: type is %d, which is no hpc_dtype or hpc_element", rank, op,
+                        type);
+    if (count > UINT64_MAX / 64)
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: count is %llu, which is too much", rank, op,
+                        (unsigned long long)count);
+    if (data == NULL && count > 0)
+        return hpc_fail(HPC_ERR_INVALID, op, "rank %d: %s: data is NULL while count is %llu", rank, op,
+                        (unsigned long long)count);
+    return HPC_OK;
+}
+
+int hpc_message_make(hpc_calls *calls, const char *op, int peer, int tag, const void *data, uint64_t count, int type,
+                     hpc_request **request) {
+    hpc_parcel *m = calloc(1, sizeof *m);
+    if (m == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
+    hpc_request *r = &m->request;
+    r->kind = &kind;
+    r->calls = calls;
+    r->op = op;
+    r->element = hpc_element_size(type);
+    r->call = (hpc_described){.count = count, .root = tag, .type = (uint8_t)type};
+    atomic_init(&r->status, HPC_IN_PROGRESS);
+    m->peer = peer;
+    m->at = (char *)(uintptr_t)data;
+    m->nbytes = count * r->element;
+    m->state = op == hpc_recv_op ? POSTED : QUEUED;
+    r->uses[0] = (hpc_extent){m->at, m->at + m->nbytes, op == hpc_recv_op};
+    const int status = hpc_request_add(calls, r);
+    if (status != HPC_OK) {
+        free(m);
+        return status;
+    }
+    *request = r;
+    if (op == hpc_send_op) {
+        r->call.number = ++calls->messages;
+        append(&calls->sends, m);
+        return HPC_OK;
+    }
+    append(&calls->recvs, m);
+    hpc_arrival **at = &calls->arrived;
+    while (*at != NULL && !asks_for(m, (*at)->from, (*at)->head.call.root)) at = &(*at)->next;
+    hpc_arrival *a = *at;
+    if (a == NULL) return HPC_OK;
+    *at = a->next;
+    deliver(m, a->from, &a->head, a->bytes);
+    free(a);
+    return HPC_OK;
+}
+
+int hpc_request_received(const hpc_request *r, hpc_received *received) {
+    const hpc_parcel *m = (const hpc_parcel *)(const void *)r;
+    if (r == NULL || received == NULL || r->kind != &kind || !is_recv(m))
+        return hpc_fail(HPC_ERR_INVALID, hpc_recv_op, "received: the request is no recv, or received is NULL");
+    if (atomic_load_explicit(&r->status, memory_order_acquire) != HPC_OK)
+        return hpc_fail(HPC_ERR_INVALID, hpc_recv_op, "received: the recv has not ended well");
+    *received = (hpc_received){m->peer, m->offer.call.root, m->offer.call.count};
+    return HPC_OK;
+}
