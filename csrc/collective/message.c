@@ -17,6 +17,8 @@
 
 #include "collective/message.h"
 
+#include "kernel/combine.h"
+
 enum {
     LEAST_LENT = 64 << 10,
     READ_PIECE = 4 << 20, /* that is read in one go */
