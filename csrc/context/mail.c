@@ -1,5 +1,6 @@
 #include "context/mail.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -284,9 +285,10 @@ const hpc_described *hpc_mail_noted(const hpc_mail *m, int peer, const hpc_descr
 
 void hpc_mail_complain(hpc_mail *m, const char *why, uint64_t number) {
     const int me = m->context->group.rank, muted = hpc_mute_errors(1);
+    snprintf(m->complaint, sizeof m->complaint, "%s", why);
     for (int r = 0; r < m->context->group.size; r++)
         if (r != me)
-            hpc_put_signal(m->lane, m->window, r, why, HPC_COMPLAINT_BYTES, complaint_at(m, me),
+            hpc_put_signal(m->lane, m->window, r, m->complaint, sizeof m->complaint, complaint_at(m, me),
                            signal_of(m, COMPLAINED, me), number);
     hpc_mute_errors(muted);
 }

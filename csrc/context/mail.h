@@ -70,9 +70,10 @@ typedef struct hpc_mail {
     hpc_window *window;
     hpc_lane *lane;
     hpc_box boxes[HPC_BOXES];
-    hpc_described *noted; /* by rank: the last call of which this rank has left a note */
-    signed char *reads;   /* by rank: whether this rank can read the peer's memory; -1: not known */
-    int reached;          /* all peers */
+    hpc_described *noted;                /* by rank: the last call of which this rank has left a note */
+    signed char *reads;                  /* by rank: whether this rank can read the peer's memory; -1: not known */
+    int reached;                         /* all peers */
+    char complaint[HPC_COMPLAINT_BYTES]; /* that puts may still read */
 } hpc_mail;
 
 /* Returns the context's mail, which it makes at first. */

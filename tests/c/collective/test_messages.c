@@ -334,13 +334,14 @@ static void dies(rank *r) {
     char *at = buffer(MOST);
     ranks_fill(at, MOST, 1);
     if (r->rank == VICTIM) {
+        hpc_request *request = NULL;
         recv(r, 0, 0, at, 10, 1);
         if (r->arg == RECEIVES) { /* dies while its message is offered */
-            hpc_request *request;
             CHECK_OK(hpc_send_start(r->context, 0, 1, at, MOST, HPC_U8, &request));
         }
         rank_set(r, READY, 1);
         rank_die(r);
+        hpc_request_free(request);
         free(at);
         return;
     }
