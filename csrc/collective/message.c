@@ -20,7 +20,7 @@
 #include "kernel/combine.h"
 
 enum {
-    LEAST_LENT = 64 << 10,
+    LEAST_LENT = (64 << 10) + 1,
     READ_PIECE = 4 << 20, /* that is read in one go */
     FEW = 16,             /* ranks whose letters are looked at each time */
     ONE_OF = 32           /* looks are at letters of all ranks */
