@@ -12,8 +12,11 @@ import pytest
 
 from bench.collectives import data, groups, table
 from bench.collectives.__main__ import main, options_of
-from bench.collectives.libraries import GLOO, HPCOMM, MOONCAKE, MPICH, OPENMPI, WINDOW, apart
+from bench.collectives.libraries import C_WINDOW, GLOO, HPCOMM, MOONCAKE, MPICH, OPENMPI, WINDOW, C, apart
+from bench.collectives.places import Here, Hosts
 from bench.common.launch import library
+from bench.ops.cluster_bench import UNABLE
+from bench.ops.hosts_bench import shape_of
 from hpcomm.bench.peers import has_torch
 from hpcomm.bench.rows import short_library
 
@@ -34,6 +37,7 @@ def answers(case: data.Case) -> list[data.Array]:
         "all_gather": lambda rank: np.concatenate(sends),
         "broadcast": lambda rank: arrays[case.root][1],
         "alltoall": lambda rank: np.concatenate([each[rank] for each in blocks]),
+        "sendrecv": lambda rank: sends[0],
     }
     return [np.array(found[case.call](rank)) for rank in range(case.ranks)]
 
@@ -42,7 +46,8 @@ def answers(case: data.Case) -> list[data.Array]:
 @pytest.mark.parametrize("size", [4, 2 << 20])
 def test_answers_are_judged_by_each_element(call: str, size: int) -> None:
     case = data.case(call, RANKS, size, "float32", "sum")
-    for rank, answer in enumerate(answers(case)):
+    judged = answers(case)[:2] if case.shape.paired else answers(case)
+    for rank, answer in enumerate(judged):
         assert data.wrong(case, rank, SEED, answer) == 0
         assert data.wrong(case, rank, SEED + 1, answer) > 0.9 * answer.size - 1, "an answer of another turn"
         answer[-1] += 1
@@ -68,6 +73,7 @@ def test_columns_are_those_of_nccl_tests() -> None:
         (4096, 256, "none", -1, 0.75),
         (4096, 1024, "none", 0, 1.0),
         (4096, 256, "none", -1, 0.75),
+        (4096, 1024, "none", -1, 1.0),
     ]
     assert data.case("alltoall", 8, 8, "float32", "sum").size == 32, "a block has one element at least"
 
@@ -75,7 +81,8 @@ def test_columns_are_those_of_nccl_tests() -> None:
 def test_ratios_are_those_of_medians_with_the_spread_of_cycles() -> None:
     case = data.case("allreduce", 2, 4096, "float32", "sum")
     times = {HPCOMM: [1e-6, 2e-6, 4e-6], WINDOW: [1e-6] * 3, GLOO: [4e-6, 6e-6, 8e-6]}
-    rows = {each["library"]: each for each in table.compared([table.row(case, *each) for each in shaped(times)])}
+    made = [table.row(case, name, 1, cycles, 0, Here(2), [0.0] * 3) for name, cycles in times.items()]
+    rows = {each["library"]: each for each in table.compared(made)}
     assert rows[GLOO]["x"] == {HPCOMM: pytest.approx((3, 2, 4)), WINDOW: pytest.approx((6, 4, 8))}
     assert [*rows[HPCOMM]["x"]] == [WINDOW]
     assert table.text(rows[GLOO]).split()[8:] == [
@@ -90,22 +97,51 @@ def test_ratios_are_those_of_medians_with_the_spread_of_cycles() -> None:
     ]
 
 
-def shaped(times: dict[str, list[float]]) -> list[tuple[str, int, list[float], int]]:
-    return [(name, 1, cycles, 0) for name, cycles in times.items()]
+def test_a_host_sends_at_least_what_its_ranks_cannot_combine() -> None:
+    """With two ranks on each of four hosts, in 4 KiB."""
+    least = {call: data.case(call, 8, 4096, "float32", "sum").least(4) for call in data.SHAPES}
+    assert least == {
+        "allreduce": 6144,
+        "reduce_scatter": 3072,
+        "all_gather": 3072,
+        "broadcast": 4096,
+        "alltoall": 6144,
+        "sendrecv": 0,
+    }
+    assert data.case("sendrecv", 4, 4096, "float32", "sum").least(4) == 4096
+    assert data.case("allreduce", 4, 4096, "float32", "sum").least(1) == 0
+
+
+def test_a_row_of_several_hosts_has_the_share_of_the_link() -> None:
+    case = data.case("allreduce", 8, 4 << 20, "float32", "sum")
+    row = table.row(case, HPCOMM, 1, [0.1, 0.2, 0.4], 0, Hosts(shape_of("4x2"), "1gbit"), [12.5e6, 10e6, 13e6])
+    (row,) = table.compared([row])
+    cells = table.text(row).split()
+    assert (cells[0], cells[-3:]) == ("4x2", ["12.500", "1.99", "50.0%"])
+    names, _ = table.header(True)
+    assert len(table.text(row)) == len(names), "each figure stands below its name"
 
 
 def test_hpcomm_and_gloo_share_processes() -> None:
-    names = [HPCOMM, WINDOW, GLOO, OPENMPI, MPICH, MOONCAKE]
-    assert apart(names) == [[HPCOMM, WINDOW, GLOO], [OPENMPI], [MPICH], [MOONCAKE]]
+    names = [HPCOMM, WINDOW, C, C_WINDOW, GLOO, OPENMPI, MPICH, MOONCAKE]
+    assert apart(names) == [[HPCOMM, WINDOW, C, C_WINDOW, GLOO], [OPENMPI], [MPICH], [MOONCAKE]]
     assert apart([MPICH, GLOO]) == [[GLOO], [MPICH]]
+
+
+@pytest.mark.parametrize("text", ["c,cwindow,window", "hpcomm, C, window,hpcomm, window,hpcomm, C"])
+def test_names_with_commas_have_a_word_each(text: str) -> None:
+    assert options_of(["--libs", text]).libs == [WINDOW, C, C_WINDOW]
+    assert options_of(["--libs", "hpcomm"]).libs == [HPCOMM]
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--libs", "gloo,nccl"], "mooncake-cpu, not 'gloo,nccl'"),
-        (["--what", "allreduce,scan"], "alltoall, not 'allreduce,scan'"),
+        (["--what", "allreduce,scan"], "sendrecv, not 'allreduce,scan'"),
         (["--ranks", "0"], "1 or more, not 0"),
+        (["--hosts", "4x1,1x4"], "two hosts or more, without racks, not 4x1,1x4"),
+        (["--hosts", "4x1", "--ranks", "2"], "--ranks: not allowed with argument --hosts"),
         (["-N", "0"], "--run_cycles must be 1 or more"),
     ],
 )
@@ -126,22 +162,45 @@ def test_a_library_that_was_asked_for_and_is_missing_is_an_error(monkeypatch: py
 
 def test_a_group_that_cannot_start_says_so() -> None:
     with pytest.raises(groups.Lost, match=r"gloo, 2 ranks: a process ended with status 1"):
-        groups.Group([GLOO], "/bin/false", 2, 60)
+        groups.Group([GLOO], "/bin/false", Here(2), 60)
+
+
+def measured(*arguments: str) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "bench.collectives", "--quick", "--json", *arguments]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    if ended.returncode == UNABLE:
+        pytest.skip(ended.stderr)
+    assert ended.stdout, ended.stderr
+    return ended.returncode, json.loads(ended.stdout)
 
 
 def test_libraries_take_turns_and_spoilt_values_are_found() -> None:
     """Each library has one spoilt value for each case, and no other wrong element."""
     mpi = {"Open MPI": OPENMPI, "MPICH": MPICH}[short_library(library(sys.executable))]
-    names = [GLOO, mpi] if has_torch() else [mpi]
-    few = ["--quick", "--plant", "--json", "--sizes", "8,300000", "--ranks", "2", "--libs", ",".join(names)]
-    command = [sys.executable, "-m", "bench.collectives", *few]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 1, ended.stderr
-    document: dict[str, Any] = json.loads(ended.stdout)
+    names = [C, C_WINDOW, *([GLOO] if has_torch() else []), mpi]
+    words = ["c", "cwindow", *names[2:]]
+    status, document = measured("--plant", "--sizes", "8,300000", "--ranks", "2", "--libs", ",".join(words))
+    assert status == 1
     rows = document["rows"]
     order = [(each["call"], each["size"], each["library"]) for each in rows]
-    assert order == [(call, size, name) for call in data.SHAPES for size in (8, 300000) for name in names]
+    cases = [(call, size, name) for call in data.SHAPES for size in (8, 300000) for name in names]
+    missing = {f"sendrecv of {name}" for name in (C, C_WINDOW)}
+    assert order == [case for case in cases if f"{case[0]} of {case[2]}" not in missing]
+    assert document["lacking"].keys() == missing
     assert {each["wrong"] for each in rows} == {1}
     assert all(len(each["cycles"]) == 2 and min(each["cycles"]) > 0 for each in rows)
     assert document["wrong"] == len(rows)
     assert [*document["versions"]] == names
+
+
+def test_ranks_on_hosts_send_what_they_must() -> None:
+    """Two hosts, one rank on each: each sends at least the array, in an allreduce and in one round trip."""
+    peer = GLOO if has_torch() else "c"
+    calls = ("--what", "allreduce,sendrecv", "--sizes", "1M")
+    status, document = measured("--hosts", "2x1", "--libs", f"hpcomm,{peer}", *calls, "-N", "1")
+    assert status == 0
+    assert {each["library"] for each in document["rows"]} == {HPCOMM, peer if has_torch() else C}
+    for each in document["rows"]:
+        assert (each["shape"], each["ranks"], each["least"]) == ("2x1", 2, 1 << 20)
+        assert 1 <= each["sent"] / each["least"] < 1.5, each
+        assert each["wire"] == pytest.approx(each["sent"] / each["time"] / 125e6)

@@ -1,4 +1,4 @@
-"""The collectives that are measured: their shapes, the data that ranks send, and the expected answers.
+"""The calls that are measured: their shapes, the data that ranks send, and the expected answers.
 
 Data are small whole numbers, so a sum is exact in every type. They repeat with a prime period: a chunk in the wrong
 place is found, and one period of each rank is enough to know all of its data. Every turn has other data.
@@ -20,12 +20,14 @@ TYPES = ("float32", "float64", "int32", "int64")
 
 @dataclass(frozen=True)
 class Shape:
-    """The arrays of a collective. send, recv: whether the array has a block for each rank, or is one block."""
+    """The arrays of a call. send, recv: whether the array has a block for each rank, or is one block. paired: only
+    ranks 0 and 1 take part: rank 0 sends its array, and rank 1 sends back the one that it has received."""
 
     send: bool
     recv: bool
     reduces: bool = False
     rooted: bool = False
+    paired: bool = False
 
 
 SHAPES = {
@@ -34,12 +36,13 @@ SHAPES = {
     "all_gather": Shape(send=False, recv=True),
     "broadcast": Shape(send=False, recv=False, rooted=True),
     "alltoall": Shape(send=True, recv=True),
+    "sendrecv": Shape(send=False, recv=False, paired=True),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One collective of one size.
+    """One call of one size.
 
     Attributes:
         count: elements of a block; nccl-tests prints this number.
@@ -67,9 +70,26 @@ class Case:
     @property
     def bus(self) -> float:
         """Bytes that a rank has to send for each byte of the size."""
-        if self.call == "broadcast":
+        return self._bus(self.ranks)
+
+    def _bus(self, parts: int) -> float:
+        if self.shape.rooted or self.shape.paired:
             return 1.0
-        return (2 if self.call == "allreduce" else 1) * (self.ranks - 1) / self.ranks
+        return (2 if self.call == "allreduce" else 1) * (parts - 1) / parts
+
+    @property
+    def trips(self) -> int:
+        """How often the bytes travel in one run; a time is that of one trip."""
+        return 2 if self.shape.paired else 1
+
+    def least(self, hosts: int) -> float:
+        """Returns the least bytes that the busiest host sends in one run, if ranks are placed host by host, equally
+        many on each."""
+        each = self.ranks // hosts
+        if self.shape.paired:
+            return self.size if hosts > 1 and each == 1 else 0.0
+        blocks = each if self.call == "alltoall" else 1  # ranks of a host send other blocks, which cannot be combined
+        return self.size * self._bus(hosts) * blocks if hosts > 1 else 0.0
 
     def counts(self) -> tuple[int, int]:
         """Returns the elements of the array that a rank sends, and of the one that it receives."""
@@ -122,6 +142,8 @@ def fill(case: Case, rank: int, seed: int, send: Array, recv: Array) -> None:
 def wrong(case: Case, rank: int, seed: int, recv: Array) -> int:
     """Returns how many elements of a rank's answer are wrong."""
     count = case.count
+    if case.shape.paired:
+        return differ(recv, period(0, seed, case.dtype)) if rank < 2 else 0
     if case.shape.rooted:
         return differ(recv, period(case.root, seed, case.dtype))
     periods = [period(other, seed, case.dtype) for other in range(case.ranks)]

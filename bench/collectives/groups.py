@@ -1,7 +1,8 @@
 """Groups of processes that wait for orders: one for hpcomm and Gloo, one for each MPI, and one for Mooncake.
 
-This process starts all groups of a number of ranks, and then gives orders to one group at a time (rank.py). Every wait
-has a deadline, and names the ranks that have not answered.
+This process starts all groups at one place (places.py), and then gives orders to one group at a time (rank.py). Orders
+travel through a socket file, which ranks on all hosts see. Every wait has a deadline, and names the ranks that have not
+answered.
 """
 
 import os
@@ -18,8 +19,8 @@ from typing import Any
 
 from bench.collectives.libraries import HPCOMM, MOONCAKE, MPICH, NAMES, OPENMPI
 from bench.collectives.orders import Answer, Order, Ready
-from bench.common.launch import ROOT, library, mpirun
-from hpcomm.bench import start
+from bench.collectives.places import Here, Hosts
+from bench.common.launch import ROOT, library
 from hpcomm.bench.peers import TORCH, has_torch
 from hpcomm.bench.rows import short_library
 
@@ -74,8 +75,8 @@ class Group:
         lacking: why others do not.
     """
 
-    def __init__(self, names: Sequence[str], python: str, ranks: int, timeout: float) -> None:
-        self.names, self.ranks, self.timeout = names, ranks, timeout
+    def __init__(self, names: Sequence[str], python: str, place: Here | Hosts, timeout: float) -> None:
+        self.names, self.place, self.ranks, self.timeout = names, place, place.ranks, timeout
         self.folder = tempfile.TemporaryDirectory(prefix="hpcomm-bench-")
         self.links: list[Connection[Any, Any]] = []
         self.processes: list[subprocess.Popen[str]] = []
@@ -93,17 +94,21 @@ class Group:
             listener.bind(address)
             listener.listen(self.ranks)
             listener.settimeout(0.5)
-            told = [address, self.folder.name, str(self.timeout), str(self.ranks)]
+            told = [address, self.folder.name, str(self.timeout), self.place.interface, str(self.ranks)]
             if self.names[0] in MPIS:
-                by = start.mpirun(mpirun(python), library(python), self.ranks)
-                self._spawn([*by, python, "-m", MODULE, *told, "-1", *self.names], {})
+                self._spawn(None, [*self.place.mpirun(python), python, "-m", MODULE, *told, "-1", *self.names], {})
             else:
                 with socket.create_server(("127.0.0.1", 0)) as free:
                     port = free.getsockname()[1]
-                meet = {"WORLD_SIZE": self.ranks, "LOCAL_WORLD_SIZE": self.ranks, "MASTER_PORT": port}
+                meet: dict[str, object] = {
+                    "WORLD_SIZE": self.ranks,
+                    "LOCAL_WORLD_SIZE": self.place.each,
+                    "MASTER_PORT": port,
+                }
+                meet |= self._secret() if self.place.hosts > 1 else {}
                 for rank in range(self.ranks):
-                    at = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", **meet}
-                    self._spawn([python, "-m", MODULE, *told, str(rank), *self.names], at)
+                    at = {"RANK": rank, "LOCAL_RANK": rank % self.place.each, "MASTER_ADDR": self.place.address, **meet}
+                    self._spawn(rank, [python, "-m", MODULE, *told, str(rank), *self.names], at)
             self._accept(listener)
         answers = [ready for ready in self._gather("start") if isinstance(ready, Ready)]
         order = [answer.rank for answer in answers]
@@ -112,11 +117,19 @@ class Group:
             self.versions |= ready.versions
             self.lacking |= ready.lacking
 
-    def _spawn(self, command: Sequence[str], environment: dict[str, object]) -> None:
+    def _secret(self) -> dict[str, object]:
+        """Returns the variable with which hpcomm's ranks on several hosts find their secret."""
+        path = Path(self.folder.name, "secret")
+        path.touch(0o600)
+        path.write_bytes(os.urandom(32))
+        return {"HPCOMM_SECRET_FILE": path}
+
+    def _spawn(self, rank: int | None, command: Sequence[str], environment: dict[str, object]) -> None:
         env = os.environ | {name: str(value) for name, value in environment.items()}
         with open(Path(self.folder.name, f"log{len(self.processes)}"), "w", encoding="utf-8") as log:
             self.processes.append(
-                subprocess.Popen(
+                self.place.popen(
+                    rank,
                     command,
                     cwd=ROOT,
                     env=env,
@@ -166,12 +179,18 @@ class Group:
         return [got[k] for k in range(self.ranks)]
 
     def ask(self, order: Order) -> Answer:
-        """Runs a turn on all ranks. Returns the longest time, and all wrong elements."""
+        """Runs a turn on all ranks. Returns the longest time, all wrong elements, and the most bytes of a host."""
         for link in self.links:
             link.send(order)
         answers: list[Answer] = self._gather(f"{order.library}, {order.case.call} of {order.case.size} bytes")
         failed = next((f"rank {k}: {each.failed.strip()}" for k, each in enumerate(answers) if each.failed), "")
-        return Answer(max(each.seconds for each in answers), sum(each.wrong for each in answers), failed)
+        return Answer(
+            max(each.seconds for each in answers),
+            sum(each.wrong for each in answers),
+            max(each.sent for each in answers),
+            next((each.lacking for each in answers if each.lacking), ""),
+            failed,
+        )
 
     def close(self) -> None:
         """Ends the ranks: politely, and after some seconds by signals."""

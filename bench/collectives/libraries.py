@@ -15,12 +15,14 @@ import numpy as np
 
 from bench.collectives.data import Array, Case
 
-HPCOMM, WINDOW, GLOO, OPENMPI, MPICH, MOONCAKE = "hpcomm", "hpcomm, window", "gloo", "openmpi", "mpich", "mooncake-cpu"
-NAMES = (HPCOMM, WINDOW, GLOO, OPENMPI, MPICH, MOONCAKE)
+HPCOMM, WINDOW, C, C_WINDOW = "hpcomm", "hpcomm, window", "hpcomm, C", "hpcomm, C, window"
+GLOO, OPENMPI, MPICH, MOONCAKE = "gloo", "openmpi", "mpich", "mooncake-cpu"
+NAMES = (HPCOMM, WINDOW, C, C_WINDOW, GLOO, OPENMPI, MPICH, MOONCAKE)
+WORDS = {C_WINDOW: "cwindow", C: "c", WINDOW: "window"}  # of names with commas, the longest first
 
 
 class Lacking(Exception):
-    """A library cannot take part; the text says why, and the fix."""
+    """A library cannot take part, or lacks a call; the text says why, and the fix if there is one."""
 
 
 @dataclass
@@ -36,12 +38,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this process. folder: an empty one, shared by the ranks of the group."""
+    """The place of this process. folder: an empty one, shared by the ranks of the group. interface: over which they
+    reach each other."""
 
     rank: int
     ranks: int
     folder: str
     timeout: float
+    interface: str
+
+    @property
+    def apart(self) -> bool:
+        """Whether there are several hosts."""
+        return self.interface != "lo"
 
 
 class Library(Protocol):
@@ -62,8 +71,24 @@ def arrays(case: Case) -> list[Array]:
 # ---- hpcomm ---------------------------------------------------------------------------------------------------------
 
 
+def ping_pong(
+    rank: int, send: Callable[[int], object], recv: Callable[[int], object], echo: Callable[[int], object]
+) -> Callable[[], object]:
+    """Returns a rank's part of sendrecv. send, recv: called with the other rank. echo: sends what recv has received."""
+
+    def first() -> None:
+        send(1)
+        recv(1)
+
+    def second() -> None:
+        recv(0)
+        echo(0)
+
+    return (first, second)[rank] if rank < 2 else lambda: None
+
+
 def call_of(context: Any, case: Case, send: Array, recv: Array) -> Callable[[], object]:
-    """Returns hpcomm's collective of these arrays. Only this function knows the names of Context's methods."""
+    """Returns hpcomm's call on these arrays. Only this function knows the names of Context's methods."""
     blocks = recv.reshape(-1, case.count)  # a row for each rank
     return {
         "allreduce": lambda: context.allreduce(send, op=case.op, out=recv),
@@ -71,6 +96,12 @@ def call_of(context: Any, case: Case, send: Array, recv: Array) -> Callable[[], 
         "all_gather": lambda: context.allgather(send, out=blocks),
         "broadcast": lambda: context.broadcast(recv, root=case.root),
         "alltoall": lambda: context.alltoall(send, out=recv),
+        "sendrecv": ping_pong(
+            context.rank,
+            lambda to: context.send(send, to),
+            lambda source: context.recv(recv, source),
+            lambda to: context.send(recv, to),
+        ),
     }[case.call]
 
 
@@ -91,18 +122,53 @@ class Hpcomm:
     def barrier(self) -> None:
         self.context.barrier()
 
-    def prepare(self, case: Case) -> Job:
+    def arrays(self, case: Case) -> tuple[list[Array], object]:
+        """Returns the array to send and the array to receive, and the windows that hold them."""
         if not self.windows:
-            send, recv = arrays(case)
-            return Job(send, recv, call_of(self.context, case, send, recv))
+            return arrays(case), None
         made = [self.context.window((count,), np.dtype(case.dtype)) for count in case.counts()]
         for window in made:
             window.array.fill(1)
-        send, recv = (window.array for window in made)
-        return Job(send, recv, call_of(self.context, case, send, recv), made)
+        return [window.array for window in made], made
+
+    def prepare(self, case: Case) -> Job:
+        if case.shape.paired and not hasattr(self.context, "send"):
+            raise Lacking("this hpcomm has no Context.send")
+        (send, recv), keeps = self.arrays(case)
+        return Job(send, recv, call_of(self.context, case, send, recv), keeps)
 
     def close(self) -> None:
         self.context.close()
+
+
+class HpcommC(Hpcomm):
+    """hpcomm's C function hpc_collective_run with a call that is prepared once. Python's part of a call is less than a
+    microsecond. Allreduce works in place."""
+
+    def __init__(self, windows: bool, timeout: float) -> None:
+        super().__init__(windows)
+        self.timeout = timeout
+        self.core, self.lib = importlib.import_module("hpcomm._core"), importlib.import_module("hpcomm._ffi").lib
+
+    def prepare(self, case: Case) -> Job:
+        what = self.core.COLLECTIVES.get(case.call.replace("all_gather", "allgather"))
+        if what is None:
+            raise Lacking(f"hpc_collective_run makes no {case.call}")
+        (send, recv), keeps = self.arrays(case)
+        if case.call == "allreduce":
+            send = recv
+        op, root = self.core.OPS.get(case.op, 0), max(case.root, 0)
+        ends = 0 if case.shape.rooted else send.ctypes.data, recv.ctypes.data
+        call = self.core.collective_call(what, self.core.ELEMENTS[case.dtype], op, root, *ends, case.count, None, None)
+        function, error = self.lib.hpc_collective_run, self.core.error
+        given = self.context._handle, call[0], self.timeout
+
+        def run() -> None:
+            status = function(*given)
+            if status != 0:
+                raise error(status)
+
+        return Job(send, recv, run, (keeps, call))
 
 
 # ---- torch.distributed ----------------------------------------------------------------------------------------------
@@ -120,7 +186,7 @@ class Torch:
             raise Lacking(f"{backend}: {' '.join(str(reason).split())}") from None
         self.torch, self.dist, self.version = torch, torch.distributed, f"torch {torch.__version__}"
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.ranks))
-        os.putenv("GLOO_SOCKET_IFNAME", "lo")  # Gloo's C++ code reads it
+        os.putenv("GLOO_SOCKET_IFNAME", place.interface)  # Gloo's C++ code reads it
         self.dist.init_process_group(
             backend,
             init_method=f"file://{place.folder}/{backend}",
@@ -144,6 +210,12 @@ class Torch:
             "all_gather": lambda: dist.all_gather_into_tensor(received, sent),
             "broadcast": lambda: dist.broadcast(received, case.root),
             "alltoall": lambda: dist.all_to_all_single(received, sent),
+            "sendrecv": ping_pong(
+                dist.get_rank(),
+                lambda to: dist.send(sent, to),
+                lambda source: dist.recv(received, source),
+                lambda to: dist.send(received, to),
+            ),
         }
         return Job(send, recv, ways[case.call])
 
@@ -176,6 +248,12 @@ class Mpi:
             "all_gather": lambda: comm.Allgather(sent, received),
             "broadcast": lambda: comm.Bcast(received, case.root),
             "alltoall": lambda: comm.Alltoall(sent, received),
+            "sendrecv": ping_pong(
+                comm.rank,
+                lambda to: comm.Send(sent, to),
+                lambda source: comm.Recv(received, source),
+                lambda to: comm.Send(received, to),
+            ),
         }
         return Job(send, recv, ways[case.call])
 
@@ -186,10 +264,12 @@ class Mpi:
 def make(name: str, place: Place) -> Library:
     if name in (OPENMPI, MPICH):
         return Mpi()
+    if name in (C, C_WINDOW):
+        return HpcommC(name == C_WINDOW, place.timeout)
     return Hpcomm(name == WINDOW) if name in (HPCOMM, WINDOW) else Torch(place, name)
 
 
 def apart(names: Sequence[str]) -> list[list[str]]:
     """Returns the libraries of each group of processes. hpcomm and Gloo share one; an MPI must start its own ranks."""
-    together = [name for name in names if name in (HPCOMM, WINDOW, GLOO)]
+    together = [name for name in names if name.startswith(HPCOMM) or name == GLOO]
     return [group for group in (together, *([name] for name in names if name not in together)) if group]

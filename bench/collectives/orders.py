@@ -18,10 +18,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """A rank's result. seconds: of one call. failed: why there is none."""
+    """A rank's result.
+
+    Attributes:
+        seconds: of one call.
+        sent: bytes that this rank's host sent over its link in one run; 0 if all ranks are on one host.
+        lacking: why the library has no such call.
+        failed: why there is no result.
+    """
 
     seconds: float = 0.0
     wrong: int = 0
+    sent: float = 0.0
+    lacking: str = ""
     failed: str = ""
 
 

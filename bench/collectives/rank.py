@@ -1,8 +1,8 @@
 """A rank of the benchmark of collectives: it does what groups.py orders, and sleeps meanwhile.
 
-A rank reads its orders from a socket, where it blocks: while the ranks of another library are measured, it needs no
-core. An order is a turn: untimed calls, timed calls, and one more call with fresh data whose answer is checked, because
-a collective that works in place spoils its own input.
+A rank reads its orders from a socket file, where it blocks: while the ranks of another library are measured, it needs
+no core. An order is a turn: untimed calls, timed calls, and one more call with fresh data whose answer is checked,
+because a collective that works in place spoils its own input.
 """
 
 import sys
@@ -13,6 +13,7 @@ from multiprocessing.connection import Client
 from bench.collectives.data import Case, fill, wrong
 from bench.collectives.libraries import MPICH, OPENMPI, Job, Lacking, Library, Place, make
 from bench.collectives.orders import Answer, Order, Ready
+from bench.common.wire import sent
 
 WARM = 2  # untimed calls of a turn
 
@@ -43,22 +44,26 @@ class Rank:
         for _ in range(WARM):
             run()
         library.barrier()
+        before = sent() if self.place.apart else 0
         start = time.perf_counter()
         for _ in range(order.calls):
             run()
-        seconds = (time.perf_counter() - start) / order.calls
+        seconds = (time.perf_counter() - start) / (order.calls * case.trips)
         library.barrier()
+        sent_bytes = (sent() - before) / order.calls if self.place.apart else 0.0
         fill(case, rank, order.seed, job.send, job.recv)
         library.barrier()
         run()
         library.barrier()
         if order.plant and rank == 0:
             job.recv[0] += 1
-        return Answer(seconds, wrong(case, rank, order.seed, job.recv))
+        return Answer(seconds, wrong(case, rank, order.seed, job.recv), sent_bytes)
 
     def answer(self, order: Order) -> Answer:
         try:
             return self.turn(order)
+        except Lacking as reason:
+            return Answer(lacking=str(reason))
         except Exception:
             return Answer(failed=traceback.format_exc(limit=-1))
 
@@ -69,7 +74,7 @@ class Rank:
 
 
 def main() -> None:
-    address, folder, timeout, ranks, rank, *names = sys.argv[1:]
+    address, folder, timeout, interface, ranks, rank, *names = sys.argv[1:]
     number = int(rank)
     if names[0] in (OPENMPI, MPICH):
         from mpi4py import MPI  # noqa: PLC0415 - ranks of other libraries do without
@@ -78,7 +83,7 @@ def main() -> None:
             MPI.Init()
         number = MPI.COMM_WORLD.rank
     with Client(address, "AF_UNIX") as link:
-        served = Rank(Place(number, int(ranks), folder, float(timeout)), names)
+        served = Rank(Place(number, int(ranks), folder, float(timeout), interface), names)
         link.send(Ready(number, {name: each.version for name, each in served.libraries.items()}, served.lacking))
         while (order := link.recv()) is not None:
             link.send(served.answer(order))

@@ -97,12 +97,17 @@ def shape_of(text: str) -> Shape:
     return shape
 
 
-def carried(rate: str) -> float:
-    """Returns the bytes of TCP payload that a link of this rate carries in a second."""
+def line_rate(rate: str) -> float:
+    """Returns the bytes of frames that a link of this rate carries in a second."""
     found = re.fullmatch(r"([\d.]+)([kmg]bit)", rate)
     if found is None:
         raise argparse.ArgumentTypeError(f"{rate!r} is no rate: 1gbit, 250mbit")
-    return float(found[1]) * BITS[found[2]] / 8 * PAYLOAD / FRAME
+    return float(found[1]) * BITS[found[2]] / 8
+
+
+def carried(rate: str) -> float:
+    """Returns the bytes of TCP payload that a link of this rate carries in a second."""
+    return line_rate(rate) * PAYLOAD / FRAME
 
 
 def rate_of(text: str) -> str:

@@ -10,12 +10,12 @@ import numpy as np
 import hpcomm
 from bench.common.layers import FLOAT, Layer, count
 from bench.common.timed import RATE, WARMUP, Trainer, joined
+from bench.common.wire import sent
 from bench.ops.hosts_bench import carried
 from bench.phub.networks import NETWORKS
 from bench.phub.systems import DDP, SYSTEMS, Figure, System
 from bench.torch.step import Group
 from hpcomm.bench.rows import Row
-from hpcomm.bench.wire import sent
 
 COPIED, COPIES = 32 << 20, 5  # bytes of an array, and how often it is copied, to measure the time of a copy
 LINE = 64  # bytes; chunks are multiples of it

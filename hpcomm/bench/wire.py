@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 
@@ -17,12 +16,6 @@ from .harness import Bench
 from .peers import has_iperf3
 
 IPERF3_SECONDS = 2  # seconds of a sample, after a first second that is not counted
-SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
-
-
-def sent() -> int:
-    """Returns the bytes that this host has sent over eth0, packet headers included."""
-    return int(SENT.read_text())
 
 
 def path_to(bench: Bench, rank: int) -> tuple[str, str]:
