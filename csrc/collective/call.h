@@ -10,7 +10,8 @@
  *   reduce_scatter         each rank sends block r to rank r, which folds it
  *   the others             streams alone
  *
- * The owner of a block folds it in the order of ranks, so the bits do not depend on who owns it.
+ * The owner of a block folds it in the order of ranks, so the bits do not depend on who owns it. streams.c has the
+ * calls that go by hosts.
  *
  * A stream of many bytes lends them, if its receiver can read this rank's memory (context/lend.c). So its sender waits
  * until the receiver has taken them.
@@ -34,7 +35,8 @@ typedef struct hpc_stream {
 } hpc_stream;
 
 typedef struct hpc_fold {
-    const char *mine; /* this rank's elements */
+    const hpc_team *team; /* the ranks that fold */
+    const char *mine;     /* this rank's elements */
     char *out;
     uint64_t nbytes, done;
     int after_sends; /* the fold overwrites what this rank sends, so each part is sent first */
@@ -44,9 +46,11 @@ typedef struct hpc_fold {
 } hpc_fold_part;
 
 typedef struct hpc_moving {
-    struct hpc_request request;                 /* first */
-    struct hpc_moving *next;                      /* that was started after this one */
-    uint64_t *at[2];                            /* where blocks of send and recv begin, in bytes; size + 1 each */
+    struct hpc_request request; /* first */
+    struct hpc_moving *next;    /* that was started after this one */
+    hpc_collective_call call;
+    int by_hosts, stage, last_stage;            /* streams.c */
+    uint64_t *at[2];                            /* where blocks begin, in bytes; size + 1 each */
     hpc_stream *out[HPC_PARTS], *in[HPC_PARTS]; /* by peer */
     hpc_fold_part fold;
 } hpc_moving;
@@ -56,8 +60,20 @@ int hpc_call_check(const hpc_context *context, const hpc_collective_call *call);
 const char *hpc_call_name(int what); /* such as "allreduce"; NULL for another number */
 /* Writes such as "allreduce of 1000 float32 (sum)". */
 const char *hpc_call_text(const hpc_described *call, char *text, size_t nbytes);
-/* Makes the work of a checked call, with all streams. */
-int hpc_work_make(hpc_calls *calls, const hpc_collective_call *call, hpc_moving **work);
+int hpc_call_reduces(int what);
+int hpc_call_has_root(int what);
+/* Return the lengths of the blocks of send and of recv by rank; NULL: all are count. Only an alltoall has two lists. */
+const uint64_t *hpc_call_sent(const hpc_collective_call *call);
+const uint64_t *hpc_call_received(const hpc_collective_call *call);
+/* Writes which memory the call reads, and which it writes. */
+void hpc_call_uses(const hpc_collective_call *call, int rank, int size, hpc_extent uses[2]);
+
+/* ---- streams.c ---- */
+
+/* Opens the streams of the present stage. */
+int hpc_moving_open(hpc_moving *w);
+/* Makes the work of a checked call, and opens its first stage. */
+int hpc_moving_make(hpc_calls *calls, const hpc_collective_call *call, hpc_moving **work);
 
 /* ---- work.c ---- */
 

@@ -1,6 +1,7 @@
 /* Who works on calls, and what all kinds of requests have in common. */
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/wait.h"
 #include "collective/calls.h"
@@ -61,4 +62,56 @@ int hpc_request_is_deserted(hpc_request *r, int peer) {
         r->deserted = hpc_now();
     }
     return hpc_now() - r->deserted > PATIENCE;
+}
+
+/* ---- teams ---- */
+
+/* Returns the lowest rank on the host of this rank. */
+static int host_of(const hpc_context *c, int rank) {
+    int first = 0;
+    while (!hpc_same_host(&c->addresses[first], &c->addresses[rank])) first++;
+    return first;
+}
+
+static void put_in(hpc_team *t, int rank, int me) {
+    if (rank == me) t->me = t->n;
+    t->ranks[t->n++] = rank;
+}
+
+int hpc_teams_find(hpc_calls *calls, const hpc_context *c) {
+    const int size = c->group.size, me = c->group.rank;
+    int *hosts = malloc(2 * (size_t)size * sizeof *hosts), *ranks = hosts + size, even = 1;
+    calls->place_of = malloc(4 * (size_t)size * sizeof *calls->place_of);
+    if (hosts == NULL || calls->place_of == NULL) {
+        free(hosts);
+        return 0;
+    }
+    for (int r = 0; r < size; r++) {
+        hosts[r] = host_of(c, r);
+        ranks[r] = 0; /* on the host whose lowest rank is r */
+        calls->place_of[r] = ranks[hosts[r]]++;
+    }
+    for (int r = 0; r < size; r++) even &= ranks[hosts[r]] == ranks[0];
+    calls->all.ranks = calls->place_of + size;
+    calls->host.ranks = calls->all.ranks + size;
+    calls->grid = calls->host.ranks + size;
+    for (int r = 0; r < size; r++) {
+        if (!even) calls->place_of[r] = r;
+        put_in(&calls->all, r, me);
+        if (!even || hosts[r] == hosts[me]) put_in(&calls->host, r, me);
+    }
+    const int n_hosts = size / calls->host.n;
+    for (int place = 0, n = 0; place < calls->host.n; place++) {
+        hpc_team t = {calls->grid + n, 0, 0};
+        for (int r = 0; r < size; r++)
+            if (calls->place_of[r] == place) put_in(&t, r, me);
+        if (place == calls->host.me) calls->across = t;
+        n += n_hosts;
+    }
+    free(hosts);
+    return 1;
+}
+
+void hpc_teams_free(hpc_calls *calls) {
+    free(calls->place_of);
 }

@@ -7,17 +7,28 @@
 
 #include "context/mail.h"
 
+/* Some ranks, in ascending order. */
+typedef struct hpc_team {
+    int *ranks;
+    int n, me; /* me: this rank's place among them */
+} hpc_team;
+
 typedef struct hpc_calls {
     hpc_mail *mail;
+    /* All ranks; those of this host; those that have this rank's place on each host. Unless all hosts have equally many
+     * ranks, all count as one host. */
+    hpc_team all, host, across;
+    int *place_of;                      /* by rank: its place on its host */
+    int *grid;                          /* the ranks by place, and those of one place in ascending order */
     _Atomic int busy;                   /* 0: free; 1: a thread has it; 2: so, and another one has asked for it */
     hpc_task task;                      /* lets all waits of this rank go on with started calls */
     int added;                          /* the task is in the engine */
     _Atomic int going;                  /* number of calls that are not over */
     uint64_t made;                      /* number of collectives so far */
     char broken[HPC_COMPLAINT_BYTES];   /* why no further collectives are possible; "": they are */
-    struct hpc_moving *first, **last;     /* collectives that are not over, in their order */
+    struct hpc_moving *first, **last;   /* collectives that are not over, in their order */
     struct hpc_request *requests;       /* all that are not freed */
-    struct hpc_parcel *sends, *recvs;  /* messages that are not over, in their order */
+    struct hpc_parcel *sends, *recvs;   /* messages that are not over, in their order */
     struct hpc_arrival *arrived;        /* messages that no recv has asked for, in their order */
     struct hpc_withdrawal *withdrawals; /* that peers must be told of */
     uint64_t messages;                  /* number of sends so far */
@@ -52,6 +63,10 @@ struct hpc_request {
     _Atomic int status;            /* HPC_IN_PROGRESS, or how it ended */
     char why[HPC_COMPLAINT_BYTES]; /* the sentence of a failure */
 };
+
+/* Finds the teams. Returns 0 without memory. */
+int hpc_teams_find(hpc_calls *calls, const hpc_context *context);
+void hpc_teams_free(hpc_calls *calls);
 
 /* Returns 1 if this thread has the calls now. If not, the thread that has them rings the bell when it leaves. */
 int hpc_calls_try(hpc_calls *calls);

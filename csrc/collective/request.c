@@ -157,6 +157,7 @@ static void forget(hpc_calls *calls) {
     }
     hpc_messages_forget(calls);
     free(calls->stuck);
+    hpc_teams_free(calls);
     free(calls);
 }
 
@@ -165,9 +166,10 @@ int hpc_calls_of(hpc_context *c, const char *op, hpc_calls **found) {
     if (*found != NULL) return HPC_OK;
     hpc_calls *calls = calloc(1, sizeof *calls);
     uint64_t *stuck = calloc((size_t)c->group.size, sizeof *stuck);
-    int status = calls == NULL || stuck == NULL ? hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op) : HPC_OK;
-    if (status == HPC_OK) status = hpc_mail_of(c, op, &calls->mail);
+    const int whole = calls != NULL && stuck != NULL && hpc_teams_find(calls, c);
+    int status = whole ? hpc_mail_of(c, op, &calls->mail) : hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
     if (status != HPC_OK) {
+        if (calls != NULL) hpc_teams_free(calls);
         free(calls);
         free(stuck);
         return status;

@@ -19,7 +19,7 @@ static int start_collective(hpc_context *c, const hpc_collective_call *call, dou
     if (status == HPC_OK && calls->broken[0] != 0)
         status = hpc_fail(HPC_ERR_CONFIG, op, "rank %d: %s: no further collectives are possible: %s", c->group.rank, op,
                           calls->broken);
-    if (status == HPC_OK) status = hpc_work_make(calls, call, &w);
+    if (status == HPC_OK) status = hpc_moving_make(calls, call, &w);
     if (status == HPC_OK) {
         *calls->last = w;
         calls->last = &w->next;

@@ -50,16 +50,21 @@ static int fail_mismatch(hpc_moving *w, int peer, const hpc_described *its, cons
     return break_off(w, HPC_ERR_CONFIG, why);
 }
 
+static int stage_of(const hpc_letter_head *head) {
+    return (int)(head->part / HPC_PARTS);
+}
+
 static int same_call(const hpc_described *a, const hpc_described *b) {
     return a->what == b->what && a->type == b->type && a->op == b->op && a->root == b->root && a->count == b->count;
 }
 
-/* Returns HPC_OK if the letter is of this call, HPC_IN_PROGRESS if it is of a later call and none of the peer's is
- * awaited, or the failure. */
+/* Returns HPC_OK if the letter is of this call, HPC_IN_PROGRESS if it is of a later stage, or of a later call and none
+ * of the peer's is awaited, or the failure. */
 static int check_letter(hpc_moving *w, int peer, const hpc_letter_head *head, int awaited) {
     const uint64_t number = w->request.call.number;
-    if (head->call.number == number)
-        return same_call(&head->call, &w->request.call) ? HPC_OK : fail_mismatch(w, peer, &head->call, "");
+    if (head->call.number == number && !same_call(&head->call, &w->request.call))
+        return fail_mismatch(w, peer, &head->call, "");
+    if (head->call.number == number) return stage_of(head) > w->stage ? HPC_IN_PROGRESS : HPC_OK;
     if (head->call.number > number && !awaited) return HPC_IN_PROGRESS;
     return fail_mismatch(w, peer, &head->call, head->call.number < number ? " before" : " afterwards");
 }
@@ -109,8 +114,10 @@ static int send_part(hpc_moving *w, int peer, int part) {
     const int lent = s->open && lends(w, peer, part, s);
     const uint64_t n = least_of(left, !lent ? box_of(w)->room : part == HPC_FIRST ? MOST_LENT : LENT_PIECE);
     if (!s->open || ready < n) return HPC_IN_PROGRESS;
-    hpc_letter_head head = {
-        .call = w->request.call, .stream = s->nbytes, .nbytes = (uint32_t)n, .part = (uint32_t)part};
+    hpc_letter_head head = {.call = w->request.call,
+                            .stream = s->nbytes,
+                            .nbytes = (uint32_t)n,
+                            .part = (uint32_t)(w->stage * HPC_PARTS + part)};
     if (lent) {
         head.lent = (uintptr_t)(s->at + s->done);
         head.lease = (uintptr_t)w->request.lease;
@@ -123,14 +130,16 @@ static int send_part(hpc_moving *w, int peer, int part) {
     return HPC_OK;
 }
 
-/* Sends the letters that the peer has room for. A result goes before the next letter of a first stream, as its receiver
- * can take it at once. */
+/* Sends the letters that the peer has room for. On one host a result goes before the next letter of a first stream, as
+ * its receiver can take it at once. Over a network it goes after them: a letter that waits for its fold would hold up
+ * the results behind it, and so the other ranks' folds. */
 static int send_to(hpc_moving *w, int peer, int *moved) {
+    const int results_first = (w->request.calls->mail->context->transports[peer]->caps & HPC_CAP_PEER_VIEW) != 0;
     int status = HPC_OK;
     while (status == HPC_OK && (w->out[HPC_FIRST][peer].open || w->out[HPC_SECOND][peer].open) &&
            hpc_box_has_room(box_of(w), peer)) {
-        status = send_part(w, peer, HPC_SECOND);
-        if (status == HPC_IN_PROGRESS) status = send_part(w, peer, HPC_FIRST);
+        status = send_part(w, peer, results_first ? HPC_SECOND : HPC_FIRST);
+        if (status == HPC_IN_PROGRESS) status = send_part(w, peer, results_first ? HPC_FIRST : HPC_SECOND);
         *moved |= status == HPC_OK;
     }
     return status == HPC_IN_PROGRESS ? HPC_OK : status;
@@ -171,7 +180,7 @@ static int take_from(hpc_moving *w, int peer, int *moved) {
         const int awaited = w->in[HPC_FIRST][peer].open || w->in[HPC_SECOND][peer].open;
         int status = check_letter(w, peer, head, awaited);
         if (status != HPC_OK) return status == HPC_IN_PROGRESS ? HPC_OK : status;
-        hpc_stream *s = &w->in[head->part < HPC_PARTS ? head->part : HPC_FIRST][peer];
+        hpc_stream *s = &w->in[head->part % HPC_PARTS][peer];
         status = check_stream(w, peer, head, s);
         if (status != HPC_OK || s->folds) return status;
         const uint64_t n = least_of(head->nbytes - s->used, READ_PIECE);
@@ -194,21 +203,23 @@ static int may_overwrite(const hpc_moving *w, uint64_t n) {
 }
 
 static uint64_t piece_of(const hpc_moving *w) {
-    const uint64_t each = PIECES / (unsigned)size_of(w) / LEAST_PIECE * LEAST_PIECE;
+    const uint64_t each = PIECES / (unsigned)w->fold.team->n / LEAST_PIECE * LEAST_PIECE;
     return each < LEAST_PIECE ? LEAST_PIECE : least_of(each, MOST_PIECE);
 }
 
-/* Finds the next letter of each peer, and how many bytes can be folded. Returns HPC_IN_PROGRESS if a letter has not
- * come. */
+/* Finds the next letter of each rank of the team, and how many bytes can be folded. Returns HPC_IN_PROGRESS if a letter
+ * has not come. */
 static int find_inputs(hpc_moving *w, const hpc_letter_head **heads, uint64_t *n) {
+    const hpc_team *t = w->fold.team;
     *n = w->fold.nbytes - w->fold.done;
-    for (int p = 0; p < size_of(w); p++) {
+    for (int i = 0; i < t->n; i++) {
+        const int p = t->ranks[i];
         const hpc_stream *s = &w->in[HPC_FIRST][p];
-        const hpc_letter_head *head = heads[p] = p == rank_of(w) ? NULL : hpc_box_next(box_of(w), p);
-        if (p == rank_of(w)) continue;
+        const hpc_letter_head *head = heads[i] = i == t->me ? NULL : hpc_box_next(box_of(w), p);
+        if (i == t->me) continue;
         if (head == NULL || head->call.number > w->request.call.number || !s->open) return HPC_IN_PROGRESS;
         int status = check_letter(w, p, head, 1); /* it may have come after take_from looked */
-        if (status == HPC_OK && head->part != HPC_FIRST) return HPC_IN_PROGRESS;
+        if (status == HPC_OK && head->part % HPC_PARTS != HPC_FIRST) return HPC_IN_PROGRESS;
         if (status == HPC_OK) status = check_stream(w, p, head, s);
         if (status != HPC_OK) return status;
         *n = least_of(*n, head->nbytes - s->used);
@@ -219,21 +230,23 @@ static int find_inputs(hpc_moving *w, const hpc_letter_head **heads, uint64_t *n
 
 /* Lists the elements of each rank, in the order of ranks; lent ones are copied. */
 static int gather_inputs(hpc_moving *w, const hpc_letter_head **heads, const void **in, uint64_t n) {
-    for (int p = 0; p < size_of(w); p++) {
+    const hpc_team *t = w->fold.team;
+    for (int i = 0; i < t->n; i++) {
+        const int p = t->ranks[i];
         const hpc_stream *s = &w->in[HPC_FIRST][p];
-        if (p == rank_of(w)) {
-            in[p] = w->fold.mine + w->fold.done;
-        } else if (heads[p]->lent == 0) {
-            in[p] = (const char *)hpc_letter_bytes(heads[p]) + s->used;
+        if (i == t->me) {
+            in[i] = w->fold.mine + w->fold.done;
+        } else if (heads[i]->lent == 0) {
+            in[i] = (const char *)hpc_letter_bytes(heads[i]) + s->used;
         } else {
             const size_t piece = piece_of(w);
-            if (w->fold.pieces == NULL) w->fold.pieces = aligned_alloc(4096, (size_t)size_of(w) * piece);
+            if (w->fold.pieces == NULL) w->fold.pieces = aligned_alloc(4096, (size_t)t->n * piece);
             if (w->fold.pieces == NULL)
                 return hpc_fail(HPC_ERR_MEMORY, w->request.op, "%s: no memory for pieces", w->request.op);
-            char *to = w->fold.pieces + (size_t)p * piece;
-            const int status = copy(w, p, heads[p], s, to, n);
+            char *to = w->fold.pieces + (size_t)i * piece;
+            const int status = copy(w, p, heads[i], s, to, n);
             if (status != HPC_OK) return status;
-            in[p] = to;
+            in[i] = to;
         }
     }
     return HPC_OK;
@@ -242,22 +255,23 @@ static int gather_inputs(hpc_moving *w, const hpc_letter_head **heads, const voi
 static int fold_next(hpc_moving *w, int *moved) {
     enum { FEW = 64 };
     hpc_fold_part *f = &w->fold;
-    const int size = size_of(w);
-    const void *few[2 * FEW], **in = size <= FEW ? few : malloc(2 * (size_t)size * sizeof *in);
+    if (f->combine == NULL) return HPC_OK;
+    const hpc_team *t = f->team;
+    const void *few[2 * FEW], **in = t->n <= FEW ? few : malloc(2 * (size_t)t->n * sizeof *in);
     int status = HPC_OK;
     uint64_t n;
-    if (in == NULL) return hpc_fail(HPC_ERR_MEMORY, w->request.op, "%s: no memory for %d ranks", w->request.op, size);
-    const hpc_letter_head **heads = (const hpc_letter_head **)(in + size);
+    if (in == NULL) return hpc_fail(HPC_ERR_MEMORY, w->request.op, "%s: no memory for %d ranks", w->request.op, t->n);
+    const hpc_letter_head **heads = (const hpc_letter_head **)(in + t->n);
     while (status == HPC_OK && f->combine != NULL) {
         status = find_inputs(w, heads, &n);
         if (status != HPC_OK || !may_overwrite(w, n)) break;
         status = gather_inputs(w, heads, in, n);
         if (status != HPC_OK) break;
-        f->combine(f->out + f->done, in, size, n / w->request.element, size);
+        f->combine(f->out + f->done, in, t->n, n / w->request.element, size_of(w));
         f->done += n;
         *moved = 1;
-        for (int p = 0; p < size && status == HPC_OK; p++)
-            if (p != rank_of(w)) status = take(w, p, &w->in[HPC_FIRST][p], heads[p], n);
+        for (int i = 0; i < t->n && status == HPC_OK; i++)
+            if (i != t->me) status = take(w, t->ranks[i], &w->in[HPC_FIRST][t->ranks[i]], heads[i], n);
         if (f->done == f->nbytes) f->combine = NULL; /* it is over */
     }
     if (in != few) free(in);
@@ -276,20 +290,25 @@ static int is_complete(const hpc_moving *w) {
 
 static int go_on(hpc_moving *w) {
     const int size = size_of(w), me = rank_of(w);
-    int status = HPC_OK, moved = 1;
+    int status = HPC_OK, moved;
     if (size == 1 && w->fold.combine != NULL) {
         const void *mine = w->fold.mine;
         w->fold.combine(w->fold.out, &mine, 1, w->fold.nbytes / w->request.element, 1);
         w->fold.combine = NULL;
     }
-    while (moved && status == HPC_OK) {
-        moved = 0;
-        for (int i = 1; i < size && status == HPC_OK; i++) status = send_to(w, (me + i) % size, &moved);
-        for (int i = 1; i < size && status == HPC_OK; i++) status = take_from(w, (me + size - i) % size, &moved);
-        if (status == HPC_OK) status = fold_next(w, &moved);
+    for (;;) {
+        for (moved = 1; moved && status == HPC_OK;) {
+            moved = 0;
+            for (int i = 1; i < size && status == HPC_OK; i++) status = send_to(w, (me + i) % size, &moved);
+            for (int i = 1; i < size && status == HPC_OK; i++) status = take_from(w, (me + size - i) % size, &moved);
+            if (status == HPC_OK) status = fold_next(w, &moved);
+        }
+        if (status != HPC_OK) return status;
+        if (!is_complete(w)) break;
+        if (w->stage == w->last_stage) return HPC_OK;
+        w->stage++;
+        status = hpc_moving_open(w);
     }
-    if (status != HPC_OK) return status;
-    if (is_complete(w)) return HPC_OK;
     status = check_notes(w);
     return status == HPC_OK ? HPC_IN_PROGRESS : status;
 }

@@ -49,6 +49,18 @@ static const char *own(const hpc_mail *m, size_t at) {
     return (const char *)hpc_window_data(m->window) + at;
 }
 
+/* A peer that has departed gets nothing, and is not blamed for that. is_gone is asked before each put, so that a wait
+ * that fails keeps its own sentence. */
+static int is_gone(const hpc_mail *m, int peer) {
+    return hpc_group_has_departed(&m->context->group, peer);
+}
+
+static int unless_gone(const hpc_mail *m, int status) {
+    if (status != HPC_ERR_PEER) return status;
+    hpc_blame_settle(&m->context->group.blame, NULL, 0);
+    return HPC_OK;
+}
+
 /* ---- life ---- */
 
 static size_t room_for(int size) {
@@ -158,10 +170,10 @@ int hpc_mail_reach_all(hpc_mail *m, const char *op, double deadline) {
         goals[n++] = (hpc_goal){&m->window->object, r};
         goals[n++] = (hpc_goal){&m->lane->object, r};
     }
-    int status = hpc_reach_all(m->context, goals, n, op, deadline);
+    int status = hpc_reach_present(m->context, goals, n, op, deadline);
     free(goals);
     for (int r = 0; r < size && status == HPC_OK; r++)
-        if (r != m->context->group.rank && m->reads[r] < 0) status = hpc_mail_offer_to_read(m, r);
+        if (r != m->context->group.rank && m->reads[r] < 0 && !is_gone(m, r)) status = hpc_mail_offer_to_read(m, r);
     m->reached = status == HPC_OK;
     return status;
 }
@@ -195,18 +207,6 @@ static int stage(hpc_box *b, int peer) {
     p->staged_bytes = b->mail->context->transports[peer]->caps & HPC_CAP_PEER_VIEW ? STAGED : slot_bytes(b);
     p->staged = malloc(HPC_MAIL_SLOTS * p->staged_bytes);
     return p->staged != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, "collective", "no memory for letters");
-}
-
-/* A peer that has departed gets nothing, and is not blamed for that. is_gone is asked before each put, so that a wait
- * that fails keeps its own sentence. */
-static int is_gone(const hpc_mail *m, int peer) {
-    return hpc_group_has_departed(&m->context->group, peer);
-}
-
-static int unless_gone(const hpc_mail *m, int status) {
-    if (status != HPC_ERR_PEER) return status;
-    hpc_blame_settle(&m->context->group.blame, NULL, 0);
-    return HPC_OK;
 }
 
 int hpc_box_send(hpc_box *b, int peer, hpc_letter_head *head, const void *bytes) {
