@@ -566,7 +566,7 @@ def wait_until_asleep(thread: threading.Thread) -> None:
     raise AssertionError("the thread did not sleep")
 
 
-CALLERS = ("_core", "calls.py", "queue.py", "window.py")  # what calls C by itself: a package, and modules above it
+CALLERS = ("_core", "calls.py", "messages.py", "methods.py", "queue.py", "window.py")  # of Python, which call C
 
 
 def in_core(thread: threading.Thread) -> bool:

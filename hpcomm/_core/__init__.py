@@ -28,6 +28,7 @@ from .collective import (
     ELEMENTS,
     OPS,
     collective_call,
+    collective_quick,
     collective_run,
     collective_start,
     element_size,
@@ -131,7 +132,7 @@ from .host import (
     transports,
     version,
 )
-from .memory import MemoryView, address_of, from_buffer, function_address, mapped
+from .memory import MemoryView, address_of, array_address, from_buffer, function_address, mapped
 from .plan import (
     ACTIONS,
     AFFINITIES,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from .._core import OPS, error, seconds
+from .._core import OPS, array_address, error, seconds
 from ..errors import HpcommError, InvalidArgument, Timeout
 from .arrays import element_of
 
@@ -29,11 +29,16 @@ class Extent:
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
-        self.address: int = array.__array_interface__["data"][0]
+        self.address = array_address(array)
         self.end = self.address + array.nbytes
 
     def overlaps(self, other: "Extent") -> bool:
-        return bool(max(self.address, other.address) < min(self.end, other.end))
+        return (
+            self.address < other.end
+            and other.address < self.end
+            and self.address < self.end
+            and other.address < other.end
+        )
 
 
 class ArrayCall:
@@ -60,7 +65,7 @@ class ArrayCall:
         None: nowhere."""
         self.name, self.result = name, result
         self.send = None if send is None else Extent(send)
-        self.recv = None if recv is None else Extent(recv)
+        self.recv = None if recv is None else self.send if recv is send else Extent(recv)
         self.failure: HpcommError | None = None
         self.is_over = False
         self._work: Any = None

@@ -12,12 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from .._core import seconds
+from .._core import address_of, collective_quick, error, seconds
 from ..config import Config
 from ..errors import ConfigError, HpcommError, InvalidArgument
 from ..window import Sources
-from .arrays import NUMBERS, as_array, as_op, as_out, check_writable
+from .arrays import NUMBERS, as_array, as_op, as_out, check_writable, empty_joined, empty_like, empty_part
 from .call import ArrayCall, Work
+
+_ndarray = np.ndarray
+_WHAT, _OPS = _core.COLLECTIVES, _core.OPS
 
 
 class Collectives:
@@ -54,18 +57,20 @@ class Collectives:
     may make these calls.
     """
 
-    __slots__ = ("_cut", "_cut_call", "_met", "_started")
+    __slots__ = ("_address", "_cut", "_cut_call", "_met", "_started")
 
     rank: int
     size: int
     config: Config
     _handle: Any
+    _address: int  # of the context in C
     _started: "deque[ArrayCall]"  # in order; calls that are over leave it at the next call
     _met: bool  # whether the ranks have met in a first call, which makes the memory for all others
     _cut: str  # the call that Ctrl-C has cut short; "" for none
-    _cut_call: ArrayCall | None
+    _cut_call: ArrayCall | None  # in which another thread may still be, and use its arrays
 
     def _no_calls(self, sources: Sources) -> None:
+        self._address = address_of(self._handle)
         self._started, self._met, self._cut, self._cut_call = deque(), False, "", None
         sources.calls = self._started
 
@@ -80,6 +85,11 @@ class Collectives:
             out: an array of array's shape and dtype; it may be array itself.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if array.__class__ is float:
+            array = np.asarray(array)
+        result = empty_like(array) if out is None else out
+        if self._quick("allreduce", op, 0, array, result, timeout):
+            return result
         return self._make(self._allreduce(array, op, out), timeout)
 
     def allreduce_nb(self, array: Any, op: str = "sum", out: Any = None) -> Work:
@@ -99,6 +109,10 @@ class Collectives:
                 checked and stays as it is.
             timeout: seconds for the whole call; None means the context's default.
         """
+        is_root = root.__class__ is int and root == self.rank
+        result = empty_like(array) if out is None and is_root else out
+        if self._quick("reduce", op, root, array, result, timeout):
+            return result if is_root else None
         return self._make(self._reduce(array, op, root, out), timeout)
 
     def reduce_nb(self, array: Any, op: str = "sum", root: int = 0, out: Any = None) -> Work:
@@ -124,6 +138,10 @@ class Collectives:
             counts: the rows of each rank's block, the same on every rank.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if counts is None:
+            result = empty_part(array, self.size) if out is None else out
+            if self._quick("reduce_scatter", op, 0, array, result, timeout):
+                return result
         return self._make(self._reduce_scatter(array, op, out, counts), timeout)
 
     def reduce_scatter_nb(
@@ -142,6 +160,8 @@ class Collectives:
             root: the rank whose elements are sent.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if self._quick("broadcast", "sum", root, None, array, timeout):
+            return array
         return self._make(self._broadcast(array, root), timeout)
 
     def broadcast_nb(self, array: Any, root: int = 0) -> Work:
@@ -178,6 +198,10 @@ class Collectives:
             counts: the rows of each rank's array, the same on every rank.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if counts is None:
+            result = empty_joined(data, self.size) if out is None else out
+            if self._quick("allgather", "sum", 0, data, result, timeout):
+                return result
         if isinstance(data, NUMBERS | np.ndarray) or hasattr(data, "__dlpack__"):
             return self._make(self._allgather(data, out, counts), timeout)
         if isinstance(out, int | float):  # allgather(data, timeout), as it was before arrays
@@ -208,6 +232,11 @@ class Collectives:
             counts: the rows of each rank's array, the same on every rank.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if counts is None:
+            is_root = root.__class__ is int and root == self.rank
+            result = empty_joined(array, self.size) if out is None and is_root else out
+            if self._quick("gather", "sum", root, array, result, timeout):
+                return result if is_root else None
         return self._make(self._gather(array, root, out, counts), timeout)
 
     def gather_nb(self, array: Any, root: int = 0, out: Any = None, *, counts: Sequence[int] | None = None) -> Work:
@@ -234,6 +263,8 @@ class Collectives:
             counts: the rows of each rank's block, the same on every rank.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if counts is None and out is not None and self._quick("scatter", "sum", root, array, out, timeout):
+            return out
         return self._make(self._scatter(array, root, out, counts), timeout)
 
     def scatter_nb(
@@ -261,6 +292,10 @@ class Collectives:
             recv_counts: the rows that each rank sends to this rank. Give both counts or none.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if send_counts is None and recv_counts is None:
+            result = empty_like(array) if out is None else out
+            if self._quick("alltoall", "sum", 0, array, result, timeout):
+                return result
         return self._make(self._alltoall(array, out, send_counts, recv_counts), timeout)
 
     def alltoall_nb(
@@ -531,6 +566,25 @@ class Collectives:
 
     # ---- making calls ----------------------------------------------------------------------------------------------
 
+    def _quick(self, name: str, op: Any, root: Any, send: Any, recv: Any, timeout: float | None) -> bool:
+        """Makes a call if everything is plainly right: NumPy arrays, equal blocks, no started calls. Otherwise it does
+        nothing and returns False, and `_make`, which takes longer, makes the call or raises its error."""
+        if self._started or self._cut or not self._met:
+            return False
+        try:
+            code = _OPS[op]
+        except (KeyError, TypeError):
+            return False
+        limit = self.config.timeout if timeout is None else seconds(timeout, 0.0)
+        try:
+            status = collective_quick(_ndarray, self._address, _WHAT[name], code, root, send, recv, limit)
+        except BaseException as cut:
+            self._cut_short(name, cut)
+            raise
+        if status:
+            raise error(status)
+        return status == 0
+
     def _make(self, call: ArrayCall, timeout: float | None) -> Any:
         limit = seconds(timeout, self.config.timeout)
         self._admit(call)
@@ -547,7 +601,8 @@ class Collectives:
         except HpcommError:
             raise
         except BaseException as cut:
-            self._cut_short(call, cut)
+            self._cut_short(call.name, cut)
+            self._cut_call = call
             raise
         return call.result
 
@@ -558,16 +613,15 @@ class Collectives:
         except HpcommError:
             raise
         except BaseException as cut:
-            self._cut_short(call, cut)
+            self._cut_short(call.name, cut)
+            self._cut_call = call
             raise
         self._met = True
         self._started.append(call)
         return Work(self, call, self.config.timeout)
 
-    def _cut_short(self, call: ArrayCall, cut: BaseException) -> None:
-        """After Ctrl-C another thread may still be in the call, and use its arrays."""
-        self._cut = f"{call.name} was cut short by {type(cut).__name__}"
-        self._cut_call = call
+    def _cut_short(self, name: str, cut: BaseException) -> None:
+        self._cut = f"{name} was cut short by {type(cut).__name__}"
 
     def _admit(self, call: ArrayCall) -> None:
         """Raises an error for a call that may not begin now."""
