@@ -424,11 +424,13 @@ static PyObject *exchange_step(PyObject *module, PyObject *const *args, Py_ssize
 
 /* ---- collectives of arrays ------------------------------------------------------------------------------------- */
 
+enum { REFUSED = 2 }; /* of a call that has done nothing, because an argument is not plainly right */
+
 static const double SLICE = 0.1; /* seconds of a wait between two looks for signals such as Ctrl-C, as in _core */
 
 /* Waits for the end of a started call, and frees it. Returns its status; HPC_IN_PROGRESS with an exception of Python,
- * such as that of Ctrl-C, which ends the wait. short_: the call may go on with the GIL held. */
-static int finish(hpc_request *work, int short_, double timeout) {
+ * such as that of Ctrl-C, which ends the wait. short_: the call may go on with the GIL held. received: of a recv. */
+static int finish(hpc_request *work, int short_, double timeout, hpc_received *received) {
     double begin, deadline = 0, before = 0, left = timeout;
     int status = HPC_IN_PROGRESS, sliced = 0, cut = 0;
     for (int looks = 0; short_ && status == HPC_IN_PROGRESS && looks_on(looks, &begin); looks++)
@@ -445,6 +447,7 @@ static int finish(hpc_request *work, int short_, double timeout) {
         cut = status == HPC_IN_PROGRESS && PyErr_CheckSignals() != 0;
     }
     if (sliced) hpc_slices_limit(before);
+    if (status == HPC_OK && received != NULL) status = hpc_request_received(work, received);
     hpc_request_free(work);
     return status;
 }
@@ -544,6 +547,12 @@ static int fill_call(hpc_collective_call *c, arrays *a, PyObject *const *args, i
     return 1;
 }
 
+/* Returns what a call returns to Python. HPC_IN_PROGRESS: there is an exception. */
+static PyObject *answer(int status, int value) {
+    if (status == REFUSED) Py_RETURN_NONE;
+    return status == HPC_IN_PROGRESS ? NULL : PyLong_FromLong(status == HPC_OK ? value : status);
+}
+
 /* The rank that an int names; -1 if it is no plain int, or too large. */
 static int as_rank(PyObject *value) {
     int beyond = 0;
@@ -566,10 +575,10 @@ static PyObject *collective(PyObject *module, PyObject *const *args, Py_ssize_t 
     c.root = as_rank(args[4]);
     if (PyErr_Occurred()) return NULL;
     const int size = hpc_context_size(context);
-    int status = HPC_ERR_INVALID, refused = 1;
+    int status = HPC_ERR_INVALID, short_ = 0;
     if (fill_call(&c, &a, args, hpc_context_rank(context), size)) {
         const Py_ssize_t most = a.send.len > a.recv.len ? a.send.len : a.recv.len;
-        const int short_ = most * (c.what == HPC_BROADCAST ? size : 1) <= SHORT_BYTES;
+        short_ = most * (c.what == HPC_BROADCAST ? size : 1) <= SHORT_BYTES;
         if (short_) {
             status = hpc_collective_start(context, &c, &work);
         } else {
@@ -577,12 +586,68 @@ static PyObject *collective(PyObject *module, PyObject *const *args, Py_ssize_t 
             status = hpc_collective_start(context, &c, &work);
             Py_END_ALLOW_THREADS;
         }
-        refused = status == HPC_ERR_INVALID;
-        if (status == HPC_OK) status = finish(work, short_, timeout);
     }
+    if (status == HPC_ERR_INVALID) status = REFUSED;
+    if (status == HPC_OK) status = finish(work, short_, timeout, NULL);
     close_arrays(&a);
-    if (refused) Py_RETURN_NONE;
-    return status > 0 ? NULL : PyLong_FromLong(status);
+    return answer(status, 0);
+}
+
+/* Reads a message's other rank, or its tag. None is any, if any is 1. Returns 0 if the object is no plain number. */
+static int as_part(PyObject *value, int any, int *part) {
+    if (any && value == Py_None) return *part = HPC_ANY, 1;
+    return (*part = as_rank(value)) >= 0;
+}
+
+static int start_message(hpc_context *context, int rank, int tag, const Py_buffer *array, int type, int receives,
+                         hpc_request **work) {
+    const uint64_t count = (uint64_t)(array->len / array->itemsize);
+    return receives ? hpc_recv_start(context, rank, tag, array->buf, count, type, work)
+                    : hpc_send_start(context, rank, tag, array->buf, count, type, work);
+}
+
+/* args: numpy.ndarray, context, array, rank, tag, timeout. received: of a recv; NULL: a send. Returns the status, or
+ * REFUSED. */
+static int pass_message(PyObject *const *args, hpc_received *received) {
+    const int receives = received != NULL;
+    hpc_request *work = NULL;
+    Py_buffer array;
+    int rank, tag, status = HPC_ERR_INVALID;
+    hpc_context *context = PyLong_AsVoidPtr(args[1]);
+    const double timeout = PyFloat_AsDouble(args[5]);
+    if (PyErr_Occurred()) return HPC_IN_PROGRESS;
+    if (!as_part(args[3], receives, &rank) || !as_part(args[4], receives, &tag) ||
+        !open_array(&array, args[2], args[0], receives ? PyBUF_WRITABLE : 0))
+        return REFUSED;
+    const int type = element_of(&array), short_ = array.len <= SHORT_BYTES;
+    if (type >= 0 && short_) {
+        status = start_message(context, rank, tag, &array, type, receives, &work);
+    } else if (type >= 0) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = start_message(context, rank, tag, &array, type, receives, &work);
+        Py_END_ALLOW_THREADS;
+    }
+    if (status == HPC_ERR_INVALID) status = REFUSED;
+    if (status == HPC_OK) status = finish(work, short_, timeout, received);
+    PyBuffer_Release(&array);
+    return status;
+}
+
+/* send(numpy.ndarray, context, array, to, tag, timeout) -> 0, a negative status, or None if it has done nothing,
+ * because an argument is not plainly right */
+static PyObject *send_(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (!expect("send", n, 6)) return NULL;
+    return answer(pass_message(args, NULL), 0);
+}
+
+/* recv(numpy.ndarray, context, array, from, tag, timeout) -> the sender, or as send does. from, tag: None for any. */
+static PyObject *recv_(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    hpc_received received = {0};
+    (void)module;
+    if (!expect("recv", n, 6)) return NULL;
+    const int status = pass_message(args, &received);
+    return answer(status, received.rank);
 }
 
 static PyMethodDef methods[] = {
@@ -597,6 +662,8 @@ static PyMethodDef methods[] = {
     {"exchange_wait", (PyCFunction)(void (*)(void))exchange_wait, METH_FASTCALL, NULL},
     {"exchange_ready", (PyCFunction)(void (*)(void))exchange_ready, METH_FASTCALL, NULL},
     {"exchange_step", (PyCFunction)(void (*)(void))exchange_step, METH_FASTCALL, NULL},
+    {"send", (PyCFunction)(void (*)(void))send_, METH_FASTCALL, NULL},
+    {"recv", (PyCFunction)(void (*)(void))recv_, METH_FASTCALL, NULL},
     {"collective", (PyCFunction)(void (*)(void))collective, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -24,6 +24,7 @@ from .codec import (
     set_encoder,
 )
 from .collective import (
+    ANY,
     COLLECTIVES,
     ELEMENTS,
     OPS,
@@ -32,6 +33,12 @@ from .collective import (
     collective_run,
     collective_start,
     element_size,
+    new_request,
+    received,
+    recv_quick,
+    recv_start,
+    send_quick,
+    send_start,
     work_free,
     work_test,
     work_wait,

@@ -3,8 +3,6 @@
 import math
 import pickle
 import threading
-import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -12,18 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from .._core import address_of, collective_quick, error, seconds
-from ..config import Config
+from .._core import collective_quick, error, seconds
 from ..errors import ConfigError, HpcommError, InvalidArgument
 from ..window import Sources
 from .arrays import NUMBERS, as_array, as_op, as_out, check_writable, empty_joined, empty_like, empty_part
-from .call import ArrayCall, Work
+from .call import ArrayCall, Caller, Work, left, pickled
 
 _ndarray = np.ndarray
 _WHAT, _OPS = _core.COLLECTIVES, _core.OPS
 
 
-class Collectives:
+class Collectives(Caller):
     """The collectives of arrays and objects; they are methods of Context.
 
     All ranks make the same calls in the same order, with equal dtypes, sizes, ops and roots. If they do not, every rank
@@ -57,22 +54,15 @@ class Collectives:
     may make these calls.
     """
 
-    __slots__ = ("_address", "_cut", "_cut_call", "_met", "_started")
+    __slots__ = ("_cut", "_cut_call", "_met")
 
-    rank: int
-    size: int
-    config: Config
-    _handle: Any
-    _address: int  # of the context in C
-    _started: "deque[ArrayCall]"  # in order; calls that are over leave it at the next call
     _met: bool  # whether the ranks have met in a first call, which makes the memory for all others
     _cut: str  # the call that Ctrl-C has cut short; "" for none
     _cut_call: ArrayCall | None  # in which another thread may still be, and use its arrays
 
     def _no_calls(self, sources: Sources) -> None:
-        self._address = address_of(self._handle)
-        self._started, self._met, self._cut, self._cut_call = deque(), False, "", None
-        sources.calls = self._started
+        super()._no_calls(sources)
+        self._met, self._cut, self._cut_call = False, "", None
 
     # ---- reductions ------------------------------------------------------------------------------------------------
 
@@ -324,11 +314,11 @@ class Collectives:
         until = self._until(timeout)
         root = self._root("broadcast_object", root)
         is_root = root == self.rank
-        data = np.frombuffer(_pickled(value), np.uint8) if is_root else np.empty(0, np.uint8)
-        length = self.broadcast(np.array(data.size, np.uint64), root, timeout=_left(until))
+        data = pickled(value) if is_root else np.empty(0, np.uint8)
+        length = self.broadcast(np.array(data.size, np.uint64), root, timeout=left(until))
         if not is_root:
             data = np.empty(int(length), np.uint8)
-        self.broadcast(data, root, timeout=_left(until))
+        self.broadcast(data, root, timeout=left(until))
         return value if is_root else pickle.loads(data.data)
 
     def allgather_objects(self, value: Any, *, timeout: float | None = None) -> list[Any]:
@@ -339,9 +329,9 @@ class Collectives:
             timeout: seconds for the whole call; None means the context's default.
         """
         until = self._until(timeout)
-        data = np.frombuffer(_pickled(value), np.uint8)
-        lengths = self.allgather(np.array(data.size, np.uint64), timeout=_left(until)).tolist()
-        whole = self.allgather(data, counts=lengths, timeout=_left(until))
+        data = pickled(value)
+        lengths = self.allgather(np.array(data.size, np.uint64), timeout=left(until)).tolist()
+        whole = self.allgather(data, counts=lengths, timeout=left(until))
         return _unpickled(whole, lengths)
 
     def gather_objects(self, value: Any, root: int = 0, *, timeout: float | None = None) -> list[Any] | None:
@@ -354,9 +344,9 @@ class Collectives:
         """
         until = self._until(timeout)
         root = self._root("gather_objects", root)
-        data = np.frombuffer(_pickled(value), np.uint8)
-        lengths = self.allgather(np.array(data.size, np.uint64), timeout=_left(until)).tolist()
-        whole = self.gather(data, root, counts=lengths, timeout=_left(until))
+        data = pickled(value)
+        lengths = self.allgather(np.array(data.size, np.uint64), timeout=left(until)).tolist()
+        whole = self.gather(data, root, counts=lengths, timeout=left(until))
         return None if whole is None else _unpickled(whole, lengths)
 
     # ---- the calls, checked ----------------------------------------------------------------------------------------
@@ -569,7 +559,7 @@ class Collectives:
     def _quick(self, name: str, op: Any, root: Any, send: Any, recv: Any, timeout: float | None) -> bool:
         """Makes a call if everything is plainly right: NumPy arrays, equal blocks, no started calls. Otherwise it does
         nothing and returns False, and `_make`, which takes longer, makes the call or raises its error."""
-        if self._started or self._cut or not self._met:
+        if self._started or self._messages or self._cut or not self._met:
             return False
         try:
             code = _OPS[op]
@@ -587,6 +577,7 @@ class Collectives:
 
     def _make(self, call: ArrayCall, timeout: float | None) -> Any:
         limit = seconds(timeout, self.config.timeout)
+        self._ask_messages()
         self._admit(call)
         try:
             if not self._met or threading.current_thread() is not threading.main_thread():
@@ -634,19 +625,7 @@ class Collectives:
         while started and started[0].test():
             if started.popleft().failure is not None:
                 break
-        for other in started:
-            if not other.is_over and call.disturbs(other):
-                raise InvalidArgument(
-                    f"{call.name}: its memory overlaps that of a started {other.name}: wait for that Work first, or "
-                    "give other arrays"
-                )
-
-    def _until(self, timeout: float | None) -> float:
-        return time.monotonic() + seconds(timeout, self.config.timeout)
-
-
-def _pickled(value: Any) -> bytes:
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self._check_memory(call)
 
 
 def _unpickled(whole: NDArray[np.uint8], lengths: list[int]) -> list[Any]:
@@ -655,7 +634,3 @@ def _unpickled(whole: NDArray[np.uint8], lengths: list[int]) -> list[Any]:
         found.append(pickle.loads(whole[start : start + length].data))
         start += length
     return found
-
-
-def _left(until: float) -> float:
-    return max(0.0, until - time.monotonic())
