@@ -1,9 +1,9 @@
 /* The calls of _core whose cost a ping-pong of 8 bytes or a small key's push_pull sees: put, put_signal, test_signal,
- * wait_signal, and the steps of an exchange.
+ * wait_signal, the steps of an exchange, and collectives of arrays.
  *
- * cffi lets go of the GIL around every call, which takes longer than these calls do. Here a short put and the calls of
- * a short exchange keep it, and a wait lets go only when its first looks find nothing. Handles come as addresses: _core
- * owns what they point to.
+ * cffi lets go of the GIL around every call, which takes longer than these calls do. Here a short put, the calls of a
+ * short exchange and short collectives keep it, and a wait lets go only when its first looks find nothing. Handles come
+ * as addresses: _core owns what they point to.
  *
  * The limited API of CPython 3.11, which has the buffer protocol, where setup.py defines Py_LIMITED_API; else that of
  * one version. Under Py_TARGET_ABI3T (3.15) the module is for free-threaded interpreters too. */
@@ -11,6 +11,7 @@
 #include <Python.h>
 
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include <hpcomm/hpcomm.h>
@@ -421,6 +422,234 @@ static PyObject *exchange_step(PyObject *module, PyObject *const *args, Py_ssize
     return PyErr_Occurred() ? NULL : PyLong_FromLong(status);
 }
 
+/* ---- collectives of arrays ------------------------------------------------------------------------------------- */
+
+enum { REFUSED = 2 }; /* of a call that has done nothing, because an argument is not plainly right */
+
+static const double SLICE = 0.1; /* seconds of a wait between two looks for signals such as Ctrl-C, as in _core */
+
+/* Waits for the end of a started call, and frees it. Returns its status; HPC_IN_PROGRESS with an exception of Python,
+ * such as that of Ctrl-C, which ends the wait. short_: the call may go on with the GIL held. received: of a recv. */
+static int finish(hpc_request *work, int short_, double timeout, hpc_received *received) {
+    double begin, deadline = 0, before = 0, left = timeout;
+    int status = HPC_IN_PROGRESS, sliced = 0, cut = 0;
+    for (int looks = 0; short_ && status == HPC_IN_PROGRESS && looks_on(looks, &begin); looks++)
+        status = hpc_request_test(work);
+    while (status == HPC_IN_PROGRESS && !cut) {
+        if (!sliced) deadline = now() + timeout, before = hpc_slices_limit(timeout), sliced = 1;
+        Py_BEGIN_ALLOW_THREADS;
+        status = hpc_request_wait(work, left < SLICE ? left : SLICE);
+        if (status == HPC_ERR_TIMEOUT && hpc_last_error()->detail != HPC_DETAIL_HELD_UP) {
+            left = left_until(deadline);
+            status = left > 0 ? HPC_IN_PROGRESS : hpc_follow_timeout(timeout);
+        }
+        Py_END_ALLOW_THREADS;
+        cut = status == HPC_IN_PROGRESS && PyErr_CheckSignals() != 0;
+    }
+    if (sliced) hpc_slices_limit(before);
+    if (status == HPC_OK && received != NULL) status = hpc_request_received(work, received);
+    hpc_request_free(work);
+    return status;
+}
+
+/* The hpc_dtype or hpc_element of an array by its format in struct's letters; -1 if there is none. */
+static int element_of(const Py_buffer *array) {
+    static const char letters[] = "?efd";
+    static const int types[] = {HPC_BOOL, HPC_F16, HPC_F32, HPC_F64};
+    static const int whole[][2] = {
+        [1] = {HPC_I8, HPC_U8}, [2] = {HPC_I16, HPC_U16}, [4] = {HPC_I32, HPC_U32}, [8] = {HPC_I64, HPC_U64}};
+    const char *format = array->format;
+    if (format == NULL || format[0] == 0) return -1;
+    if (format[0] == 'Z' && format[1] != 0 && format[2] == 0)
+        return format[1] == 'f' ? HPC_C64 : format[1] == 'd' ? HPC_C128 : -1;
+    if (format[1] != 0) return -1;
+    const char *at = strchr(letters, format[0]);
+    if (at != NULL) return types[at - letters];
+    if (strchr("bhilqBHILQ", format[0]) == NULL) return -1;
+    return whole[array->itemsize][format[0] < 'a'];
+}
+
+static int rests_are_equal(const Py_buffer *a, int from_a, const Py_buffer *b, int from_b) {
+    if (a->ndim - from_a != b->ndim - from_b) return 0;
+    for (int i = from_a; i < a->ndim; i++)
+        if (a->shape[i] != b->shape[i - from_a + from_b]) return 0;
+    return 1;
+}
+
+/* Returns whether whole has the rows of n blocks, one behind the other. */
+static int joins(const Py_buffer *whole, const Py_buffer *block, int n) {
+    return whole->ndim > 0 && block->ndim > 0 && whole->shape[0] == n * block->shape[0] &&
+           rests_are_equal(whole, 1, block, 1);
+}
+
+/* Returns whether element i of whole is a block, of n. */
+static int stacks(const Py_buffer *whole, const Py_buffer *block, int n) {
+    return whole->ndim > 0 && whole->shape[0] == n && rests_are_equal(whole, 1, block, 0);
+}
+
+/* Returns whether send and recv of a call that uses both have shapes that fit. */
+static int shapes_fit(int what, const Py_buffer *send, const Py_buffer *recv, int n) {
+    switch (what) {
+    case HPC_ALLREDUCE:
+    case HPC_REDUCE:
+        return rests_are_equal(send, 0, recv, 0);
+    case HPC_ALLTOALL:
+        return send->ndim > 0 && send->shape[0] % n == 0 && rests_are_equal(send, 0, recv, 0);
+    case HPC_ALLGATHER:
+    case HPC_GATHER:
+        return joins(recv, send, n) || stacks(recv, send, n);
+    case HPC_REDUCE_SCATTER:
+        return joins(send, recv, n);
+    default:
+        return joins(send, recv, n) || stacks(send, recv, n);
+    }
+}
+
+/* The arrays of a call. obj NULL: none. */
+typedef struct arrays {
+    Py_buffer send, recv;
+} arrays;
+
+static int open_array(Py_buffer *into, PyObject *array, PyObject *ndarray, int flags) {
+    if (Py_TYPE(array) == (PyTypeObject *)ndarray &&
+        PyObject_GetBuffer(array, into, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags) == 0)
+        return 1;
+    into->obj = NULL;
+    PyErr_Clear();
+    return 0;
+}
+
+static void close_arrays(arrays *a) {
+    if (a->send.obj != NULL) PyBuffer_Release(&a->send);
+    if (a->recv.obj != NULL) PyBuffer_Release(&a->recv);
+}
+
+/* Opens the arrays that a call uses on this rank, and writes them, their type and their length into the call. Returns 0
+ * if something is not as it must be. */
+static int fill_call(hpc_collective_call *c, arrays *a, PyObject *const *args, int rank, int n) {
+    PyObject *ndarray = args[0], *send = args[5], *recv = args[6];
+    const int is_root = rank == c->root, what = c->what;
+    const int gives = what != HPC_BROADCAST && (what != HPC_SCATTER || is_root);
+    const int takes = (what != HPC_REDUCE && what != HPC_GATHER) || is_root || (what == HPC_REDUCE && recv != Py_None);
+    const int in_place = gives && takes && send == recv;
+    if (gives && !open_array(&a->send, send, ndarray, in_place ? PyBUF_WRITABLE : 0)) return 0;
+    if (takes && !in_place &&
+        !open_array(&a->recv, recv, ndarray, what == HPC_BROADCAST && is_root ? 0 : PyBUF_WRITABLE))
+        return 0;
+    const Py_buffer *s = &a->send, *r = in_place ? s : &a->recv;
+    c->type = element_of(gives ? s : r);
+    if (c->type < 0 || (gives && takes && (element_of(r) != c->type || !shapes_fit(what, s, r, n)))) return 0;
+    const int by_recv = what == HPC_REDUCE_SCATTER || what == HPC_SCATTER || what == HPC_BROADCAST;
+    const Py_buffer *block = by_recv ? r : s;
+    c->count = (uint64_t)(block->len / block->itemsize) / (what == HPC_ALLTOALL ? (unsigned)n : 1);
+    c->send = s->buf;
+    c->recv = r->buf;
+    return 1;
+}
+
+/* Returns what a call returns to Python. HPC_IN_PROGRESS: there is an exception. */
+static PyObject *answer(int status, int value) {
+    if (status == REFUSED) Py_RETURN_NONE;
+    return status == HPC_IN_PROGRESS ? NULL : PyLong_FromLong(status == HPC_OK ? value : status);
+}
+
+/* The rank that an int names; -1 if it is no plain int, or too large. */
+static int as_rank(PyObject *value) {
+    int beyond = 0;
+    const long rank = PyLong_CheckExact(value) ? PyLong_AsLongAndOverflow(value, &beyond) : -1;
+    return beyond || rank < 0 || rank > INT_MAX ? -1 : (int)rank;
+}
+
+/* collective(numpy.ndarray, context, what, op, root, send, recv, timeout) -> 0, a negative status, or None if it has
+ * done nothing, because an argument is not plainly right: arrays are numpy.ndarrays, or None. op: a number. */
+static PyObject *collective(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    hpc_collective_call c = {.size = sizeof c};
+    arrays a = {{0}, {0}};
+    hpc_request *work = NULL;
+    (void)module;
+    if (!expect("collective", n, 8)) return NULL;
+    hpc_context *context = PyLong_AsVoidPtr(args[1]);
+    const double timeout = PyFloat_AsDouble(args[7]);
+    c.what = as_int(args[2]);
+    c.op = as_int(args[3]);
+    c.root = as_rank(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    const int size = hpc_context_size(context);
+    int status = HPC_ERR_INVALID, short_ = 0;
+    if (fill_call(&c, &a, args, hpc_context_rank(context), size)) {
+        const Py_ssize_t most = a.send.len > a.recv.len ? a.send.len : a.recv.len;
+        short_ = most * (c.what == HPC_BROADCAST ? size : 1) <= SHORT_BYTES;
+        if (short_) {
+            status = hpc_collective_start(context, &c, &work);
+        } else {
+            Py_BEGIN_ALLOW_THREADS;
+            status = hpc_collective_start(context, &c, &work);
+            Py_END_ALLOW_THREADS;
+        }
+    }
+    if (status == HPC_ERR_INVALID) status = REFUSED;
+    if (status == HPC_OK) status = finish(work, short_, timeout, NULL);
+    close_arrays(&a);
+    return answer(status, 0);
+}
+
+/* Reads a message's other rank, or its tag. None is any, if any is 1. Returns 0 if the object is no plain number. */
+static int as_part(PyObject *value, int any, int *part) {
+    if (any && value == Py_None) return *part = HPC_ANY, 1;
+    return (*part = as_rank(value)) >= 0;
+}
+
+static int start_message(hpc_context *context, int rank, int tag, const Py_buffer *array, int type, int receives,
+                         hpc_request **work) {
+    const uint64_t count = (uint64_t)(array->len / array->itemsize);
+    return receives ? hpc_recv_start(context, rank, tag, array->buf, count, type, work)
+                    : hpc_send_start(context, rank, tag, array->buf, count, type, work);
+}
+
+/* args: numpy.ndarray, context, array, rank, tag, timeout. received: of a recv; NULL: a send. Returns the status, or
+ * REFUSED. */
+static int pass_message(PyObject *const *args, hpc_received *received) {
+    const int receives = received != NULL;
+    hpc_request *work = NULL;
+    Py_buffer array;
+    int rank, tag, status = HPC_ERR_INVALID;
+    hpc_context *context = PyLong_AsVoidPtr(args[1]);
+    const double timeout = PyFloat_AsDouble(args[5]);
+    if (PyErr_Occurred()) return HPC_IN_PROGRESS;
+    if (!as_part(args[3], receives, &rank) || !as_part(args[4], receives, &tag) ||
+        !open_array(&array, args[2], args[0], receives ? PyBUF_WRITABLE : 0))
+        return REFUSED;
+    const int type = element_of(&array), short_ = array.len <= SHORT_BYTES;
+    if (type >= 0 && short_) {
+        status = start_message(context, rank, tag, &array, type, receives, &work);
+    } else if (type >= 0) {
+        Py_BEGIN_ALLOW_THREADS;
+        status = start_message(context, rank, tag, &array, type, receives, &work);
+        Py_END_ALLOW_THREADS;
+    }
+    if (status == HPC_ERR_INVALID) status = REFUSED;
+    if (status == HPC_OK) status = finish(work, short_, timeout, received);
+    PyBuffer_Release(&array);
+    return status;
+}
+
+/* send(numpy.ndarray, context, array, to, tag, timeout) -> 0, a negative status, or None if it has done nothing,
+ * because an argument is not plainly right */
+static PyObject *send_(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    (void)module;
+    if (!expect("send", n, 6)) return NULL;
+    return answer(pass_message(args, NULL), 0);
+}
+
+/* recv(numpy.ndarray, context, array, from, tag, timeout) -> the sender, or as send does. from, tag: None for any. */
+static PyObject *recv_(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    hpc_received received = {0};
+    (void)module;
+    if (!expect("recv", n, 6)) return NULL;
+    const int status = pass_message(args, &received);
+    return answer(status, received.rank);
+}
+
 static PyMethodDef methods[] = {
     {"put", (PyCFunction)(void (*)(void))put, METH_FASTCALL, NULL},
     {"put_signal", (PyCFunction)(void (*)(void))put_signal, METH_FASTCALL, NULL},
@@ -433,6 +662,9 @@ static PyMethodDef methods[] = {
     {"exchange_wait", (PyCFunction)(void (*)(void))exchange_wait, METH_FASTCALL, NULL},
     {"exchange_ready", (PyCFunction)(void (*)(void))exchange_ready, METH_FASTCALL, NULL},
     {"exchange_step", (PyCFunction)(void (*)(void))exchange_step, METH_FASTCALL, NULL},
+    {"send", (PyCFunction)(void (*)(void))send_, METH_FASTCALL, NULL},
+    {"recv", (PyCFunction)(void (*)(void))recv_, METH_FASTCALL, NULL},
+    {"collective", (PyCFunction)(void (*)(void))collective, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

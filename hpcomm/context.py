@@ -18,7 +18,7 @@ import numpy as np
 from . import _core, launch, log
 from ._core import NULL, seconds
 from .bandwidth import Bandwidth, as_ranks, as_rate, probe
-from .collective import Collectives
+from .collective import Collectives, Messages
 from .config import Config, read_secret
 from .engine import Engine, handle_of
 from .errors import HpcommError, InvalidArgument, PeerFailed, Timeout
@@ -98,7 +98,7 @@ def init(
     return Context(launch.find(comm, settings), settings, used)
 
 
-class Context(Collectives):
+class Context(Collectives, Messages):
     """One rank's membership in a job. init makes it; close, the end of its with block, or the interpreter's exit closes
     it.
 
@@ -122,7 +122,8 @@ class Context(Collectives):
 
     Collective are the methods `window`, `receive_queue`, `lane`, `barrier` and all methods of
     hpcomm.collective.Collectives, e.g. `allreduce` and `allgather`, and also Exchange and its method `load_state_dict`:
-    all ranks must call them, in the same order. After `close` every method raises InvalidArgument.
+    all ranks must call them, in the same order. The methods of hpcomm.collective.Messages, e.g. `send` and `recv`, are
+    calls of two ranks. After `close` every method raises InvalidArgument.
     """
 
     __slots__ = (

@@ -566,16 +566,16 @@ def test_a_rank_that_does_not_come_times_out(before: int) -> None:
     run_threads(2, body)
 
 
-@pytest.mark.parametrize("before", [0, 1])
-def test_keyboard_interrupt_ends_a_call(before: int) -> None:
+@pytest.mark.parametrize(("before", "size"), [(0, 8), (1, 8), (1, LARGE)])
+def test_keyboard_interrupt_ends_a_call(before: int, size: int) -> None:
     mine, other = thread_worlds(2)
-    done = threading.Event()
+    done, seen = threading.Event(), []
 
     def peer() -> None:
         with hpcomm.init(other) as ctx:
             for _ in range(before):
                 ctx.allreduce(1)
-            assert done.wait(30)
+            seen.append(done.wait(15))
 
     thread = threading.Thread(target=peer)
     thread.start()
@@ -584,13 +584,14 @@ def test_keyboard_interrupt_ends_a_call(before: int) -> None:
             for _ in range(before):
                 ctx.allreduce(1)
             with interrupted(), pytest.raises(KeyboardInterrupt):
-                ctx.allreduce(np.ones(8))
+                ctx.allreduce(np.ones(size))
             with pytest.raises(hpcomm.ConfigError, match=r"no further collectives .*: allreduce was cut short"):
                 ctx.broadcast(np.ones(8))
             assert ctx.peers[1].state == "alive"
     finally:
         done.set()
         thread.join(30)
+    assert seen == [True]  # the interrupt came before the peer lost its patience
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -653,8 +654,11 @@ def wrong() -> Iterator[tuple[Made, str]]:
     yield lambda c: c.allreduce_nb(four, "nand"), "op is 'nand'"
 
 
-def test_what_is_wrong_is_refused_before_anything_is_sent() -> None:
+@pytest.mark.parametrize("before", [0, 1])
+def test_what_is_wrong_is_refused_before_anything_is_sent(before: int) -> None:
     def body(ctx: hpcomm.Context) -> None:
+        for _ in range(before):
+            ctx.allreduce(1)
         if ctx.rank == 0:
             for call, part in wrong():
                 with pytest.raises(hpcomm.InvalidArgument, match=part):
@@ -666,12 +670,16 @@ def test_what_is_wrong_is_refused_before_anything_is_sent() -> None:
     run_threads(2, body)
 
 
-def test_a_closed_context_makes_no_calls() -> None:
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_closed_context_makes_no_calls(before: int) -> None:
     ctx = hpcomm.init()
+    for _ in range(before):
+        ctx.allreduce(1)
     ctx.close()
     for call in (ctx.allreduce, ctx.broadcast_object, ctx.allgather_nb):
-        with pytest.raises(hpcomm.InvalidArgument):
-            call(1.0)
+        for array in (1.0, floats(3)):
+            with pytest.raises(hpcomm.InvalidArgument):
+                call(array)
 
 
 def test_memory_of_a_started_call_is_refused() -> None:

@@ -102,6 +102,22 @@ def test_barrier_that_a_rank_misses_times_out() -> None:
     run_threads(2, body)
 
 
+def test_a_barrier_names_on_every_rank_those_that_do_not_come() -> None:
+    missed = threading.Barrier(5)
+
+    def body(context: hpcomm.Context) -> None:
+        if context.rank not in (1, 3):
+            with pytest.raises(hpcomm.Timeout, match="barrier") as raised:
+                context.barrier(timeout=0.3)
+            assert raised.value.waiting_for == (1, 3)
+            assert [one.rank for one in raised.value.culprits] == [1, 3]
+        missed.wait(20)
+        context.close()
+        raise Left
+
+    run_threads(5, body)
+
+
 def test_several_contexts_in_one_process() -> None:
     with hpcomm.init() as one, hpcomm.init() as two:
         first, second = one.window(8), two.window(8)
@@ -566,7 +582,7 @@ def wait_until_asleep(thread: threading.Thread) -> None:
     raise AssertionError("the thread did not sleep")
 
 
-CALLERS = ("_core", "calls.py", "queue.py", "window.py")  # what calls C by itself: a package, and modules above it
+CALLERS = ("_core", "calls.py", "messages.py", "methods.py", "queue.py", "window.py")  # of Python, which call C
 
 
 def in_core(thread: threading.Thread) -> bool:

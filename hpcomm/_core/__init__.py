@@ -24,13 +24,21 @@ from .codec import (
     set_encoder,
 )
 from .collective import (
+    ANY,
     COLLECTIVES,
     ELEMENTS,
     OPS,
     collective_call,
+    collective_quick,
     collective_run,
     collective_start,
     element_size,
+    new_request,
+    received,
+    recv_quick,
+    recv_start,
+    send_quick,
+    send_start,
     work_free,
     work_test,
     work_wait,
@@ -131,7 +139,7 @@ from .host import (
     transports,
     version,
 )
-from .memory import MemoryView, address_of, from_buffer, function_address, mapped
+from .memory import MemoryView, address_of, array_address, from_buffer, function_address, mapped
 from .plan import (
     ACTIONS,
     AFFINITIES,

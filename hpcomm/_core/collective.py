@@ -1,8 +1,9 @@
-"""Collectives of arrays."""
+"""Collectives of arrays, and messages between two ranks."""
 
 from collections.abc import Callable
 from typing import Any
 
+from .. import _fast
 from .._ffi import ffi, lib
 from .handle import collective
 from .status import NULL, check, wait
@@ -44,8 +45,14 @@ ELEMENTS: dict[str, int] = {  # by the names of NumPy's dtypes
     "complex64": lib.HPC_C64,
     "complex128": lib.HPC_C128,
 }
+_CALL, _CALL_BYTES = ffi.typeof("hpc_collective_call *"), ffi.sizeof("hpc_collective_call")
+_VOID, _REQUEST = ffi.typeof("void *"), ffi.typeof("hpc_request **")
+ANY: int = lib.HPC_ANY
 element_size: Callable[[int], int] = lib.hpc_element_size
 
+collective_quick = _fast.collective
+send_quick = _fast.send
+recv_quick = _fast.recv
 work_test = lib.hpc_request_test
 work_free = lib.hpc_request_free
 
@@ -62,28 +69,42 @@ def collective_call(
     recv_counts: tuple[int, ...] | None,
 ) -> tuple[Any, Any, Any]:
     """Makes a call from the addresses of its arrays; 0 is no array. Returns it with the lengths that it points to."""
-    c = ffi.new("hpc_collective_call *")
-    c.size = ffi.sizeof("hpc_collective_call")
-    c.what, c.type, c.op, c.root, c.count = what, kind, op, root, count
-    c.send, c.recv = ffi.cast("void *", send), ffi.cast("void *", recv)
     sends = NULL if send_counts is None else ffi.new("uint64_t[]", send_counts)
     recvs = NULL if recv_counts is None else ffi.new("uint64_t[]", recv_counts)
-    c.send_counts, c.recv_counts = sends, recvs
-    return c, sends, recvs
+    arrays = ffi.cast(_VOID, send), ffi.cast(_VOID, recv)
+    return ffi.new(_CALL, (_CALL_BYTES, what, kind, op, root, *arrays, count, sends, recvs)), sends, recvs
 
 
 def collective_run(context: Any, call: Any, timeout: float) -> None:
     collective(lambda seconds: lib.hpc_collective_run(context, call, seconds), timeout)
 
 
-def collective_start(context: Any, call: Any, *, first: bool) -> Any:
-    """Starts the call and returns its hpc_request. first: whether it is the context's first, in which ranks meet."""
-    out = ffi.new("hpc_request **")
+def new_request() -> Any:
+    """Makes the place of an hpc_request, for a call that starts one."""
+    return ffi.new(_REQUEST)
+
+
+def collective_start(context: Any, call: Any, work: Any, *, first: bool) -> None:
+    """Starts the call. first: whether it is the context's first, in which ranks meet."""
     if first:
-        collective(lambda _: lib.hpc_collective_start(context, call, out), 0.0)
+        collective(lambda _: lib.hpc_collective_start(context, call, work), 0.0)
     else:
-        check(lib.hpc_collective_start(context, call, out))
-    return out[0]
+        check(lib.hpc_collective_start(context, call, work))
+
+
+def send_start(context: Any, to: int, tag: int, address: int, count: int, kind: int | None, work: Any) -> None:
+    check(lib.hpc_send_start(context, to, tag, ffi.cast(_VOID, address), count, kind, work))
+
+
+def recv_start(context: Any, source: int, tag: int, address: int, count: int, kind: int | None, work: Any) -> None:
+    check(lib.hpc_recv_start(context, source, tag, ffi.cast(_VOID, address), count, kind, work))
+
+
+def received(work: Any) -> tuple[int, int]:
+    """Returns the sender and the tag of the message that an ended recv has got."""
+    found = ffi.new("hpc_received *")
+    check(lib.hpc_request_received(work, found))
+    return found.rank, found.tag
 
 
 def work_wait(work: Any, timeout: float) -> None:

@@ -14,6 +14,7 @@ from .status import NULL, check
 
 _CFunction: Any = ctypes.CFUNCTYPE(None).__base__  # of every function pointer of ctypes
 
+_UINTPTR = ffi.typeof("uintptr_t")
 from_buffer = ffi.from_buffer
 new_word: Callable[[], Any] = lambda: ffi.new("uint64_t *")  # noqa: E731
 
@@ -60,6 +61,14 @@ def members(struct: Any) -> dict[str, Any]:
 def address_of(pointer: Any) -> int:
     """Returns the address of a handle; its owner must live as long as the address is used."""
     return int(ffi.cast("uintptr_t", pointer))
+
+
+def array_address(array: NDArray[Any]) -> int:
+    """Returns the address of an array's first byte, and takes less time than NumPy's own ways."""
+    try:
+        return int(ffi.cast(_UINTPTR, from_buffer(array)))
+    except (ValueError, BufferError):  # a dtype without a format, such as bfloat16
+        return int(array.__array_interface__["data"][0])
 
 
 def function_address(function: Any, name: str) -> int:

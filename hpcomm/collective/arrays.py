@@ -82,6 +82,25 @@ def check_writable(name: str, array: NDArray[Any], what: str = "array") -> None:
         raise InvalidArgument(f"{name}: {what} is read-only: the result is written there; give a copy")
 
 
+def empty_like(array: Any) -> NDArray[Any] | None:
+    """Returns a new array for a result of the shape of array; None if array is not plainly a NumPy array."""
+    return np.empty_like(array) if type(array) is np.ndarray else None
+
+
+def empty_part(array: Any, n: int) -> NDArray[Any] | None:
+    """Returns a new array for one of n equal parts of array, like empty_like."""
+    if type(array) is not np.ndarray or array.ndim == 0:
+        return None
+    return np.empty((array.shape[0] // n, *array.shape[1:]), array.dtype)
+
+
+def empty_joined(array: Any, n: int) -> NDArray[Any] | None:
+    """Returns a new array for n blocks of the shape of array, joined along the first axis, like empty_like."""
+    if type(array) is not np.ndarray:
+        return None
+    return np.empty((n * array.shape[0], *array.shape[1:]) if array.ndim else n, array.dtype)
+
+
 def as_op(name: str, op: Any, dtype: np.dtype[Any]) -> int:
     code = OPS.get(op) if isinstance(op, str) else None
     if code is None:

@@ -1,13 +1,18 @@
-"""One call: its arrays, its C call and, once started, its C work."""
+"""One call: its arrays, its C call and, once started, its C work. And the started calls of a context."""
 
+import pickle
+import time
+from collections import deque
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from .._core import OPS, error, seconds
+from .._core import OPS, array_address, error, seconds
+from ..config import Config
 from ..errors import HpcommError, InvalidArgument, Timeout
+from ..window import Sources
 from .arrays import element_of
 
 _WHAT = _core.COLLECTIVES
@@ -29,17 +34,78 @@ class Extent:
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
-        self.address: int = array.__array_interface__["data"][0]
+        self.address = array_address(array)
         self.end = self.address + array.nbytes
 
     def overlaps(self, other: "Extent") -> bool:
-        return bool(max(self.address, other.address) < min(self.end, other.end))
+        return (
+            self.address < other.end
+            and other.address < self.end
+            and self.address < self.end
+            and other.address < other.end
+        )
 
 
-class ArrayCall:
-    """A checked call: its arrays, the C call, the result on this rank and, once started, the state of its C work."""
+class OneCall:
+    """A checked call: its arrays, the result on this rank and, once started, the state of its C work."""
 
-    __slots__ = ("_c", "_work", "failure", "is_over", "name", "recv", "result", "send")
+    __slots__ = ("_box", "failure", "is_over", "name", "recv", "result", "send")
+
+    def __init__(self, name: str, send: Extent | None, recv: Extent | None, result: Any = None) -> None:
+        """send: memory that the call reads; recv: memory that it writes."""
+        self.name, self.send, self.recv, self.result = name, send, recv, result
+        self.failure: HpcommError | None = None
+        self.is_over = False
+        self._box = _core.new_request()  # C writes the work into it
+
+    def disturbs(self, other: "OneCall") -> bool:
+        """Returns whether one of two started calls writes memory that the other one uses."""
+        mine, its = self.recv, other.recv
+        return (mine is not None and any(part is not None and mine.overlaps(part) for part in (its, other.send))) or (
+            its is not None and self.send is not None and its.overlaps(self.send)
+        )
+
+    def test(self) -> bool:
+        """Returns whether the call is over or has failed; its failure is kept."""
+        if not self.is_over:
+            status = _core.work_test(self._box[0])
+            if status > 0:
+                return False
+            self._end(error(status) if status < 0 else None)
+        return True
+
+    def wait(self, timeout: float) -> None:
+        if not self.is_over:
+            try:
+                _core.work_wait(self._box[0], timeout)
+            except Timeout:
+                raise
+            except HpcommError as failure:
+                self._end(failure)
+            else:
+                self._end(None)
+        if self.failure is not None:
+            raise self.failure
+
+    def give_up(self) -> None:
+        """Ends the call if it is not over."""
+        if not self.is_over:
+            self.is_over = True
+            self._free()
+
+    def _end(self, failure: HpcommError | None) -> None:
+        self.is_over, self.failure = True, failure
+        self._free()
+
+    def _free(self) -> None:
+        _core.work_free(self._box[0])
+        self._box = None
+
+
+class ArrayCall(OneCall):
+    """A collective call. If it is given up before its end, the context makes no further ones."""
+
+    __slots__ = ("_c",)
 
     def __init__(
         self,
@@ -58,13 +124,9 @@ class ArrayCall:
     ) -> None:
         """own: where this rank's block lies in the larger one of the two arrays, in bytes: only there may they overlap.
         None: nowhere."""
-        self.name, self.result = name, result
-        self.send = None if send is None else Extent(send)
-        self.recv = None if recv is None else Extent(recv)
-        self.failure: HpcommError | None = None
-        self.is_over = False
-        self._work: Any = None
-        a, b = self.send, self.recv
+        a = None if send is None else Extent(send)
+        b = None if recv is None else a if recv is send else Extent(recv)
+        super().__init__(name, a, b, result)
         if a is not None and b is not None and a.overlaps(b):
             small, large = (a, b) if a.end - a.address <= b.end - b.address else (b, a)
             if own is None or small.address != large.address + own:
@@ -81,54 +143,16 @@ class ArrayCall:
             recv_counts,
         )
 
-    def disturbs(self, other: "ArrayCall") -> bool:
-        """Returns whether one of two started calls writes memory that the other one uses."""
-        mine, its = self.recv, other.recv
-        return (mine is not None and any(part is not None and mine.overlaps(part) for part in (its, other.send))) or (
-            its is not None and self.send is not None and its.overlaps(self.send)
-        )
-
     def run(self, handle: Any, timeout: float) -> None:
         _core.collective_run(handle, self._c[0], timeout)
+        self.is_over = True
 
     def start(self, handle: Any, *, first: bool = False) -> None:
-        self._work = _core.collective_start(handle, self._c[0], first=first)
-
-    def test(self) -> bool:
-        """Returns whether the call is over or has failed; its failure is kept."""
-        if not self.is_over:
-            status = _core.work_test(self._work)
-            if status > 0:
-                return False
-            self._end(error(status) if status < 0 else None)
-        return True
-
-    def wait(self, timeout: float) -> None:
-        if not self.is_over:
-            try:
-                _core.work_wait(self._work, timeout)
-            except Timeout:
-                raise
-            except HpcommError as failure:
-                self._end(failure)
-            else:
-                self._end(None)
-        if self.failure is not None:
-            raise self.failure
-
-    def give_up(self) -> None:
-        """Ends the call if it is not over. The context then makes no further ones."""
-        if not self.is_over:
-            self._end(None)
-
-    def _end(self, failure: HpcommError | None) -> None:
-        self.is_over, self.failure = True, failure
-        _core.work_free(self._work)
-        self._work = None
+        _core.collective_start(handle, self._c[0], self._box, first=first)
 
 
 class Work:
-    """A started collective call; the methods of a Context whose names end in _nb return it.
+    """A started call; the methods of a Context whose names end in _nb return it.
 
     The arrays of the call belong to it until `test` has returned True or `wait` has returned: do not write them, and do
     not read its result. A Work may be dropped; the call then goes on in later calls of the context.
@@ -139,7 +163,7 @@ class Work:
 
     __slots__ = ("__weakref__", "_call", "_default", "context", "name")
 
-    def __init__(self, context: object, call: ArrayCall, default: float) -> None:
+    def __init__(self, context: Any, call: OneCall, default: float) -> None:
         self.context = context  # keeps it open
         self.name = call.name
         self._call, self._default = call, default
@@ -173,3 +197,47 @@ class Work:
 
     def __repr__(self) -> str:
         return f"<hpcomm.collective.Work of {self.name}, {'done' if self._call.is_over else 'going on'}>"
+
+
+class Caller:
+    """The started calls of a context. Collectives go on in their order, messages in any order."""
+
+    __slots__ = ("_address", "_messages", "_most", "_started")
+
+    rank: int
+    size: int
+    config: Config
+    _handle: Any
+    _address: int  # of the context in C
+    _started: deque[ArrayCall]  # calls that are over leave it at the next call
+    _messages: set[OneCall]  # calls that are over leave it when they are asked
+    _most: int  # with more messages than so many, the next start asks them all
+
+    def _no_calls(self, sources: Sources) -> None:
+        self._address = _core.address_of(self._handle)
+        self._started, self._messages, self._most = deque(), set(), 16
+        sources.calls = self._started, self._messages
+
+    def _ask_messages(self) -> None:
+        for call in tuple(self._messages):
+            call.test()
+        self._most = 2 * len(self._messages) + 16
+
+    def _until(self, timeout: float | None) -> float:
+        return time.monotonic() + seconds(timeout, self.config.timeout)
+
+    def _check_memory(self, call: OneCall) -> None:
+        for other in (*self._started, *self._messages):
+            if not other.is_over and call.disturbs(other) and not other.test():
+                raise InvalidArgument(
+                    f"{call.name}: its memory overlaps that of a started {other.name}: wait for that Work first, or "
+                    "give other arrays"
+                )
+
+
+def left(until: float) -> float:
+    return max(0.0, until - time.monotonic())
+
+
+def pickled(value: Any) -> NDArray[np.uint8]:
+    return np.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), np.uint8)

@@ -3,8 +3,6 @@
 import math
 import pickle
 import threading
-import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -12,15 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from .._core import seconds
-from ..config import Config
+from .._core import collective_quick, error, seconds
 from ..errors import ConfigError, HpcommError, InvalidArgument
 from ..window import Sources
-from .arrays import NUMBERS, as_array, as_op, as_out, check_writable
-from .call import ArrayCall, Work
+from .arrays import NUMBERS, as_array, as_op, as_out, check_writable, empty_joined, empty_like, empty_part
+from .call import ArrayCall, Caller, Work, left, pickled
+
+_ndarray = np.ndarray
+_WHAT, _OPS = _core.COLLECTIVES, _core.OPS
 
 
-class Collectives:
+class Collectives(Caller):
     """The collectives of arrays and objects; they are methods of Context.
 
     All ranks make the same calls in the same order, with equal dtypes, sizes, ops and roots. If they do not, every rank
@@ -54,20 +54,15 @@ class Collectives:
     may make these calls.
     """
 
-    __slots__ = ("_cut", "_cut_call", "_met", "_started")
+    __slots__ = ("_cut", "_cut_call", "_met")
 
-    rank: int
-    size: int
-    config: Config
-    _handle: Any
-    _started: "deque[ArrayCall]"  # in order; calls that are over leave it at the next call
     _met: bool  # whether the ranks have met in a first call, which makes the memory for all others
     _cut: str  # the call that Ctrl-C has cut short; "" for none
-    _cut_call: ArrayCall | None
+    _cut_call: ArrayCall | None  # in which another thread may still be, and use its arrays
 
     def _no_calls(self, sources: Sources) -> None:
-        self._started, self._met, self._cut, self._cut_call = deque(), False, "", None
-        sources.calls = self._started
+        super()._no_calls(sources)
+        self._met, self._cut, self._cut_call = False, "", None
 
     # ---- reductions ------------------------------------------------------------------------------------------------
 
@@ -80,6 +75,11 @@ class Collectives:
             out: an array of array's shape and dtype; it may be array itself.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if array.__class__ is float:
+            array = np.asarray(array)
+        result = empty_like(array) if out is None else out
+        if self._quick("allreduce", op, 0, array, result, timeout):
+            return result
         return self._make(self._allreduce(array, op, out), timeout)
 
     def allreduce_nb(self, array: Any, op: str = "sum", out: Any = None) -> Work:
@@ -99,6 +99,10 @@ class Collectives:
                 checked and stays as it is.
             timeout: seconds for the whole call; None means the context's default.
         """
+        is_root = root.__class__ is int and root == self.rank
+        result = empty_like(array) if out is None and is_root else out
+        if self._quick("reduce", op, root, array, result, timeout):
+            return result if is_root else None
         return self._make(self._reduce(array, op, root, out), timeout)
 
     def reduce_nb(self, array: Any, op: str = "sum", root: int = 0, out: Any = None) -> Work:
@@ -124,6 +128,10 @@ class Collectives:
             counts: the rows of each rank's block, the same on every rank.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if counts is None:
+            result = empty_part(array, self.size) if out is None else out
+            if self._quick("reduce_scatter", op, 0, array, result, timeout):
+                return result
         return self._make(self._reduce_scatter(array, op, out, counts), timeout)
 
     def reduce_scatter_nb(
@@ -142,6 +150,8 @@ class Collectives:
             root: the rank whose elements are sent.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if self._quick("broadcast", "sum", root, None, array, timeout):
+            return array
         return self._make(self._broadcast(array, root), timeout)
 
     def broadcast_nb(self, array: Any, root: int = 0) -> Work:
@@ -178,6 +188,10 @@ class Collectives:
             counts: the rows of each rank's array, the same on every rank.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if counts is None:
+            result = empty_joined(data, self.size) if out is None else out
+            if self._quick("allgather", "sum", 0, data, result, timeout):
+                return result
         if isinstance(data, NUMBERS | np.ndarray) or hasattr(data, "__dlpack__"):
             return self._make(self._allgather(data, out, counts), timeout)
         if isinstance(out, int | float):  # allgather(data, timeout), as it was before arrays
@@ -208,6 +222,11 @@ class Collectives:
             counts: the rows of each rank's array, the same on every rank.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if counts is None:
+            is_root = root.__class__ is int and root == self.rank
+            result = empty_joined(array, self.size) if out is None and is_root else out
+            if self._quick("gather", "sum", root, array, result, timeout):
+                return result if is_root else None
         return self._make(self._gather(array, root, out, counts), timeout)
 
     def gather_nb(self, array: Any, root: int = 0, out: Any = None, *, counts: Sequence[int] | None = None) -> Work:
@@ -234,6 +253,8 @@ class Collectives:
             counts: the rows of each rank's block, the same on every rank.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if counts is None and out is not None and self._quick("scatter", "sum", root, array, out, timeout):
+            return out
         return self._make(self._scatter(array, root, out, counts), timeout)
 
     def scatter_nb(
@@ -261,6 +282,10 @@ class Collectives:
             recv_counts: the rows that each rank sends to this rank. Give both counts or none.
             timeout: seconds for the whole call; None means the context's default.
         """
+        if send_counts is None and recv_counts is None:
+            result = empty_like(array) if out is None else out
+            if self._quick("alltoall", "sum", 0, array, result, timeout):
+                return result
         return self._make(self._alltoall(array, out, send_counts, recv_counts), timeout)
 
     def alltoall_nb(
@@ -289,11 +314,11 @@ class Collectives:
         until = self._until(timeout)
         root = self._root("broadcast_object", root)
         is_root = root == self.rank
-        data = np.frombuffer(_pickled(value), np.uint8) if is_root else np.empty(0, np.uint8)
-        length = self.broadcast(np.array(data.size, np.uint64), root, timeout=_left(until))
+        data = pickled(value) if is_root else np.empty(0, np.uint8)
+        length = self.broadcast(np.array(data.size, np.uint64), root, timeout=left(until))
         if not is_root:
             data = np.empty(int(length), np.uint8)
-        self.broadcast(data, root, timeout=_left(until))
+        self.broadcast(data, root, timeout=left(until))
         return value if is_root else pickle.loads(data.data)
 
     def allgather_objects(self, value: Any, *, timeout: float | None = None) -> list[Any]:
@@ -304,9 +329,9 @@ class Collectives:
             timeout: seconds for the whole call; None means the context's default.
         """
         until = self._until(timeout)
-        data = np.frombuffer(_pickled(value), np.uint8)
-        lengths = self.allgather(np.array(data.size, np.uint64), timeout=_left(until)).tolist()
-        whole = self.allgather(data, counts=lengths, timeout=_left(until))
+        data = pickled(value)
+        lengths = self.allgather(np.array(data.size, np.uint64), timeout=left(until)).tolist()
+        whole = self.allgather(data, counts=lengths, timeout=left(until))
         return _unpickled(whole, lengths)
 
     def gather_objects(self, value: Any, root: int = 0, *, timeout: float | None = None) -> list[Any] | None:
@@ -319,9 +344,9 @@ class Collectives:
         """
         until = self._until(timeout)
         root = self._root("gather_objects", root)
-        data = np.frombuffer(_pickled(value), np.uint8)
-        lengths = self.allgather(np.array(data.size, np.uint64), timeout=_left(until)).tolist()
-        whole = self.gather(data, root, counts=lengths, timeout=_left(until))
+        data = pickled(value)
+        lengths = self.allgather(np.array(data.size, np.uint64), timeout=left(until)).tolist()
+        whole = self.gather(data, root, counts=lengths, timeout=left(until))
         return None if whole is None else _unpickled(whole, lengths)
 
     # ---- the calls, checked ----------------------------------------------------------------------------------------
@@ -531,8 +556,28 @@ class Collectives:
 
     # ---- making calls ----------------------------------------------------------------------------------------------
 
+    def _quick(self, name: str, op: Any, root: Any, send: Any, recv: Any, timeout: float | None) -> bool:
+        """Makes a call if everything is plainly right: NumPy arrays, equal blocks, no started calls. Otherwise it does
+        nothing and returns False, and `_make`, which takes longer, makes the call or raises its error."""
+        if self._started or self._messages or self._cut or not self._met:
+            return False
+        try:
+            code = _OPS[op]
+        except (KeyError, TypeError):
+            return False
+        limit = self.config.timeout if timeout is None else seconds(timeout, 0.0)
+        try:
+            status = collective_quick(_ndarray, self._address, _WHAT[name], code, root, send, recv, limit)
+        except BaseException as cut:
+            self._cut_short(name, cut)
+            raise
+        if status:
+            raise error(status)
+        return status == 0
+
     def _make(self, call: ArrayCall, timeout: float | None) -> Any:
         limit = seconds(timeout, self.config.timeout)
+        self._ask_messages()
         self._admit(call)
         try:
             if not self._met or threading.current_thread() is not threading.main_thread():
@@ -547,7 +592,8 @@ class Collectives:
         except HpcommError:
             raise
         except BaseException as cut:
-            self._cut_short(call, cut)
+            self._cut_short(call.name, cut)
+            self._cut_call = call
             raise
         return call.result
 
@@ -558,16 +604,15 @@ class Collectives:
         except HpcommError:
             raise
         except BaseException as cut:
-            self._cut_short(call, cut)
+            self._cut_short(call.name, cut)
+            self._cut_call = call
             raise
         self._met = True
         self._started.append(call)
         return Work(self, call, self.config.timeout)
 
-    def _cut_short(self, call: ArrayCall, cut: BaseException) -> None:
-        """After Ctrl-C another thread may still be in the call, and use its arrays."""
-        self._cut = f"{call.name} was cut short by {type(cut).__name__}"
-        self._cut_call = call
+    def _cut_short(self, name: str, cut: BaseException) -> None:
+        self._cut = f"{name} was cut short by {type(cut).__name__}"
 
     def _admit(self, call: ArrayCall) -> None:
         """Raises an error for a call that may not begin now."""
@@ -580,19 +625,7 @@ class Collectives:
         while started and started[0].test():
             if started.popleft().failure is not None:
                 break
-        for other in started:
-            if not other.is_over and call.disturbs(other):
-                raise InvalidArgument(
-                    f"{call.name}: its memory overlaps that of a started {other.name}: wait for that Work first, or "
-                    "give other arrays"
-                )
-
-    def _until(self, timeout: float | None) -> float:
-        return time.monotonic() + seconds(timeout, self.config.timeout)
-
-
-def _pickled(value: Any) -> bytes:
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self._check_memory(call)
 
 
 def _unpickled(whole: NDArray[np.uint8], lengths: list[int]) -> list[Any]:
@@ -601,7 +634,3 @@ def _unpickled(whole: NDArray[np.uint8], lengths: list[int]) -> list[Any]:
         found.append(pickle.loads(whole[start : start + length].data))
         start += length
     return found
-
-
-def _left(until: float) -> float:
-    return max(0.0, until - time.monotonic())
