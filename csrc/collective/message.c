@@ -338,7 +338,9 @@ static int step(hpc_parcel *m) {
     if (m->state == READING) return go_on_reading(m);
     if (m->state != QUEUED && m->state != SENDING && m->state != ANSWERING) return HPC_IN_PROGRESS;
     if (!is_recv(m) && calls->stuck[m->peer] == calls->looks) return HPC_IN_PROGRESS; /* behind an earlier send */
-    if (!hpc_box_has_room(box_of(calls), m->peer)) {
+    const int status = hpc_mail_reach(calls->mail, m->peer, m->request.op);
+    if (status < 0) return status;
+    if (status != HPC_OK || !hpc_box_has_room(box_of(calls), m->peer)) {
         calls->stuck[m->peer] = calls->looks;
         return HPC_IN_PROGRESS;
     }
@@ -401,7 +403,7 @@ static int waits_for(hpc_request *r, int *ranks) {
     const hpc_group *g = group_of(r->calls);
     if (m->peer == HPC_ANY) return g->size > 1 ? hpc_group_others(g, ranks) : (ranks[0] = g->rank, 1);
     const int is_free = (m->state == QUEUED || m->state == SENDING || m->state == ANSWERING) &&
-                        hpc_box_has_room(box_of(r->calls), m->peer);
+                        hpc_mail_is_near(r->calls->mail, m->peer) && hpc_box_has_room(box_of(r->calls), m->peer);
     const int goes_on = r->deserter < 0 && (is_free || m->state == READING);
     ranks[0] = goes_on || hpc_box_next(box_of(r->calls), m->peer) != NULL ? g->rank : m->peer;
     return 1;

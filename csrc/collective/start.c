@@ -6,7 +6,7 @@
 
 /* ---- collectives ---- */
 
-static int start_collective(hpc_context *c, const hpc_collective_call *call, double deadline, hpc_request **request) {
+static int start_collective(hpc_context *c, const hpc_collective_call *call, hpc_request **request) {
     hpc_calls *calls;
     hpc_moving *w;
     int status = hpc_call_check(c, call);
@@ -15,8 +15,7 @@ static int start_collective(hpc_context *c, const hpc_collective_call *call, dou
     status = hpc_calls_of(c, op, &calls);
     if (status != HPC_OK) return status;
     hpc_calls_enter(calls);
-    status = calls->mail->reached ? HPC_OK : hpc_mail_reach_all(calls->mail, op, deadline);
-    if (status == HPC_OK && calls->broken[0] != 0)
+    if (calls->broken[0] != 0)
         status = hpc_fail(HPC_ERR_CONFIG, op, "rank %d: %s: no further collectives are possible: %s", c->group.rank, op,
                           calls->broken);
     if (status == HPC_OK) status = hpc_moving_make(calls, call, &w);
@@ -34,7 +33,7 @@ int hpc_collective_start(hpc_context *c, const hpc_collective_call *call, hpc_re
     if (work == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: work is NULL", op);
     *work = NULL;
     int status = hpc_context_ready(c, op);
-    if (status == HPC_OK) status = start_collective(c, call, hpc_deadline(&c->group, c->group.init_timeout), work);
+    if (status == HPC_OK) status = start_collective(c, call, work);
     return status == HPC_OK ? hpc_request_go_on(*work) : status;
 }
 
@@ -43,7 +42,7 @@ int hpc_collective_run(hpc_context *c, const hpc_collective_call *call, double t
     int status = hpc_context_ready(c, "collective");
     if (status != HPC_OK) return status;
     const double deadline = hpc_deadline(&c->group, timeout);
-    status = start_collective(c, call, deadline, &r);
+    status = start_collective(c, call, &r);
     if (status == HPC_OK) status = hpc_request_wait(r, hpc_left(deadline));
     hpc_request_free(r);
     return status;

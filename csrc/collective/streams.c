@@ -268,7 +268,7 @@ static int waits_for(hpc_request *r, int *ranks) {
         const int sends = first->open || (second->open && w->fold.combine == NULL);
         const int comes = (w->in[HPC_FIRST][p].open || w->in[HPC_SECOND][p].open) && hpc_box_next(box, p) == NULL;
         const int reads = !first->open && !second->open && !hpc_box_has_taken(box, p, letters);
-        const int left = p == w->request.deserter;
+        const int left = p == w->request.deserter || !hpc_mail_is_near(r->calls->mail, p);
         if (p != me && (left || comes || reads || (sends && !hpc_box_has_room(box, p)))) ranks[n++] = p;
     }
     if (n == 0) ranks[n++] = me;

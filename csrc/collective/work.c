@@ -289,8 +289,10 @@ static int is_complete(const hpc_moving *w) {
 }
 
 static int go_on(hpc_moving *w) {
+    hpc_mail *mail = w->request.calls->mail;
     const int size = size_of(w), me = rank_of(w);
-    int status = HPC_OK, moved;
+    int status = mail->reached ? HPC_OK : hpc_mail_reach_all(mail, w->request.op), moved;
+    if (status != HPC_OK) return status;
     if (size == 1 && w->fold.combine != NULL) {
         const void *mine = w->fold.mine;
         w->fold.combine(w->fold.out, &mine, 1, w->fold.nbytes / w->request.element, 1);

@@ -77,6 +77,7 @@ static void let_go(hpc_mail *m) {
         free(m->boxes[b].peers);
     }
     free(m->noted);
+    free(m->near);
     free(m->reads);
     free(m);
 }
@@ -87,8 +88,9 @@ static hpc_mail *make(hpc_context *c) {
     if (m == NULL) return NULL;
     m->context = c;
     m->noted = calloc(size, sizeof *m->noted);
-    m->reads = malloc(size);
-    int whole = m->noted != NULL && m->reads != NULL;
+    m->near = calloc(size, 1);
+    m->reads = calloc(size, 1);
+    int whole = m->noted != NULL && m->near != NULL && m->reads != NULL;
     size_t at = 0;
     for (int b = 0; b < HPC_BOXES; b++) {
         hpc_box *box = &m->boxes[b];
@@ -102,7 +104,6 @@ static hpc_mail *make(hpc_context *c) {
         whole &= box->peers != NULL;
         at = slot_at(box, c->group.size, 0);
     }
-    if (m->reads != NULL) memset(m->reads, -1, size);
     if (whole) return m;
     let_go(m);
     return NULL;
@@ -159,23 +160,33 @@ void hpc_mail_free(hpc_context *c) {
     let_go(m);
 }
 
-int hpc_mail_reach_all(hpc_mail *m, const char *op, double deadline) {
-    const int size = m->context->group.size;
-    hpc_goal *goals = m->reached ? NULL : malloc(2 * (size_t)size * sizeof *goals);
-    int n = 0;
-    if (m->reached) return HPC_OK;
-    if (goals == NULL) return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory for %d ranks", op, size);
-    for (int r = 0; r < size; r++) {
-        if (r == m->context->group.rank) continue;
-        goals[n++] = (hpc_goal){&m->window->object, r};
-        goals[n++] = (hpc_goal){&m->lane->object, r};
+/* Finds out whether this rank can read the peer's memory, and tells the peer if it can. */
+static int offer_to_read(hpc_mail *m, int peer) {
+    m->reads[peer] = (char)hpc_can_read(m->context, peer);
+    if (!m->reads[peer]) return HPC_OK;
+    return unless_gone(
+        m, hpc_put_signal(m->lane, m->window, peer, NULL, 0, 0, signal_of(m, READS, m->context->group.rank), 1));
+}
+
+int hpc_mail_reach(hpc_mail *m, int peer, const char *op) {
+    if (m->near[peer] || is_gone(m, peer)) return HPC_OK;
+    int status = hpc_reach_try(m->context, &m->window->object, peer, op);
+    if (status == HPC_OK) status = hpc_reach_try(m->context, &m->lane->object, peer, op);
+    if (status == HPC_GONE) return HPC_OK; /* it is leaving */
+    if (status == HPC_OK) status = offer_to_read(m, peer);
+    m->near[peer] = status == HPC_OK;
+    return unless_gone(m, status);
+}
+
+int hpc_mail_reach_all(hpc_mail *m, const char *op) {
+    int left = HPC_OK;
+    for (int r = 0; r < m->context->group.size && !m->reached; r++) {
+        const int status = hpc_mail_reach(m, r, op);
+        if (status < 0) return status;
+        if (status != HPC_OK) left = status;
     }
-    int status = hpc_reach_present(m->context, goals, n, op, deadline);
-    free(goals);
-    for (int r = 0; r < size && status == HPC_OK; r++)
-        if (r != m->context->group.rank && m->reads[r] < 0 && !is_gone(m, r)) status = hpc_mail_offer_to_read(m, r);
-    m->reached = status == HPC_OK;
-    return status;
+    m->reached = left == HPC_OK;
+    return left;
 }
 
 /* ---- letters ---- */
@@ -247,7 +258,6 @@ int hpc_box_take(hpc_box *b, int peer) {
     if (head->taken > p->taken) p->taken = head->taken;
     p->got++;
     if (is_gone(m, peer)) return HPC_OK;
-    if (m->reads[peer] < 0) hpc_mail_offer_to_read(m, peer);
     if (may_wait && p->got - p->told < HPC_MAIL_SLOTS) return HPC_OK;
     p->told = p->got;
     const int taken = signal_of(m, b->taken, m->context->group.rank);
@@ -305,13 +315,6 @@ const char *hpc_mail_complaint(const hpc_mail *m, uint64_t number) {
 
 int hpc_mail_may_lend(const hpc_mail *m, int peer) {
     return load(m, READS, peer) != 0;
-}
-
-int hpc_mail_offer_to_read(hpc_mail *m, int peer) {
-    m->reads[peer] = (signed char)hpc_can_read(m->context, peer);
-    if (!m->reads[peer]) return HPC_OK;
-    return unless_gone(
-        m, hpc_put_signal(m->lane, m->window, peer, NULL, 0, 0, signal_of(m, READS, m->context->group.rank), 1));
 }
 
 /* ---- leases ----

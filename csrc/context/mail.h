@@ -71,8 +71,9 @@ typedef struct hpc_mail {
     hpc_lane *lane;
     hpc_box boxes[HPC_BOXES];
     hpc_described *noted;                /* by rank: the last call of which this rank has left a note */
-    signed char *reads;                  /* by rank: whether this rank can read the peer's memory; -1: not known */
-    int reached;                         /* all peers */
+    char *near;                          /* by rank: whether a letter to the peer waits for nothing */
+    char *reads;                         /* by rank: whether this rank can read the peer's memory */
+    int reached;                         /* all peers that have not departed are near */
     char complaint[HPC_COMPLAINT_BYTES]; /* that puts may still read */
 } hpc_mail;
 
@@ -85,8 +86,14 @@ int hpc_mail_asked(hpc_context *context, uint64_t number);
 int hpc_mail_open_eager(hpc_context *context, double deadline);
 void hpc_mail_free(hpc_context *context);
 
-/* Reaches all peers, whose control threads answer, so that no later put waits for one. */
-int hpc_mail_reach_all(hpc_mail *mail, const char *op, double deadline);
+/* Goes one step towards the peer, whose control thread answers. Returns HPC_OK if a letter to it waits for nothing, or
+ * if it has departed; HPC_IN_PROGRESS to be called again, after a bell; or a failure. */
+int hpc_mail_reach(hpc_mail *mail, int peer, const char *op);
+static inline int hpc_mail_is_near(const hpc_mail *mail, int peer) {
+    return mail->near[peer] || hpc_group_has_departed(&mail->context->group, peer);
+}
+/* Does so for all peers. */
+int hpc_mail_reach_all(hpc_mail *mail, const char *op);
 
 /* Returns whether a letter may be sent to the peer now. */
 int hpc_box_has_room(hpc_box *box, int peer);
@@ -117,8 +124,6 @@ const char *hpc_mail_complaint(const hpc_mail *mail, uint64_t number);
 
 /* Returns whether the peer has said that it can read this rank's memory. */
 int hpc_mail_may_lend(const hpc_mail *mail, int peer);
-/* Finds out whether this rank can read the peer's memory, and tells the peer if it can. */
-int hpc_mail_offer_to_read(hpc_mail *mail, int peer);
 /* Begins the lease of a call or message: while it lasts, the bytes that its letters lend stay as they are. Returns NULL
  * if there are too many leases. */
 _Atomic uint64_t *hpc_box_lease(hpc_box *box, uint64_t number);

@@ -274,7 +274,7 @@ int hpc_reach(hpc_context *c, hpc_object *o, int peer, const char *op) {
 struct goals {
     hpc_context *context;
     hpc_goal *goals;
-    int n, status, forgives;
+    int n, status;
     const char *op;
 };
 
@@ -282,9 +282,7 @@ struct goals {
 static int are_near(void *arg) {
     struct goals *g = arg;
     for (int i = 0; i < g->n;) {
-        const int forgiven = g->forgives && hpc_group_has_departed(&g->context->group, g->goals[i].peer);
-        const int status = forgiven ? HPC_OK : hpc_reach_try(g->context, g->goals[i].object, g->goals[i].peer, g->op);
-        if (status == HPC_ERR_PEER && g->forgives) continue; /* it has departed by now */
+        const int status = hpc_reach_try(g->context, g->goals[i].object, g->goals[i].peer, g->op);
         if (status < 0) {
             g->status = status;
             return 1;
@@ -308,17 +306,9 @@ static int who_is_far(void *arg, int *ranks) {
     return n;
 }
 
-static int reach_all(hpc_context *c, hpc_goal *goals, int n, int forgives, const char *op, double deadline) {
-    struct goals g = {c, goals, n, HPC_OK, forgives, op};
+int hpc_reach_all(hpc_context *c, hpc_goal *goals, int n, const char *op, double deadline) {
+    struct goals g = {c, goals, n, HPC_OK, op};
     const hpc_wait wait = {op, are_near, who_is_far, &g, .every = 1};
     const int status = hpc_wait_for(&c->group, &wait, hpc_left(deadline));
     return status != HPC_OK ? status : g.status;
-}
-
-int hpc_reach_all(hpc_context *c, hpc_goal *goals, int n, const char *op, double deadline) {
-    return reach_all(c, goals, n, 0, op, deadline);
-}
-
-int hpc_reach_present(hpc_context *c, hpc_goal *goals, int n, const char *op, double deadline) {
-    return reach_all(c, goals, n, 1, op, deadline);
 }

@@ -44,8 +44,6 @@ typedef struct hpc_goal {
     int peer;
 } hpc_goal;
 int hpc_reach_all(hpc_context *context, hpc_goal *goals, int n, const char *op, double deadline);
-/* Does so, but for peers that have departed. */
-int hpc_reach_present(hpc_context *context, hpc_goal *goals, int n, const char *op, double deadline);
 extern const hpc_giver hpc_reach_giver; /* its argument is the context */
 
 #endif

@@ -84,12 +84,8 @@ def new_request() -> Any:
     return ffi.new(_REQUEST)
 
 
-def collective_start(context: Any, call: Any, work: Any, *, first: bool) -> None:
-    """Starts the call. first: whether it is the context's first, in which ranks meet."""
-    if first:
-        collective(lambda _: lib.hpc_collective_start(context, call, work), 0.0)
-    else:
-        check(lib.hpc_collective_start(context, call, work))
+def collective_start(context: Any, call: Any, work: Any) -> None:
+    check(lib.hpc_collective_start(context, call, work))
 
 
 def send_start(context: Any, to: int, tag: int, address: int, count: int, kind: int | None, work: Any) -> None:

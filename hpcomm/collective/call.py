@@ -147,8 +147,8 @@ class ArrayCall(OneCall):
         _core.collective_run(handle, self._c[0], timeout)
         self.is_over = True
 
-    def start(self, handle: Any, *, first: bool = False) -> None:
-        _core.collective_start(handle, self._c[0], self._box, first=first)
+    def start(self, handle: Any) -> None:
+        _core.collective_start(handle, self._c[0], self._box)
 
 
 class Work:

@@ -41,8 +41,6 @@ class Collectives(Caller):
     Calls that divide an array among ranks, or join the arrays of ranks, do so along the first axis, in the order of
     ranks. `counts` is a number of rows (elements of the first axis) for each rank; None: all ranks have equally many.
 
-    The first call of a context waits for all ranks, also in its started form.
-
     Each call has two forms: `allreduce` waits for the end of the call, and `allreduce_nb` returns a Work with `test`
     and `wait(timeout)`, as Exchange.push_nb returns a Handle. They are two names, not one name with an option, so that
     each has one type of result. Started calls go on, in the order of their starts, in each later call, test and wait of
@@ -54,15 +52,14 @@ class Collectives(Caller):
     may make these calls.
     """
 
-    __slots__ = ("_cut", "_cut_call", "_met")
+    __slots__ = ("_cut", "_cut_call")
 
-    _met: bool  # whether the ranks have met in a first call, which makes the memory for all others
     _cut: str  # the call that Ctrl-C has cut short; "" for none
     _cut_call: ArrayCall | None  # in which another thread may still be, and use its arrays
 
     def _no_calls(self, sources: Sources) -> None:
         super()._no_calls(sources)
-        self._met, self._cut, self._cut_call = False, "", None
+        self._cut, self._cut_call = "", None
 
     # ---- reductions ------------------------------------------------------------------------------------------------
 
@@ -559,7 +556,7 @@ class Collectives(Caller):
     def _quick(self, name: str, op: Any, root: Any, send: Any, recv: Any, timeout: float | None) -> bool:
         """Makes a call if everything is plainly right: NumPy arrays, equal blocks, no started calls. Otherwise it does
         nothing and returns False, and `_make`, which takes longer, makes the call or raises its error."""
-        if self._started or self._messages or self._cut or not self._met:
+        if self._started or self._messages or self._cut:
             return False
         try:
             code = _OPS[op]
@@ -580,9 +577,8 @@ class Collectives(Caller):
         self._ask_messages()
         self._admit(call)
         try:
-            if not self._met or threading.current_thread() is not threading.main_thread():
+            if threading.current_thread() is not threading.main_thread():
                 call.run(self._handle, limit)
-                self._met = True
             else:
                 call.start(self._handle)
                 try:
@@ -600,14 +596,13 @@ class Collectives(Caller):
     def _begin_call(self, call: ArrayCall) -> Work:
         self._admit(call)
         try:
-            call.start(self._handle, first=not self._met)
+            call.start(self._handle)
         except HpcommError:
             raise
         except BaseException as cut:
             self._cut_short(call.name, cut)
             self._cut_call = call
             raise
-        self._met = True
         self._started.append(call)
         return Work(self, call, self.config.timeout)
 
