@@ -21,6 +21,7 @@ LARGE = "test_conformance_large"
 # THREADS, which know of data and signals, run with ranks that are threads; with --all every one but PROCESSES_ONLY.
 THREADS = {f"test_conformance_{name}" for name in ("bounds", "flush", "notify", "order", "queue", "reduce")}
 GRAPHS = ("test_graph", "test_graph_ends")
+CALLS = ("test_collectives", "test_messages")
 STAGES = (
     *("test_exchange_relays", "test_exchange_stages", "test_exchange_ways", "test_exchange_receivers"),
     "test_groups",
@@ -47,6 +48,8 @@ FEW = {
     "test_graph": "exact_2,ssp_keeps_newest",
     "test_exchange_relays": "2_hosts_of_2_threads",
     "test_conformance_discipline": "bounded/ssp1_hosts,bounded/ssp3_graph_models",
+    "test_collectives": "every_3,mismatch_count,dies_alltoall",
+    "test_messages": "ring_2,in_order,given_up_long",
 }
 FEW_THREADS = {"test_conformance_order": "lanes_are_independent", "test_verbs": "two_lanes"}
 FEW_PYTEST = "test_queue.py::test_updates_arrive_whole_and_in_order"
@@ -173,7 +176,7 @@ def c_tests(pattern: str) -> list[str]:
 
 
 def two_nodes(over: str, whole: bool) -> Guest:
-    programs = (*c_tests("test_conformance_*.c"), "test_blame", *GRAPHS, *STAGES)
+    programs = (*c_tests("test_conformance_*.c"), "test_blame", *GRAPHS, *STAGES, *CALLS)
     steps = [cases(name, f"{over}-processes", whole) for name in programs]
     if over == "verbs":
         mode = "all" if whole else "verbs-processes"
@@ -248,7 +251,7 @@ def few(over: str) -> Guest:
     steps.append(Step("without libibverbs", hidden, 30, {"HPC_REFUSAL": "libibverbs.so.1"}))
     for kind, programs in (("processes", FEW), ("threads", FEW_THREADS)):
         for name, some in programs.items():
-            if over == "verbs" or name.startswith(("test_conformance", "test_blame", "test_graph", *STAGES)):
+            if over == "verbs" or name.startswith(("test_conformance", "test_blame", "test_graph", *STAGES, *CALLS)):
                 steps.append(program(name, f"{over}-{kind}", *[some] if some else []))
     steps.append(Step("Python test", pytest, 300, {"HPC_TEST_TRANSPORTS": over}))
     memory = ["--memory", "4G", "--cpus", "2", "--numa", "2G,cpus=0", "--numa", "2G,cpus=1"]
