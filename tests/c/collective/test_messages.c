@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/host.h"
-#include "ranks.h"
+#include "exchange_plans.h"
 
 enum { VICTIM = 1, PID = 8, ENDED, LONG = 300000, MOST = 1 << 20, READY = 12 };
 
@@ -224,6 +224,34 @@ static void goes_on_elsewhere(rank *r) {
     free(x), free(at);
 }
 
+/* The threads of an exchange go on with started calls while the trainer computes, in no call of hpcomm. */
+static void goes_on_in_cores(rank *r) {
+    enum { COUNT = 200000 };
+    hpc_exchange *e;
+    hpc_request *sum;
+    int64_t *x = malloc(COUNT * sizeof *x);
+    job j;
+    CHECK(x != NULL);
+    job_init(&j, r);
+    j.progress = HPC_PROGRESS_THREAD;
+    e = job_open(r, &j);
+    for (int i = 0; i < COUNT; i++) x[i] = r->rank + i;
+    hpc_collective_call c = sum_of(x, COUNT);
+    if (r->rank == 0) {
+        CHECK_OK(hpc_collective_start(r->context, &c, &sum));
+        rank_await(r, ENDED, 1);
+        CHECK_OK(hpc_request_wait(sum, -1));
+        hpc_request_free(sum);
+    } else {
+        CHECK_OK(hpc_collective_run(r->context, &c, -1));
+        rank_set(r, ENDED, 1);
+    }
+    for (int i = 0; i < COUNT; i++) CHECK_EQ(x[i], 2 * (int64_t)i + 1);
+    CHECK_OK(hpc_exchange_close(e, -1));
+    hpc_exchange_free(e);
+    free(x);
+}
+
 /* ---- what does not fit ---- */
 
 /* arg: the length of the sent message. The error names both, and the context goes on. */
@@ -415,6 +443,7 @@ int main(int argc, char **argv) {
         {.name = "to_itself_alone", .size = 1, .run = to_itself},
         {.name = "beside_collectives", .size = 4, .run = beside_collectives},
         {.name = "goes_on_elsewhere", .size = 2, .run = goes_on_elsewhere},
+        {.name = "goes_on_in_cores", .size = 2, .run = goes_on_in_cores},
         {.name = "misfit_short", .size = 2, .run = misfit, .arg = 1000},
         {.name = "misfit_long", .size = 2, .run = misfit, .arg = LONG},
         {.name = "overlapping", .size = 2, .run = overlapping},
