@@ -41,8 +41,10 @@ typedef struct hpc_fold {
     uint64_t nbytes, done;
     int after_sends; /* the fold overwrites what this rank sends, so each part is sent first */
     hpc_combine_fn *combine;
-    char *scratch; /* the memory of out on a rank that does not keep the result; NULL: no such memory */
-    char *pieces;  /* by rank: copies of lent bytes; NULL: none were lent */
+    hpc_combine_fn *combine_host; /* of the ranks of one host, before combine; NULL: all ranks are combined at once */
+    char *scratch;                /* the memory of out on a rank that does not keep the result; NULL: no such memory */
+    char *pieces;                 /* by rank: copies of lent bytes; NULL: none were lent */
+    char *hosts;                  /* by host: its ranks' elements as one */
 } hpc_fold_part;
 
 typedef struct hpc_moving {
@@ -50,6 +52,7 @@ typedef struct hpc_moving {
     struct hpc_moving *next;    /* that was started after this one */
     hpc_collective_call call;
     int by_hosts, stage, last_stage;            /* streams.c */
+    int reached;                                /* the peers of the present stage are near */
     uint64_t *at[2];                            /* where blocks begin, in bytes; size + 1 each */
     hpc_stream *out[HPC_PARTS], *in[HPC_PARTS]; /* by peer */
     hpc_fold_part fold;

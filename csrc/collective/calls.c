@@ -78,9 +78,17 @@ static void put_in(hpc_team *t, int rank, int me) {
     t->ranks[t->n++] = rank;
 }
 
+/* Lists the ranks by place and host. order: by lowest rank of a host, the number of the host. */
+static void fill_grid(hpc_calls *calls, const int *hosts, const int *order, int n_hosts) {
+    const int size = calls->all.n;
+    for (int r = 0; r < size; r++) calls->grid[calls->place_of[r] * n_hosts + order[hosts[r]]] = r;
+    calls->across = (hpc_team){calls->grid + calls->host.me * n_hosts, n_hosts, order[hosts[calls->all.me]]};
+}
+
 int hpc_teams_find(hpc_calls *calls, const hpc_context *c) {
     const int size = c->group.size, me = c->group.rank;
-    int *hosts = malloc(2 * (size_t)size * sizeof *hosts), *ranks = hosts + size, even = 1;
+    int *hosts = malloc(3 * (size_t)size * sizeof *hosts), *ranks = hosts + size, *order = ranks + size;
+    int even = 1, n_hosts = 0;
     calls->place_of = malloc(4 * (size_t)size * sizeof *calls->place_of);
     if (hosts == NULL || calls->place_of == NULL) {
         free(hosts);
@@ -90,24 +98,21 @@ int hpc_teams_find(hpc_calls *calls, const hpc_context *c) {
         hosts[r] = host_of(c, r);
         ranks[r] = 0; /* on the host whose lowest rank is r */
         calls->place_of[r] = ranks[hosts[r]]++;
+        if (hosts[r] == r) order[r] = n_hosts++;
     }
     for (int r = 0; r < size; r++) even &= ranks[hosts[r]] == ranks[0];
     calls->all.ranks = calls->place_of + size;
     calls->host.ranks = calls->all.ranks + size;
     calls->grid = calls->host.ranks + size;
+    for (int r = 0; r < size && !even; r++) {
+        hosts[r] = order[r] = 0;
+        calls->place_of[r] = r;
+    }
     for (int r = 0; r < size; r++) {
-        if (!even) calls->place_of[r] = r;
         put_in(&calls->all, r, me);
-        if (!even || hosts[r] == hosts[me]) put_in(&calls->host, r, me);
+        if (hosts[r] == hosts[me]) put_in(&calls->host, r, me);
     }
-    const int n_hosts = size / calls->host.n;
-    for (int place = 0, n = 0; place < calls->host.n; place++) {
-        hpc_team t = {calls->grid + n, 0, 0};
-        for (int r = 0; r < size; r++)
-            if (calls->place_of[r] == place) put_in(&t, r, me);
-        if (place == calls->host.me) calls->across = t;
-        n += n_hosts;
-    }
+    fill_grid(calls, hosts, order, even ? n_hosts : 1);
     free(hosts);
     return 1;
 }

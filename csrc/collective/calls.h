@@ -19,7 +19,7 @@ typedef struct hpc_calls {
      * ranks, all count as one host. */
     hpc_team all, host, across;
     int *place_of;                      /* by rank: its place on its host */
-    int *grid;                          /* the ranks by place, and those of one place in ascending order */
+    int *grid;                          /* the ranks by place, and those of one place by host */
     _Atomic int busy;                   /* 0: free; 1: a thread has it; 2: so, and another one has asked for it */
     hpc_task task;                      /* lets all waits of this rank go on with started calls */
     int added;                          /* the task is in the engine */

@@ -228,6 +228,7 @@ static void take_data(hpc_calls *calls, int peer, const hpc_letter_head *head) {
 static int take_letters(hpc_calls *calls, int peer) {
     const hpc_letter_head *head;
     int n = 0;
+    if (hpc_box_next(box_of(calls), peer) == NULL || hpc_mail_reach(calls->mail, peer, hpc_recv_op) != HPC_OK) return 0;
     for (; (head = hpc_box_next(box_of(calls), peer)) != NULL; n++) {
         if (head->part == SHORT || head->part == OFFER) {
             hpc_parcel *m = find_recv(calls, peer, head->call.root);

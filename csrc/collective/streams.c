@@ -32,6 +32,11 @@ static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, 
  * A team is a list of ranks that fold together: all ranks, those of one host, or those that have the same place on each
  * host. */
 
+/* The op by which the ranks of one host fold before others do. */
+static int host_op(int op) {
+    return op == HPC_AVG ? HPC_SUM : op;
+}
+
 /* Opens streams of each rank's blocks to their owners, who fold them. at: where the blocks begin. whole: each rank
  * folds all of it. */
 static int open_fold(hpc_moving *w, const hpc_team *t, const uint64_t *at, int whole, const char *send, char *out,
@@ -50,6 +55,8 @@ static int open_fold(hpc_moving *w, const hpc_team *t, const uint64_t *at, int w
     w->fold.done = 0;
     w->fold.after_sends = whole && send == out;
     w->fold.combine = hpc_combine_of(op, w->call.type, HPC_ISA_BEST);
+    w->fold.combine_host =
+        w->by_hosts && t == &w->request.calls->all ? hpc_combine_of(host_op(op), w->call.type, HPC_ISA_BEST) : NULL;
     if (out != NULL || w->fold.nbytes == 0) return HPC_OK;
     w->fold.out = w->fold.scratch = malloc(w->fold.nbytes);
     if (w->fold.out == NULL) return hpc_fail(HPC_ERR_MEMORY, w->request.op, "%s: no memory for a block", w->request.op);
@@ -113,46 +120,37 @@ static void open_copies(hpc_moving *w) {
 
 /* ---- stages ----
  *
- * Most calls have one stage. Where several hosts have equally many ranks each, long ones go by hosts, so that fewer
- * bytes leave a host:
+ * Most calls have one stage. Where several hosts have equally many ranks, and more than one each, some go by hosts, so
+ * that fewer bytes leave a host, and a rank talks to fewer ranks:
  *
  *   allreduce   the ranks of a host fold, a part each; the ranks of one place on each host fold their part and share
- * the result; the ranks of a host share the parts broadcast   the root sends to the ranks of its place on the other
- * hosts; these, and the root, send to their hosts */
+ * the result; the ranks of a host share the parts. Of few bytes each folds all, twice. allgather   the ranks of one
+ * place share their blocks; then those of a host share them, in a stage for each host broadcast   the root sends to the
+ * ranks of its place on the other hosts; these, and the root, send to their hosts
+ *
+ * The owners in a reduce and a reduce_scatter fold by hosts too, so all reductions give the same bits. */
 
 /* In an allreduce of so many bytes, times the ranks, each rank folds all. */
 static const uint64_t FEW_BYTES = 64 << 10;
 
-static int goes_by_hosts(const hpc_moving *w) {
-    const hpc_calls *calls = w->request.calls;
-    const hpc_extent *recv = &w->request.uses[1];
-    uint64_t nbytes = w->call.count * w->request.element * (unsigned)calls->all.n;
-    if (w->call.what == HPC_ALLGATHER) nbytes = (uint64_t)(recv->end - recv->begin);
-    return calls->across.n > 1 && calls->host.n > 1 && nbytes > FEW_BYTES;
+static int are_hosts(const hpc_calls *calls) {
+    return calls->across.n > 1 && calls->host.n > 1;
 }
 
-static int open_allreduce(hpc_moving *w) {
-    const hpc_calls *calls = w->request.calls;
-    const uint64_t count = w->call.count;
+static int open_allreduce_by_hosts(hpc_moving *w, int whole) {
+    const hpc_team *host = &w->request.calls->host, *across = &w->request.calls->across;
     const size_t element = w->request.element;
-    const int first_op = w->call.op == HPC_AVG ? HPC_SUM : w->call.op;
+    const char *send = w->call.send;
     char *recv = w->call.recv;
-    if (!w->by_hosts) {
-        w->last_stage = 0;
-        lay(w->at[0], calls->all.n, NULL, count, 1, element);
-        if (count * element * (unsigned)calls->all.n <= FEW_BYTES)
-            return open_fold(w, &calls->all, w->at[0], 1, w->call.send, recv, w->call.op);
-        return open_fold_for_all(w, &calls->all, w->at[0], w->call.send, recv);
-    }
-    const hpc_team *host = &calls->host;
-    w->last_stage = 2;
-    lay(w->at[0], host->n, NULL, count, 1, element);
+    lay(w->at[0], host->n, NULL, w->call.count, 1, element);
     char *part = recv + w->at[0][host->me];
     const uint64_t nbytes = bytes_of(w->at[0], host->me);
-    if (w->stage == 0) return open_fold(w, host, w->at[0], 0, w->call.send, part, first_op);
+    w->last_stage = whole ? 1 : 2;
+    if (w->stage == 0) return open_fold(w, host, w->at[0], whole, send, whole ? recv : part, host_op(w->call.op));
     if (w->stage == 1) {
-        lay(w->at[1], calls->across.n, NULL, nbytes / element, 1, element);
-        return open_fold_for_all(w, &calls->across, w->at[1], part, part);
+        lay(w->at[1], across->n, NULL, whole ? w->call.count : nbytes / element, 1, element);
+        if (whole) return open_fold(w, across, w->at[1], 1, recv, recv, w->call.op);
+        return open_fold_for_all(w, across, w->at[1], part, part);
     }
     for (int i = 0; i < host->n; i++) {
         if (i == host->me) continue;
@@ -160,6 +158,15 @@ static int open_allreduce(hpc_moving *w) {
         open_stream(&w->in[HPC_FIRST][host->ranks[i]], recv + w->at[0][i], bytes_of(w->at[0], i), 0);
     }
     return HPC_OK;
+}
+
+static int open_allreduce(hpc_moving *w) {
+    const hpc_team *all = &w->request.calls->all;
+    const int whole = w->call.count * w->request.element * (unsigned)all->n <= FEW_BYTES;
+    if (w->by_hosts) return open_allreduce_by_hosts(w, whole);
+    lay(w->at[0], all->n, NULL, w->call.count, 1, w->request.element);
+    if (whole) return open_fold(w, all, w->at[0], 1, w->call.send, w->call.recv, w->call.op);
+    return open_fold_for_all(w, all, w->at[0], w->call.send, w->call.recv);
 }
 
 /* Opens streams from one rank of the team to the others. */
@@ -222,6 +229,7 @@ int hpc_moving_open(hpc_moving *w) {
         memset(w->in[i], 0, streams);
     }
     w->fold.nbytes = w->fold.done = 0;
+    w->reached = 0;
     if (w->call.what == HPC_ALLREDUCE) return open_allreduce(w);
     if (w->call.what == HPC_BROADCAST) return open_broadcast(w);
     if (w->call.what == HPC_ALLGATHER) return open_allgather(w);
@@ -251,6 +259,7 @@ static void drop(hpc_request *r) {
     hpc_moving *w = (hpc_moving *)(void *)r;
     free(w->fold.scratch);
     free(w->fold.pieces);
+    free(w->fold.hosts);
     free(w);
 }
 
@@ -268,7 +277,8 @@ static int waits_for(hpc_request *r, int *ranks) {
         const int sends = first->open || (second->open && w->fold.combine == NULL);
         const int comes = (w->in[HPC_FIRST][p].open || w->in[HPC_SECOND][p].open) && hpc_box_next(box, p) == NULL;
         const int reads = !first->open && !second->open && !hpc_box_has_taken(box, p, letters);
-        const int left = p == w->request.deserter || !hpc_mail_is_near(r->calls->mail, p);
+        const int talks = first->open || second->open || w->in[HPC_FIRST][p].open || w->in[HPC_SECOND][p].open;
+        const int left = p == w->request.deserter || (talks && !hpc_mail_is_near(r->calls->mail, p));
         if (p != me && (left || comes || reads || (sends && !hpc_box_has_room(box, p)))) ranks[n++] = p;
     }
     if (n == 0) ranks[n++] = me;
@@ -306,7 +316,7 @@ int hpc_moving_make(hpc_calls *calls, const hpc_collective_call *c, hpc_moving *
     w->call = *c;
     describe(w, c);
     hpc_call_uses(c, g->rank, g->size, w->request.uses);
-    w->by_hosts = goes_by_hosts(w);
+    w->by_hosts = are_hosts(calls);
     status = hpc_request_add(calls, &w->request);
     if (status == HPC_OK) status = hpc_moving_open(w);
     if (status != HPC_OK) {

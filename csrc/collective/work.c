@@ -84,9 +84,10 @@ static int check_stream(hpc_moving *w, int peer, const hpc_letter_head *head, co
 static int check_notes(hpc_moving *w) {
     hpc_calls *calls = w->request.calls;
     const char *complaint = hpc_mail_complaint(calls->mail, w->request.call.number);
-    if (complaint != NULL) {
-        snprintf(calls->broken, sizeof calls->broken, "%.*s", HPC_COMPLAINT_BYTES - 1, complaint);
-        return hpc_fail(HPC_ERR_CONFIG, w->request.op, "%s", calls->broken);
+    if (complaint != NULL) { /* not all ranks are near its author */
+        char why[HPC_COMPLAINT_BYTES];
+        snprintf(why, sizeof why, "%.*s", HPC_COMPLAINT_BYTES - 1, complaint);
+        return break_off(w, HPC_ERR_CONFIG, why);
     }
     for (int p = 0; p < size_of(w); p++) {
         const hpc_described *its = p == rank_of(w) ? NULL : hpc_mail_noted(calls->mail, p, &w->request.call);
@@ -223,7 +224,7 @@ static int find_inputs(hpc_moving *w, const hpc_letter_head **heads, uint64_t *n
         if (status == HPC_OK) status = check_stream(w, p, head, s);
         if (status != HPC_OK) return status;
         *n = least_of(*n, head->nbytes - s->used);
-        if (head->lent) *n = least_of(*n, piece_of(w));
+        if (head->lent || w->fold.combine_host != NULL) *n = least_of(*n, piece_of(w));
     }
     return HPC_OK;
 }
@@ -252,6 +253,30 @@ static int gather_inputs(hpc_moving *w, const hpc_letter_head **heads, const voi
     return HPC_OK;
 }
 
+/* Combines n bytes of each rank. */
+static int combine(hpc_moving *w, const void **in, uint64_t n) {
+    hpc_fold_part *f = &w->fold;
+    const hpc_calls *calls = w->request.calls;
+    const uint64_t count = n / w->request.element;
+    const int each = calls->host.n, n_hosts = calls->across.n;
+    char *out = f->out + f->done;
+    if (f->combine_host == NULL) {
+        f->combine(out, in, f->team->n, count, calls->all.n);
+        return HPC_OK;
+    }
+    const size_t piece = piece_of(w), places = (size_t)(each + n_hosts) * sizeof(void *);
+    if (f->hosts == NULL) f->hosts = aligned_alloc(64, ((size_t)n_hosts * piece + places + 63) / 64 * 64);
+    if (f->hosts == NULL) return hpc_fail(HPC_ERR_MEMORY, w->request.op, "%s: no memory for hosts", w->request.op);
+    const void **ranks = (const void **)(void *)(f->hosts + (size_t)n_hosts * piece), **sums = ranks + each;
+    for (int h = 0; h < n_hosts; h++) {
+        for (int i = 0; i < each; i++) ranks[i] = in[calls->grid[i * n_hosts + h]];
+        sums[h] = f->hosts + (size_t)h * piece;
+        f->combine_host(f->hosts + (size_t)h * piece, ranks, each, count, each);
+    }
+    f->combine(out, sums, n_hosts, count, calls->all.n);
+    return HPC_OK;
+}
+
 static int fold_next(hpc_moving *w, int *moved) {
     enum { FEW = 64 };
     hpc_fold_part *f = &w->fold;
@@ -267,7 +292,8 @@ static int fold_next(hpc_moving *w, int *moved) {
         if (status != HPC_OK || !may_overwrite(w, n)) break;
         status = gather_inputs(w, heads, in, n);
         if (status != HPC_OK) break;
-        f->combine(f->out + f->done, in, t->n, n / w->request.element, size_of(w));
+        status = combine(w, in, n);
+        if (status != HPC_OK) break;
         f->done += n;
         *moved = 1;
         for (int i = 0; i < t->n && status == HPC_OK; i++)
@@ -288,11 +314,29 @@ static int is_complete(const hpc_moving *w) {
     return w->fold.combine == NULL;
 }
 
+static int talks_to(const hpc_moving *w, int peer) {
+    for (int i = 0; i < HPC_PARTS; i++)
+        if (w->out[i][peer].open || w->in[i][peer].open) return 1;
+    return 0;
+}
+
+/* Goes one step towards the peers of the present stage. */
+static int reach(hpc_moving *w) {
+    w->reached = 1;
+    for (int p = 0; p < size_of(w); p++) {
+        if (hpc_mail_is_near(w->request.calls->mail, p) || !talks_to(w, p)) continue;
+        const int status = hpc_mail_reach(w->request.calls->mail, p, w->request.op);
+        if (status < 0) return status;
+        if (status != HPC_OK) w->reached = 0;
+    }
+    return w->reached ? HPC_OK : HPC_IN_PROGRESS;
+}
+
 static int go_on(hpc_moving *w) {
-    hpc_mail *mail = w->request.calls->mail;
     const int size = size_of(w), me = rank_of(w);
-    int status = mail->reached ? HPC_OK : hpc_mail_reach_all(mail, w->request.op), moved;
-    if (status != HPC_OK) return status;
+    int status = w->reached ? HPC_OK : reach(w), moved;
+    if (status == HPC_IN_PROGRESS) status = check_notes(w);
+    if (status != HPC_OK || !w->reached) return status == HPC_OK ? HPC_IN_PROGRESS : status;
     if (size == 1 && w->fold.combine != NULL) {
         const void *mine = w->fold.mine;
         w->fold.combine(w->fold.out, &mine, 1, w->fold.nbytes / w->request.element, 1);
@@ -310,6 +354,8 @@ static int go_on(hpc_moving *w) {
         if (w->stage == w->last_stage) return HPC_OK;
         w->stage++;
         status = hpc_moving_open(w);
+        if (status == HPC_OK) status = reach(w);
+        if (status != HPC_OK) return status;
     }
     status = check_notes(w);
     return status == HPC_OK ? HPC_IN_PROGRESS : status;

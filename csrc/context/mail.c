@@ -178,17 +178,6 @@ int hpc_mail_reach(hpc_mail *m, int peer, const char *op) {
     return unless_gone(m, status);
 }
 
-int hpc_mail_reach_all(hpc_mail *m, const char *op) {
-    int left = HPC_OK;
-    for (int r = 0; r < m->context->group.size && !m->reached; r++) {
-        const int status = hpc_mail_reach(m, r, op);
-        if (status < 0) return status;
-        if (status != HPC_OK) left = status;
-    }
-    m->reached = left == HPC_OK;
-    return left;
-}
-
 /* ---- letters ---- */
 
 static void learn_taken(hpc_box *b, int peer) {
@@ -280,7 +269,7 @@ static uint64_t mark_of(const hpc_described *call) {
 int hpc_mail_note(hpc_mail *m, int peer, const hpc_described *call) {
     hpc_described *noted = &m->noted[peer];
     const int me = m->context->group.rank;
-    if (noted->number == call->number || is_gone(m, peer)) return HPC_OK;
+    if (noted->number == call->number || !m->near[peer] || is_gone(m, peer)) return HPC_OK;
     if (hpc_lane_try_flush(m->lane, peer) != HPC_OK) return HPC_OK; /* the last note may still be read */
     *noted = *call;
     return unless_gone(m, hpc_put_signal(m->lane, m->window, peer, noted, sizeof *noted, note_at(m, me),
@@ -297,7 +286,7 @@ void hpc_mail_complain(hpc_mail *m, const char *why, uint64_t number) {
     const int me = m->context->group.rank, muted = hpc_mute_errors(1);
     snprintf(m->complaint, sizeof m->complaint, "%s", why);
     for (int r = 0; r < m->context->group.size; r++)
-        if (r != me)
+        if (r != me && m->near[r])
             hpc_put_signal(m->lane, m->window, r, m->complaint, sizeof m->complaint, complaint_at(m, me),
                            signal_of(m, COMPLAINED, me), number);
     hpc_mute_errors(muted);

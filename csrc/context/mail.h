@@ -73,7 +73,6 @@ typedef struct hpc_mail {
     hpc_described *noted;                /* by rank: the last call of which this rank has left a note */
     char *near;                          /* by rank: whether a letter to the peer waits for nothing */
     char *reads;                         /* by rank: whether this rank can read the peer's memory */
-    int reached;                         /* all peers that have not departed are near */
     char complaint[HPC_COMPLAINT_BYTES]; /* that puts may still read */
 } hpc_mail;
 
@@ -92,8 +91,6 @@ int hpc_mail_reach(hpc_mail *mail, int peer, const char *op);
 static inline int hpc_mail_is_near(const hpc_mail *mail, int peer) {
     return mail->near[peer] || hpc_group_has_departed(&mail->context->group, peer);
 }
-/* Does so for all peers. */
-int hpc_mail_reach_all(hpc_mail *mail, const char *op);
 
 /* Returns whether a letter may be sent to the peer now. */
 int hpc_box_has_room(hpc_box *box, int peer);
@@ -115,7 +112,7 @@ int hpc_mail_note(hpc_mail *mail, int peer, const hpc_described *call);
 /* Returns the note of the peer if it is of a call with this number and differs from this call, else NULL. */
 const hpc_described *hpc_mail_noted(const hpc_mail *mail, int peer, const hpc_described *call);
 
-/* Tells all other ranks why this rank makes no further calls from the one with this number on. */
+/* Tells all ranks that are near why this rank makes no further calls from the one with this number on. */
 void hpc_mail_complain(hpc_mail *mail, const char *why, uint64_t number);
 /* Returns a complaint of another rank about the call with this number or an earlier one, or NULL. */
 const char *hpc_mail_complaint(const hpc_mail *mail, uint64_t number);

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/host.h"
@@ -175,6 +176,37 @@ static void small(rank *r) {
     }
 }
 
+/* A float's bits depend on the ranks' values alone: not on the call, the length of the array or its place there. */
+static void same_bits(rank *r) {
+    enum { N = 40000, FEW = 60 };
+    const uint64_t n = N * (unsigned)r->size;
+    float *x = malloc(n * sizeof *x), *sums = malloc(n * sizeof *x), *others = malloc(n * sizeof *x);
+    uint64_t state = (uint64_t)r->rank + 1;
+    CHECK(x != NULL && sums != NULL && others != NULL);
+    for (uint64_t i = 0; i < n; i++) x[i] = (float)(int64_t)ranks_random(&state) * 1e-9f;
+    for (int op = HPC_SUM; op <= HPC_AVG; op++) {
+        hpc_collective_call c = call_of(HPC_ALLREDUCE, x, sums, n);
+        c.type = HPC_F32, c.op = op;
+        CHECK_OK(hpc_collective_run(r->context, &c, -1));
+        c.recv = others;
+        c.what = HPC_REDUCE;
+        CHECK_OK(hpc_collective_run(r->context, &c, -1));
+        if (r->rank == 0) CHECK(memcmp(sums, others, n * sizeof *x) == 0);
+        c.what = HPC_REDUCE_SCATTER, c.count = N;
+        CHECK_OK(hpc_collective_run(r->context, &c, -1));
+        CHECK(memcmp(sums + N * (unsigned)r->rank, others, N * sizeof *x) == 0);
+        c.what = HPC_ALLREDUCE, c.count = FEW, c.send = x + 777;
+        CHECK_OK(hpc_collective_run(r->context, &c, -1));
+        CHECK(memcmp(sums + 777, others, FEW * sizeof *x) == 0);
+        memcpy(others, sums, n * sizeof *x);
+        c = call_of(HPC_BROADCAST, NULL, others, n);
+        c.type = HPC_F32;
+        CHECK_OK(hpc_collective_run(r->context, &c, -1));
+        CHECK(memcmp(sums, others, n * sizeof *x) == 0); /* all ranks have the bits of rank 0 */
+    }
+    free(x), free(sums), free(others);
+}
+
 /* ---- other calls ---- */
 
 /* arg: how the victim's call differs. All ranks get a sentence with both calls. */
@@ -308,7 +340,14 @@ int main(int argc, char **argv) {
         {.name = "every_3", .size = 3, .run = every},
         {.name = "every_5", .size = 5, .run = every},
         {.name = "every_4_hosts", .size = 4, .run = every, .where = RANKS_SHM, .per_host = 2},
+        {.name = "every_6_hosts", .size = 6, .run = every, .where = RANKS_SHM, .per_host = 2},
+        {.name = "every_5_hosts", .size = 5, .run = every, .where = RANKS_SHM, .per_host = 3},
+        {.name = "same_bits_3", .size = 3, .run = same_bits},
+        {.name = "same_bits_hosts", .size = 6, .run = same_bits, .where = RANKS_SHM, .per_host = 3},
         {.name = "uneven", .size = 4, .run = uneven},
+        {.name = "uneven_hosts", .size = 4, .run = uneven, .where = RANKS_SHM, .per_host = 2},
+        {.name = "several_hosts", .size = 4, .run = several, .where = RANKS_SHM, .per_host = 2},
+        {.name = "mismatch_hosts", .size = 6, .run = mismatch, .arg = 1, .where = RANKS_SHM, .per_host = 2},
         {.name = "several", .size = 3, .run = several},
         {.name = "small_2", .size = 2, .run = small},
         {.name = "small_4", .size = 4, .run = small},
