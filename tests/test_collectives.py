@@ -396,7 +396,7 @@ def floats(n: int) -> Array:
 
 # The call of ranks 0 and 2, that of rank 1, and words of the error, which all ranks get.
 DIFFERENT: dict[str, tuple[Made, Made, tuple[str, ...]]] = {
-    "first call": (lambda c: c.reduce(floats(9)), lambda c: c.gather(floats(9)), ("reduce", "gather")),
+    "first call": (lambda c: c.reduce(floats(9)), lambda c: c.allgather(floats(9)), ("reduce", "allgather")),
     "call": (lambda c: c.allreduce(floats(9)), lambda c: c.broadcast(floats(9)), ("allreduce", "broadcast")),
     "call and size": (lambda c: c.reduce(floats(9)), lambda c: c.allgather(floats(50_000)), ("reduce", "allgather")),
     "size": (lambda c: c.allreduce(floats(9)), lambda c: c.allreduce(floats(10)), ("9", "10")),
