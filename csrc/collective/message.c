@@ -20,7 +20,6 @@
 #include "kernel/combine.h"
 
 enum {
-    LEAST_LENT = (64 << 10) + 1,
     READ_PIECE = 4 << 20, /* that is read in one go */
     FEW = 16,             /* ranks whose letters are looked at each time */
     ONE_OF = 32           /* looks are at letters of all ranks */
@@ -277,13 +276,13 @@ static int take_all(hpc_calls *calls) {
 static int begin_send(hpc_parcel *m) {
     hpc_calls *calls = m->request.calls;
     hpc_letter_head head = {.stream = m->nbytes};
-    if (m->nbytes <= box_of(calls)->room && (m->nbytes < LEAST_LENT || !hpc_mail_may_lend(calls->mail, m->peer))) {
+    if (m->nbytes <= box_of(calls)->room) {
         head.nbytes = (uint32_t)m->nbytes;
         const int status = post(calls, m->peer, SHORT, &m->request.call, head, m->at);
         if (status == HPC_OK) end(m, HPC_OK, "");
         return status;
     }
-    if (hpc_mail_may_lend(calls->mail, m->peer))
+    if (hpc_mail_lends(calls->mail, m->peer, m->nbytes, 0))
         m->request.lease = hpc_box_lease(box_of(calls), m->request.call.number);
     if (m->request.lease != NULL) {
         head.lent = (uintptr_t)m->at;

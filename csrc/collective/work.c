@@ -6,11 +6,10 @@
 #include "collective/call.h"
 
 enum {
-    LEAST_LENT = 128 << 10, /* bytes of a stream that is lent */
-    LENT_PIECE = 1 << 20,   /* of a result, so that its receivers do not wait for all of it */
-    MOST_LENT = 1 << 30,    /* bytes of one letter */
-    READ_PIECE = 4 << 20,   /* that is read in one go */
-    PIECES = 512 << 10,     /* of all ranks' lent bytes that are folded in one go */
+    LENT_PIECE = 1 << 20, /* of a result, so that its receivers do not wait for all of it */
+    MOST_LENT = 1 << 30,  /* bytes of one letter */
+    READ_PIECE = 4 << 20, /* that is read in one go */
+    PIECES = 512 << 10,   /* of all ranks' lent bytes that are folded in one go */
     LEAST_PIECE = 16 << 10,
     MOST_PIECE = 256 << 10
 };
@@ -98,12 +97,10 @@ static int check_notes(hpc_moving *w) {
 
 /* ---- streams ---- */
 
-/* Returns whether a stream to the peer lends its bytes. Bytes that the peer folds are read in any case, so a rank that
- * has a core to itself copies them for the peer meanwhile. */
-static int lends(hpc_moving *w, int peer, int part, const hpc_stream *s) {
-    const hpc_mail *m = w->request.calls->mail;
-    if (s->nbytes < LEAST_LENT || !hpc_mail_may_lend(m, peer)) return 0;
-    if (w->fold.nbytes > 0 && part == HPC_FIRST && m->context->group.spin > 0) return 0;
+static int lends(hpc_moving *w, int peer, const hpc_stream *s) {
+    const int what = w->request.call.what;
+    const int one_way = what == HPC_BROADCAST || what == HPC_GATHER || what == HPC_SCATTER;
+    if (!hpc_mail_lends(w->request.calls->mail, peer, s->nbytes, !one_way)) return 0;
     if (w->request.lease == NULL) w->request.lease = hpc_box_lease(box_of(w), w->request.call.number);
     return w->request.lease != NULL;
 }
@@ -112,7 +109,7 @@ static int lends(hpc_moving *w, int peer, int part, const hpc_stream *s) {
 static int send_part(hpc_moving *w, int peer, int part) {
     hpc_stream *s = &w->out[part][peer];
     const uint64_t left = s->nbytes - s->done, ready = (part == HPC_FIRST ? s->nbytes : w->fold.done) - s->done;
-    const int lent = s->open && lends(w, peer, part, s);
+    const int lent = s->open && lends(w, peer, s);
     const uint64_t n = least_of(left, !lent ? box_of(w)->room : part == HPC_FIRST ? MOST_LENT : LENT_PIECE);
     if (!s->open || ready < n) return HPC_IN_PROGRESS;
     hpc_letter_head head = {.call = w->request.call,

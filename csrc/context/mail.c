@@ -300,9 +300,12 @@ const char *hpc_mail_complaint(const hpc_mail *m, uint64_t number) {
     return NULL;
 }
 
-/* ---- who reads whom ---- */
+/* ---- lent bytes ---- */
 
-int hpc_mail_may_lend(const hpc_mail *m, int peer) {
+int hpc_mail_lends(const hpc_mail *m, int peer, uint64_t nbytes, int both_ways) {
+    enum { SHARED = 128 << 10, ALONE = 8 << 20 };
+    const int has_core = m->context->group.spin > 0;
+    if (nbytes < (has_core ? ALONE : SHARED) || (has_core && both_ways)) return 0;
     return load(m, READS, peer) != 0;
 }
 
