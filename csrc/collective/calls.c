@@ -12,11 +12,12 @@ static const hpc_group *group_of(const hpc_calls *calls) {
 
 /* Returns 1 if this thread has the calls now. If not, the thread that has them rings the bell when it leaves. */
 int hpc_calls_try(hpc_calls *calls) {
-    int found = 0;
-    if (atomic_compare_exchange_strong_explicit(&calls->busy, &found, 1, memory_order_acquire, memory_order_relaxed))
-        return 1;
-    if (found == 1) atomic_compare_exchange_strong(&calls->busy, &found, 2);
-    return 0;
+    for (;;) {
+        int found = 0;
+        if (atomic_compare_exchange_strong(&calls->busy, &found, 1)) return 1;
+        if (found == 2 || atomic_compare_exchange_strong(&calls->busy, &found, 2)) return 0;
+        if (found == 2) return 0; /* otherwise the thread has left meanwhile */
+    }
 }
 
 void hpc_calls_enter(hpc_calls *calls) {
@@ -30,7 +31,8 @@ void hpc_calls_leave(hpc_calls *calls) {
 /* ---- requests ---- */
 
 static int overlap(const hpc_extent *a, const hpc_extent *b) {
-    return a->begin < b->end && b->begin < a->end && (a->written || b->written);
+    const int both = a->begin < a->end && b->begin < b->end;
+    return both && a->begin < b->end && b->begin < a->end && (a->written || b->written);
 }
 
 int hpc_request_add(hpc_calls *calls, hpc_request *r) {

@@ -18,22 +18,22 @@ typedef struct hpc_calls {
     /* All ranks; those of this host; those that have this rank's place on each host. Unless all hosts have equally many
      * ranks, all count as one host. */
     hpc_team all, host, across;
-    int *place_of;                      /* by rank: its place on its host */
-    int *grid;                          /* the ranks by place, and those of one place by host */
-    _Atomic int busy;                   /* 0: free; 1: a thread has it; 2: so, and another one has asked for it */
-    hpc_task task;                      /* lets all waits of this rank go on with started calls */
-    int added;                          /* the task is in the engine */
-    _Atomic int going;                  /* number of calls that are not over */
-    uint64_t made;                      /* number of collectives so far */
-    char broken[HPC_COMPLAINT_BYTES];   /* why no further collectives are possible; "": they are */
-    struct hpc_moving *first, **last;   /* collectives that are not over, in their order */
-    struct hpc_request *requests;       /* all that are not freed */
-    struct hpc_parcel *sends, *recvs;   /* messages that are not over, in their order */
-    struct hpc_arrival *arrived;        /* messages that no recv has asked for, in their order */
-    struct hpc_withdrawal *withdrawals; /* that peers must be told of */
-    uint64_t messages;                  /* number of sends so far */
-    uint64_t looks;                     /* at letters of messages */
-    uint64_t *stuck;                    /* by rank: the last look at which no message could be sent to it */
+    int *place_of;                    /* by rank: its place on its host */
+    int *grid;                        /* the ranks by place, and those of one place by host */
+    _Atomic int busy;                 /* 0: free; 1: a thread has it; 2: so, and another one has asked for it */
+    hpc_task task;                    /* lets all waits of this rank go on with started calls */
+    int added;                        /* the task is in the engine */
+    _Atomic int going;                /* number of calls that are not over */
+    uint64_t made;                    /* number of collectives so far */
+    char broken[HPC_COMPLAINT_BYTES]; /* why no further collectives are possible; "": they are */
+    struct hpc_moving *first, **last; /* collectives that are not over, in their order */
+    struct hpc_request *requests;     /* all that are not freed */
+    struct hpc_parcel *sends, *recvs; /* messages that are not over, in their order */
+    struct hpc_arrival *arrived, **last_arrived; /* messages that no recv has asked for, in their order */
+    struct hpc_withdrawal *withdrawals;          /* that peers must be told of */
+    uint64_t messages;                           /* number of sends so far */
+    uint64_t looks;                              /* at letters of messages */
+    uint64_t *stuck;                             /* by rank: the last look at which no message could be sent to it */
 } hpc_calls;
 
 /* Memory that a call uses. */

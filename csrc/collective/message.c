@@ -5,8 +5,8 @@
  *   lent        the receiver reads them when a recv asks for the message, and answers DONE
  *   not lent    the receiver answers GO when a recv asks for it; then the bytes come in letters of DATA
  *
- * A recv that expects another type or number of elements answers REFUSED, and its own call as the head tells it. A
- * sender that has given up a message answers a GO by WITHDRAWN.
+ * A recv that expects another type or number of elements answers REFUSED, and its own call as the head tells it; one
+ * that is given up FORGONE. A sender that has given up a message answers a GO by WITHDRAWN.
  *
  * A receiver takes every letter at once, whatever its recvs ask for, so no message holds up another one: short messages
  * that no recv asks for are copied, of longer ones the offer is kept. Messages of a sender are matched in the order of
@@ -20,12 +20,10 @@
 #include "kernel/combine.h"
 
 enum {
-    READ_PIECE = 4 << 20, /* that is read in one go */
-    FEW = 16,             /* ranks whose letters are looked at each time */
-    ONE_OF = 32           /* looks are at letters of all ranks */
+    READ_PIECE = 4 << 20 /* that is read in one go */
 };
 
-typedef enum hpc_message_part { SHORT, OFFER, GO, DONE, REFUSED, DATA, WITHDRAWN } hpc_message_part;
+typedef enum hpc_message_part { SHORT, OFFER, GO, DONE, REFUSED, FORGONE, DATA, WITHDRAWN } hpc_message_part;
 
 /* What a message does next. */
 typedef enum hpc_message_state {
@@ -42,7 +40,8 @@ typedef struct hpc_parcel {
     hpc_request request; /* first; call.root: the tag */
     struct hpc_parcel *next;
     hpc_message_state state;
-    int peer; /* of a recv: HPC_ANY, until it has a message */
+    int in_list; /* it is not over */
+    int peer;    /* of a recv: HPC_ANY, until it has a message */
     char *at;
     uint64_t nbytes, done;
     hpc_letter_head offer;   /* of a recv: the message that it has */
@@ -60,6 +59,7 @@ typedef struct hpc_arrival {
 typedef struct hpc_withdrawal {
     struct hpc_withdrawal *next;
     int to;
+    hpc_message_part part; /* WITHDRAWN or FORGONE */
     hpc_described call;
 } hpc_withdrawal;
 
@@ -81,15 +81,17 @@ static uint64_t least_of(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-static void unlink_message(hpc_calls *calls, const hpc_parcel *m) {
+static void unlink_message(hpc_calls *calls, hpc_parcel *m) {
     hpc_parcel **at = is_recv(m) ? &calls->recvs : &calls->sends;
     while (*at != NULL && *at != m) at = &(*at)->next;
     if (*at != NULL) *at = m->next;
+    m->in_list = 0;
 }
 
 static void append(hpc_parcel **list, hpc_parcel *m) {
     while (*list != NULL) list = &(*list)->next;
     *list = m;
+    m->in_list = 1;
 }
 
 static void end(hpc_parcel *m, int status, const char *why) {
@@ -172,12 +174,12 @@ static hpc_parcel *find_recv(const hpc_calls *calls, int from, int tag) {
 
 static int keep(hpc_calls *calls, int from, const hpc_letter_head *head) {
     const size_t nbytes = head->part == SHORT ? head->nbytes : 0;
-    hpc_arrival *a = malloc(sizeof *a + nbytes), **last = &calls->arrived;
+    hpc_arrival *a = malloc(sizeof *a + nbytes), **last = calls->last_arrived;
     if (a == NULL) return 0;
     *a = (hpc_arrival){.from = from, .head = *head};
     if (nbytes > 0) memcpy(a->bytes, hpc_letter_bytes(head), nbytes);
-    while (*last != NULL) last = &(*last)->next;
     *last = a;
+    calls->last_arrived = &a->next;
     return 1;
 }
 
@@ -189,21 +191,25 @@ static hpc_parcel *find_message(hpc_parcel *m, int peer, uint64_t number) {
     return m;
 }
 
-static void withdraw(hpc_calls *calls, int to, const hpc_described *call) {
+static void withdraw(hpc_calls *calls, int to, hpc_message_part part, const hpc_described *call) {
     hpc_withdrawal *w = malloc(sizeof *w);
     if (w == NULL) return; /* the peer's wait ends at its timeout */
-    *w = (hpc_withdrawal){calls->withdrawals, to, *call};
+    *w = (hpc_withdrawal){calls->withdrawals, to, part, *call};
     calls->withdrawals = w;
 }
 
 static void take_answer(hpc_calls *calls, int peer, const hpc_letter_head *head) {
     hpc_parcel *m = find_message(calls->sends, peer, head->call.number);
     if (m == NULL || m->state != OFFERED) {
-        if (head->part == GO) withdraw(calls, peer, &head->call);
+        if (head->part == GO) withdraw(calls, peer, WITHDRAWN, &head->call);
     } else if (head->part == GO) {
         m->state = SENDING;
     } else if (head->part == DONE) {
         end(m, HPC_OK, "");
+    } else if (head->part == FORGONE) {
+        hpc_fail(HPC_ERR_CONFIG, hpc_send_op, "send: rank %d has given up its recv (tag %d) before it had all", peer,
+                 m->request.call.root);
+        end_as_last(m, HPC_ERR_CONFIG);
     } else {
         fail_mismatch(m, group_of(calls)->rank, &m->request.call, peer, &head->call);
         end_as_last(m, HPC_ERR_CONFIG);
@@ -227,7 +233,6 @@ static void take_data(hpc_calls *calls, int peer, const hpc_letter_head *head) {
 static int take_letters(hpc_calls *calls, int peer) {
     const hpc_letter_head *head;
     int n = 0;
-    if (hpc_box_next(box_of(calls), peer) == NULL || hpc_mail_reach(calls->mail, peer, hpc_recv_op) != HPC_OK) return 0;
     for (; (head = hpc_box_next(box_of(calls), peer)) != NULL; n++) {
         if (head->part == SHORT || head->part == OFFER) {
             hpc_parcel *m = find_recv(calls, peer, head->call.root);
@@ -245,28 +250,13 @@ static int take_letters(hpc_calls *calls, int peer) {
     return n;
 }
 
+/* A peer that sends needs its answer, so this rank goes towards it. */
 static int take_all(hpc_calls *calls) {
-    const int size = group_of(calls)->size;
+    hpc_box *box = box_of(calls);
     int n = 0;
-    if (size <= FEW || calls->looks % ONE_OF == 0) {
-        for (int p = 0; p < size; p++) n += take_letters(calls, p);
-        return n;
-    }
-    int any = 0;
-    for (const hpc_parcel *m = calls->recvs; m != NULL; m = m->next) any |= m->peer == HPC_ANY;
-    for (int p = 0; p < size && any; p++) n += take_letters(calls, p);
-    if (any) return n;
-    for (hpc_parcel *m = calls->recvs, *next; m != NULL; m = next) {
-        next = m->next;
-        const int taken = take_letters(calls, m->peer); /* it may end any recv */
-        n += taken;
-        if (taken > 0) next = calls->recvs;
-    }
-    for (hpc_parcel *m = calls->sends, *next; m != NULL; m = next) {
-        next = m->next;
-        const int taken = take_letters(calls, m->peer);
-        n += taken;
-        if (taken > 0) next = calls->sends;
+    for (int p = 0; p < group_of(calls)->size; p++) {
+        if (hpc_box_next(box, p) != NULL) n += take_letters(calls, p);
+        if (hpc_box_owes(box, p)) hpc_mail_reach(calls->mail, p, hpc_recv_op);
     }
     return n;
 }
@@ -282,7 +272,7 @@ static int begin_send(hpc_parcel *m) {
         if (status == HPC_OK) end(m, HPC_OK, "");
         return status;
     }
-    if (hpc_mail_lends(calls->mail, m->peer, m->nbytes, 0))
+    if (hpc_mail_lends(calls->mail, m->peer, m->at, m->nbytes, 0))
         m->request.lease = hpc_box_lease(box_of(calls), m->request.call.number);
     if (m->request.lease != NULL) {
         head.lent = (uintptr_t)m->at;
@@ -366,7 +356,7 @@ static int tell_withdrawals(hpc_calls *calls) {
             at = &w->next;
             continue;
         }
-        post(calls, w->to, WITHDRAWN, &w->call, (hpc_letter_head){0}, NULL);
+        post(calls, w->to, w->part, &w->call, (hpc_letter_head){0}, NULL);
         *at = w->next;
         free(w);
         n++;
@@ -375,8 +365,7 @@ static int tell_withdrawals(hpc_calls *calls) {
 }
 
 void hpc_messages_go_on(hpc_calls *calls) {
-    int moved = calls->sends != NULL || calls->recvs != NULL || calls->withdrawals != NULL;
-    while (moved) {
+    for (int moved = 1; moved;) {
         calls->looks++;
         moved = take_all(calls);
         moved += step_all(calls->sends);
@@ -405,14 +394,17 @@ static int waits_for(hpc_request *r, int *ranks) {
     const int is_free = (m->state == QUEUED || m->state == SENDING || m->state == ANSWERING) &&
                         hpc_mail_is_near(r->calls->mail, m->peer) && hpc_box_has_room(box_of(r->calls), m->peer);
     const int goes_on = r->deserter < 0 && (is_free || m->state == READING);
-    ranks[0] = goes_on || hpc_box_next(box_of(r->calls), m->peer) != NULL ? g->rank : m->peer;
+    ranks[0] = goes_on ? g->rank : m->peer;
     return 1;
 }
 
 static void drop(hpc_request *r) {
     hpc_parcel *m = (hpc_parcel *)(void *)r;
-    if (r->calls != NULL) unlink_message(r->calls, m);
-    if (r->calls != NULL && m->state == SENDING && m->done < m->nbytes) withdraw(r->calls, m->peer, &r->call);
+    const int is_bare = r->calls == NULL || !m->in_list; /* it had ended */
+    if (!is_bare) unlink_message(r->calls, m);
+    if (!is_bare && m->state == SENDING) withdraw(r->calls, m->peer, WITHDRAWN, &r->call);
+    if (!is_bare && (m->state == READING || m->state == ANSWERING))
+        withdraw(r->calls, m->peer, FORGONE, &m->offer.call);
     free(m);
 }
 
@@ -474,6 +466,7 @@ int hpc_message_make(hpc_calls *calls, const char *op, int peer, int tag, const 
     hpc_arrival *a = *at;
     if (a == NULL) return HPC_OK;
     *at = a->next;
+    if (calls->last_arrived == &a->next) calls->last_arrived = at;
     deliver(m, a->from, &a->head, a->bytes);
     free(a);
     return HPC_OK;

@@ -21,18 +21,21 @@ static int status_of(const hpc_request *r) {
 
 /* ---- who goes on ---- */
 
+/* A call that ends keeps the sentence of its error, also inside a wait that wants none. */
 static void go_on(hpc_calls *calls) {
+    const int muted = hpc_mute_errors(0);
     hpc_works_go_on(calls);
     hpc_messages_go_on(calls);
+    hpc_mute_errors(muted);
 }
 
-/* A wait for something else goes on with started calls. */
+/* A wait for something else goes on with started calls, and takes letters of messages: their senders wait for that. */
 static const char *run(hpc_task *task) {
     hpc_calls *calls = task->arg;
     task->due = INFINITY;
     task->worked = 0;
+    if (!hpc_calls_try(calls)) return NULL;
     const int before = atomic_load_explicit(&calls->going, memory_order_relaxed);
-    if (before == 0 || !hpc_calls_try(calls)) return NULL;
     go_on(calls);
     const int left = atomic_load_explicit(&calls->going, memory_order_relaxed);
     task->worked = before - left;
@@ -81,7 +84,7 @@ int hpc_request_wait(hpc_request *r, double timeout) {
                            .ready = is_done,
                            .waiting_for = waits_for,
                            .arg = r,
-                           .every = 1,
+                           .every = r->kind->ends_all,
                            .later = leave_notes,
                            .after = NOTE_SECONDS};
     const int status = hpc_wait_for(group_of(r->calls), &wait, timeout);
@@ -101,6 +104,8 @@ static int fail_if_gone(hpc_request *r) {
     if (ranks != NULL) n = waits_for(r, ranks);
     for (int i = 0; i < n && status == HPC_OK; i++)
         if (ranks[i] != g->rank) status = hpc_group_peer_present(g, ranks[i], r->op);
+    for (int i = 0; i < g->size && ranks != NULL && n == 0 && status == HPC_OK; i++) /* it waits for any rank */
+        status = hpc_group_peer_present(g, i, r->op);
     free(ranks);
     return status;
 }
@@ -129,6 +134,7 @@ void hpc_request_free(hpc_request *r) {
         r->kind->drop(r);
         return;
     }
+    if (!hpc_group_is_mine(group_of(calls))) return;
     hpc_calls_enter(calls);
     if (status_of(r) == HPC_IN_PROGRESS) {
         if (r->kind->ends_all && calls->broken[0] == 0)
@@ -175,6 +181,7 @@ int hpc_calls_of(hpc_context *c, const char *op, hpc_calls **found) {
         return status;
     }
     calls->last = &calls->first;
+    calls->last_arrived = &calls->arrived;
     calls->stuck = stuck;
     calls->task = (hpc_task){.run = run, .arg = calls, .due = INFINITY, .weight = 1};
     c->calls_free = forget;
@@ -183,11 +190,15 @@ int hpc_calls_of(hpc_context *c, const char *op, hpc_calls **found) {
 }
 
 /* Lets all waits of this rank go on with the call. */
-int hpc_request_go_on(hpc_request *r) {
-    hpc_calls *calls = r->calls;
+int hpc_calls_add_task(hpc_calls *calls, const char *op) {
     if (!calls->added && !hpc_context_add_task(calls->mail->context, &calls->task))
-        return hpc_fail(HPC_ERR_MEMORY, r->op, "%s: no memory", r->op);
+        return hpc_fail(HPC_ERR_MEMORY, op, "%s: no memory", op);
     calls->added = 1;
-    is_done(r);
     return HPC_OK;
+}
+
+int hpc_request_go_on(hpc_request *r) {
+    const int status = hpc_calls_add_task(r->calls, r->op);
+    if (status == HPC_OK) is_done(r);
+    return status;
 }

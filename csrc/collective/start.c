@@ -4,6 +4,15 @@
 #include "collective/message.h"
 #include "collective/request.h"
 
+/* A request that no wait would go on with is none. */
+static int go_on(hpc_request **work) {
+    const int status = hpc_request_go_on(*work);
+    if (status == HPC_OK) return HPC_OK;
+    hpc_request_free(*work);
+    *work = NULL;
+    return status;
+}
+
 /* ---- collectives ---- */
 
 static int start_collective(hpc_context *c, const hpc_collective_call *call, hpc_request **request) {
@@ -34,7 +43,7 @@ int hpc_collective_start(hpc_context *c, const hpc_collective_call *call, hpc_re
     *work = NULL;
     int status = hpc_context_ready(c, op);
     if (status == HPC_OK) status = start_collective(c, call, work);
-    return status == HPC_OK ? hpc_request_go_on(*work) : status;
+    return status == HPC_OK ? go_on(work) : status;
 }
 
 int hpc_collective_run(hpc_context *c, const hpc_collective_call *call, double timeout) {
@@ -57,7 +66,8 @@ static int start_message(hpc_context *c, const char *op, int peer, int tag, cons
     if (status == HPC_OK) status = hpc_message_check(c, op, peer, tag, data, count, type);
     if (status == HPC_OK) status = hpc_calls_of(c, op, &calls);
     if (status != HPC_OK) return status;
-    if (op == hpc_send_op) status = hpc_group_peer_present(&c->group, peer, op);
+    status = hpc_calls_add_task(calls, op);
+    if (status == HPC_OK && op == hpc_send_op) status = hpc_group_peer_present(&c->group, peer, op);
     if (status != HPC_OK) return status;
     hpc_calls_enter(calls);
     status = hpc_message_make(calls, op, peer, tag, data, count, type, request);
@@ -70,7 +80,7 @@ static int start_and_go_on(hpc_context *c, const char *op, int peer, int tag, co
     if (work == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: work is NULL", op);
     *work = NULL;
     const int status = start_message(c, op, peer, tag, data, count, type, work);
-    return status == HPC_OK ? hpc_request_go_on(*work) : status;
+    return status == HPC_OK ? go_on(work) : status;
 }
 
 int hpc_send_start(hpc_context *c, int to, int tag, const void *data, uint64_t count, int type, hpc_request **work) {

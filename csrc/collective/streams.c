@@ -133,8 +133,11 @@ static void open_copies(hpc_moving *w) {
 /* In an allreduce of so many bytes, times the ranks, each rank folds all. */
 static const uint64_t FEW_BYTES = 64 << 10;
 
-static int are_hosts(const hpc_calls *calls) {
-    return calls->across.n > 1 && calls->host.n > 1;
+/* Sums and products of 16-bit floats are rounded once, so their ranks fold all at once. */
+static int goes_by_hosts(const hpc_calls *calls, const hpc_collective_call *c) {
+    const int is_half = c->type == HPC_F16 || c->type == HPC_BF16;
+    const int rounds = hpc_call_reduces(c->what) && (c->op == HPC_SUM || c->op == HPC_AVG || c->op == HPC_PROD);
+    return calls->across.n > 1 && calls->host.n > 1 && !(is_half && rounds);
 }
 
 static int open_allreduce_by_hosts(hpc_moving *w, int whole) {
@@ -316,7 +319,7 @@ int hpc_moving_make(hpc_calls *calls, const hpc_collective_call *c, hpc_moving *
     w->call = *c;
     describe(w, c);
     hpc_call_uses(c, g->rank, g->size, w->request.uses);
-    w->by_hosts = are_hosts(calls);
+    w->by_hosts = goes_by_hosts(calls, c);
     status = hpc_request_add(calls, &w->request);
     if (status == HPC_OK) status = hpc_moving_open(w);
     if (status != HPC_OK) {

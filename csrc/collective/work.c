@@ -100,7 +100,7 @@ static int check_notes(hpc_moving *w) {
 static int lends(hpc_moving *w, int peer, const hpc_stream *s) {
     const int what = w->request.call.what;
     const int one_way = what == HPC_BROADCAST || what == HPC_GATHER || what == HPC_SCATTER;
-    if (!hpc_mail_lends(w->request.calls->mail, peer, s->nbytes, !one_way)) return 0;
+    if (!hpc_mail_lends(w->request.calls->mail, peer, s->at + s->done, s->nbytes - s->done, !one_way)) return 0;
     if (w->request.lease == NULL) w->request.lease = hpc_box_lease(box_of(w), w->request.call.number);
     return w->request.lease != NULL;
 }
@@ -293,6 +293,7 @@ static int fold_next(hpc_moving *w, int *moved) {
         if (status != HPC_OK) break;
         f->done += n;
         *moved = 1;
+        hpc_watch_move(&w->request.calls->mail->context->group.watch);
         for (int i = 0; i < t->n && status == HPC_OK; i++)
             if (i != t->me) status = take(w, t->ranks[i], &w->in[HPC_FIRST][t->ranks[i]], heads[i], n);
         if (f->done == f->nbytes) f->combine = NULL; /* it is over */
@@ -375,6 +376,7 @@ void hpc_works_go_on(hpc_calls *calls) {
         calls->first = w->next;
         if (calls->first == NULL) calls->last = &calls->first;
         const char *why = status == HPC_OK ? "" : calls->broken[0] != 0 ? calls->broken : hpc_last_error()->message;
+        if (status < 0 && why[0] == 0) why = "it failed";
         if (status < 0 && calls->broken[0] == 0) snprintf(calls->broken, sizeof calls->broken, "%s", why);
         hpc_request_end(&w->request, status, why);
     }

@@ -141,8 +141,10 @@ int hpc_context_abort(hpc_context *context, const char *why) {
 void hpc_context_free(hpc_context *context) {
     if (context == NULL) return;
     hpc_context_close(context);
-    if (context->calls != NULL) context->calls_free(context->calls);
-    context->calls = NULL;
-    hpc_mail_free(context);
+    if (hpc_group_is_mine(&context->group)) { /* in a forked child a thread that is not there may hold them */
+        if (context->calls != NULL) context->calls_free(context->calls);
+        context->calls = NULL;
+        hpc_mail_free(context);
+    }
     hpc_context_release(context);
 }

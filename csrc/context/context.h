@@ -150,11 +150,10 @@ int hpc_lane_open_alike(hpc_context *context, const char *op, uint64_t number, d
 
 /* Tries whether the kernel lets this rank read the memory of the peer's process. */
 int hpc_can_read(const hpc_context *context, int peer);
-/* Reads it. Returns HPC_GONE if there is no such memory, and HPC_IN_PROGRESS if there is no such process, which a wait
- * for the peer finds out. */
+/* Reads it. Returns HPC_GONE if there is no such memory or process. */
 int hpc_read_peer(const hpc_context *context, int peer, uint64_t from, void *to, size_t nbytes);
-/* Lets processes with this one's parent do so, where the kernel asks for that. */
-void hpc_allow_reads(void);
+/* Returns whether the kernel reads this rank's own memory from its first to its last byte. */
+int hpc_is_readable(const char *at, uint64_t nbytes);
 
 /* ---- CPUs ----
  * These functions tell which CPUs the ranks on one kernel have, and deal the CPUs to threads and cores. Every choice of

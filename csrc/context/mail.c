@@ -7,9 +7,9 @@
 enum {
     STAGED = 4096, /* letters of up to so many bytes, head included, are sent by one put on one host */
     MOST_ROOM = 256 << 10,
-    LEAST_ROOM = 16 << 10,
-    ALL_ROOM = 16 << 20, /* bytes of all slots of the first box of a rank */
-    SMALLER = 4          /* a message's letter has a fourth of the room */
+    LEAST_ROOM = 4 << 10,
+    ALL_ROOM = 4 << 20, /* bytes of all slots of the first box of a rank */
+    SMALLER = 4         /* a message's letter has a fourth of the room */
 };
 
 typedef enum mail_word { CAME, TAKEN = HPC_BOXES, NOTED = 2 * HPC_BOXES, COMPLAINED, READS, WORDS } mail_word;
@@ -116,7 +116,6 @@ static int open(hpc_context *c, const char *op, double deadline, hpc_mail **mail
     int status = hpc_window_create_alike(c, op, HPC_MAIL_WINDOW, complaint_at(m, c->group.size), WORDS * c->group.size,
                                          deadline, &m->window);
     if (status == HPC_OK) status = hpc_lane_open_alike(c, op, HPC_MAIL_LANE, deadline, &m->lane);
-    if (status == HPC_OK && !c->all_remote) hpc_allow_reads();
     if (status == HPC_OK)
         *mail = m;
     else
@@ -144,6 +143,7 @@ int hpc_mail_of(hpc_context *c, const char *op, hpc_mail **mail) {
 
 int hpc_mail_asked(hpc_context *c, uint64_t number) {
     hpc_mail *m;
+    if (c->has_eager) return HPC_OK; /* connect has made it, or will, on the caller's thread */
     return number == HPC_MAIL_WINDOW || number == HPC_MAIL_LANE ? find(c, "reach", &m) : HPC_GONE;
 }
 
@@ -168,6 +168,8 @@ static int offer_to_read(hpc_mail *m, int peer) {
         m, hpc_put_signal(m->lane, m->window, peer, NULL, 0, 0, signal_of(m, READS, m->context->group.rank), 1));
 }
 
+static int tell_taken(hpc_box *b, int peer);
+
 int hpc_mail_reach(hpc_mail *m, int peer, const char *op) {
     if (m->near[peer] || is_gone(m, peer)) return HPC_OK;
     int status = hpc_reach_try(m->context, &m->window->object, peer, op);
@@ -175,6 +177,8 @@ int hpc_mail_reach(hpc_mail *m, int peer, const char *op) {
     if (status == HPC_GONE) return HPC_OK; /* it is leaving */
     if (status == HPC_OK) status = offer_to_read(m, peer);
     m->near[peer] = status == HPC_OK;
+    for (int b = 0; b < HPC_BOXES && status == HPC_OK; b++)
+        if (m->boxes[b].peers[peer].got != m->boxes[b].peers[peer].told) status = tell_taken(&m->boxes[b], peer);
     return unless_gone(m, status);
 }
 
@@ -228,6 +232,7 @@ int hpc_box_send(hpc_box *b, int peer, hpc_letter_head *head, const void *bytes)
             status = hpc_put_signal(m->lane, m->window, peer, staged, sizeof *head, at, came, p->sent + 1);
     }
     if (status == HPC_OK) p->sent++;
+    hpc_watch_move(&m->context->group.watch);
     return unless_gone(m, status);
 }
 
@@ -237,8 +242,16 @@ const hpc_letter_head *hpc_box_next(const hpc_box *b, int peer) {
     return (const void *)own(b->mail, slot_at(b, peer, p->got));
 }
 
+static int tell_taken(hpc_box *b, int peer) {
+    hpc_mail *m = b->mail;
+    hpc_box_peer *p = &b->peers[peer];
+    p->told = p->got;
+    const int taken = signal_of(m, b->taken, m->context->group.rank);
+    return unless_gone(m, hpc_put_signal(m->lane, m->window, peer, NULL, 0, 0, taken, p->got));
+}
+
 /* A small letter is told by the next letter to the peer, or when the peer may wait for it. Lent bytes are told at once:
- * the peer waits for them. */
+ * the peer waits for them. A peer that is not near is told when it is. */
 int hpc_box_take(hpc_box *b, int peer) {
     hpc_mail *m = b->mail;
     hpc_box_peer *p = &b->peers[peer];
@@ -246,11 +259,13 @@ int hpc_box_take(hpc_box *b, int peer) {
     const int may_wait = head->nbytes <= STAGED && head->lent == 0;
     if (head->taken > p->taken) p->taken = head->taken;
     p->got++;
-    if (is_gone(m, peer)) return HPC_OK;
-    if (may_wait && p->got - p->told < HPC_MAIL_SLOTS) return HPC_OK;
-    p->told = p->got;
-    const int taken = signal_of(m, b->taken, m->context->group.rank);
-    return unless_gone(m, hpc_put_signal(m->lane, m->window, peer, NULL, 0, 0, taken, p->got));
+    hpc_watch_move(&m->context->group.watch);
+    if (!m->near[peer] || is_gone(m, peer)) return HPC_OK;
+    return may_wait && p->got - p->told < HPC_MAIL_SLOTS ? HPC_OK : tell_taken(b, peer);
+}
+
+int hpc_box_owes(const hpc_box *b, int peer) {
+    return b->peers[peer].got != b->peers[peer].told && !b->mail->near[peer] && !is_gone(b->mail, peer);
 }
 
 /* ---- notes and complaints ---- */
@@ -286,7 +301,7 @@ void hpc_mail_complain(hpc_mail *m, const char *why, uint64_t number) {
     const int me = m->context->group.rank, muted = hpc_mute_errors(1);
     snprintf(m->complaint, sizeof m->complaint, "%s", why);
     for (int r = 0; r < m->context->group.size; r++)
-        if (r != me && m->near[r])
+        if (r != me && m->near[r] && !is_gone(m, r))
             hpc_put_signal(m->lane, m->window, r, m->complaint, sizeof m->complaint, complaint_at(m, me),
                            signal_of(m, COMPLAINED, me), number);
     hpc_mute_errors(muted);
@@ -302,11 +317,11 @@ const char *hpc_mail_complaint(const hpc_mail *m, uint64_t number) {
 
 /* ---- lent bytes ---- */
 
-int hpc_mail_lends(const hpc_mail *m, int peer, uint64_t nbytes, int both_ways) {
+int hpc_mail_lends(const hpc_mail *m, int peer, const char *at, uint64_t nbytes, int both_ways) {
     enum { SHARED = 128 << 10, ALONE = 8 << 20 };
     const int has_core = m->context->group.spin > 0;
     if (nbytes < (has_core ? ALONE : SHARED) || (has_core && both_ways)) return 0;
-    return load(m, READS, peer) != 0;
+    return load(m, READS, peer) != 0 && hpc_is_readable(at, nbytes);
 }
 
 /* ---- leases ----
@@ -331,5 +346,6 @@ int hpc_mail_read(hpc_mail *m, int peer, const hpc_letter_head *head, uint64_t o
     uint64_t lease = 0;
     int status = hpc_read_peer(m->context, peer, head->lent + offset, to, nbytes);
     if (status == HPC_OK) status = hpc_read_peer(m->context, peer, head->lease, &lease, sizeof lease);
+    if (status == HPC_OK) hpc_watch_move(&m->context->group.watch);
     return status == HPC_OK && lease != head->call.number ? HPC_GONE : status;
 }

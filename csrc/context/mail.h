@@ -106,6 +106,8 @@ static inline const void *hpc_letter_bytes(const hpc_letter_head *head) {
     return head + 1;
 }
 int hpc_box_take(hpc_box *box, int peer);
+/* Returns whether the peer is to be told of taken letters once it is near. */
+int hpc_box_owes(const hpc_box *box, int peer);
 
 /* Leaves a note of the call with the peer. */
 int hpc_mail_note(hpc_mail *mail, int peer, const hpc_described *call);
@@ -122,14 +124,14 @@ const char *hpc_mail_complaint(const hpc_mail *mail, uint64_t number);
 /* Returns whether this rank lends the peer so many bytes. The kernel copies slower than two cores that work together,
  * but once: so ranks that share cores lend, and those with a core each only what is too long for caches. both_ways: the
  * peer, too, sends as much. */
-int hpc_mail_lends(const hpc_mail *mail, int peer, uint64_t nbytes, int both_ways);
+int hpc_mail_lends(const hpc_mail *mail, int peer, const char *at, uint64_t nbytes, int both_ways);
 /* Begins the lease of a call or message: while it lasts, the bytes that its letters lend stay as they are. Returns NULL
  * if there are too many leases. */
 _Atomic uint64_t *hpc_box_lease(hpc_box *box, uint64_t number);
 /* Ends it; NULL is allowed. A reader finds that at its next read. */
 void hpc_lease_end(_Atomic uint64_t *lease);
-/* Copies lent bytes of the peer's letter, from this offset on. Returns HPC_GONE if the peer has ended the lease, and
- * HPC_IN_PROGRESS if the peer seems to be gone, which a wait finds out. */
+/* Copies lent bytes of the peer's letter, from this offset on. Returns HPC_GONE if the peer has ended the lease or has
+ * gone. */
 int hpc_mail_read(hpc_mail *mail, int peer, const hpc_letter_head *head, uint64_t offset, void *to, size_t nbytes);
 
 #endif

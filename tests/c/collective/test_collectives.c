@@ -207,6 +207,17 @@ static void same_bits(rank *r) {
     free(x), free(sums), free(others);
 }
 
+/* Sums of 16-bit floats are rounded once, after all ranks. */
+static void halves(rank *r) {
+    enum { N = 3000, HALF = 0x7800 /* 32768 */ };
+    uint16_t x[N];
+    for (int i = 0; i < N; i++) x[i] = HALF;
+    hpc_collective_call c = call_of(HPC_ALLREDUCE, x, x, N);
+    c.type = HPC_F16, c.op = HPC_AVG;
+    CHECK_OK(hpc_collective_run(r->context, &c, -1));
+    for (int i = 0; i < N; i++) CHECK_EQ(x[i], HALF);
+}
+
 /* ---- other calls ---- */
 
 /* arg: how the victim's call differs. All ranks get a sentence with both calls. */
@@ -344,6 +355,7 @@ int main(int argc, char **argv) {
         {.name = "every_5_hosts", .size = 5, .run = every, .where = RANKS_SHM, .per_host = 3},
         {.name = "same_bits_3", .size = 3, .run = same_bits},
         {.name = "same_bits_hosts", .size = 6, .run = same_bits, .where = RANKS_SHM, .per_host = 3},
+        {.name = "halves_hosts", .size = 6, .run = halves, .where = RANKS_SHM, .per_host = 3},
         {.name = "uneven", .size = 4, .run = uneven},
         {.name = "uneven_hosts", .size = 4, .run = uneven, .where = RANKS_SHM, .per_host = 2},
         {.name = "several_hosts", .size = 4, .run = several, .where = RANKS_SHM, .per_host = 2},

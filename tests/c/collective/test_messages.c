@@ -252,6 +252,37 @@ static void goes_on_in_cores(rank *r) {
     free(x);
 }
 
+/* Short messages that no recv asks for yet hold up neither collectives nor other waits, with more ranks than are looked
+ * at first. */
+static void short_ones_first(rank *r) {
+    enum { N = 6 };
+    char at[N][50];
+    int64_t x[4] = {0};
+    hpc_window *window;
+    const int last = r->size - 1;
+    CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, -1, &window));
+    hpc_collective_call c = sum_of(x, 4);
+    if (r->rank == 0) {
+        hpc_request *other;
+        CHECK_OK(hpc_recv_start(r->context, last, 99, at[0], 50, HPC_U8, &other));
+        CHECK_OK(hpc_wait_signal(window, 0, 1, 1, -1, NULL));
+        CHECK_OK(hpc_collective_run(r->context, &c, -1));
+        for (int i = N - 1; i >= 0; i--) recv(r, 1, i, at[1], 50, seed_of(1, 0, i));
+        CHECK_OK(hpc_request_wait(other, -1));
+        hpc_request_free(other);
+    } else {
+        for (int i = 0; i < N && r->rank == 1; i++) {
+            ranks_fill(at[i], 50, seed_of(1, 0, i));
+            send(r, 0, i, at[i], 50);
+        }
+        if (r->rank == 1) CHECK_OK(hpc_put_signal(NULL, window, 0, NULL, 0, 0, 0, 1));
+        CHECK_OK(hpc_collective_run(r->context, &c, -1));
+        if (r->rank == last) send(r, 0, 99, at[0], 50);
+    }
+    rank_meet(r);
+    hpc_window_free(window);
+}
+
 /* ---- what does not fit ---- */
 
 /* arg: the length of the sent message. The error names both, and the context goes on. */
@@ -293,6 +324,9 @@ static void overlapping(rank *r) {
     CHECK_OK(hpc_request_wait(first, -1));
     CHECK_OK(hpc_request_wait(second, -1));
     hpc_request_free(first), hpc_request_free(second), hpc_request_free(third);
+    CHECK_OK(hpc_recv_start(r->context, r->rank, 9, at, 32, HPC_U8, &first));
+    CHECK_OK(hpc_send(r->context, r->rank, 8, at + 5, 0, HPC_U8, -1)); /* nothing lies there */
+    hpc_request_free(first);
 }
 
 /* ---- given up ---- */
@@ -325,6 +359,31 @@ static void given_up(rank *r) {
     if (r->rank == 1) recv(r, 0, 1, at, n, 2);
     if (r->rank == 0) CHECK_OK(hpc_request_wait(request, -1));
     if (r->rank == 0) hpc_request_free(request);
+    free(at);
+}
+
+/* A send that is given up answers its receiver although its rank makes no further call of messages. */
+static void given_up_silently(rank *r) {
+    char *at = buffer(LONG);
+    hpc_window *window;
+    hpc_request *request;
+    ranks_fill(at, LONG, 1);
+    CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, -1, &window));
+    send(r, r->rank ^ 1, 0, at, 10); /* so the offer goes out at once */
+    recv(r, r->rank ^ 1, 0, at, 10, 1);
+    if (r->rank == 0) {
+        CHECK_OK(hpc_send_start(r->context, 1, 1, at, LONG, HPC_U8, &request));
+        hpc_request_free(request);
+        rank_meet(r);
+        CHECK_OK(hpc_wait_signal(window, 0, 1, 1, -1, NULL));
+    } else {
+        rank_meet(r);
+        CHECK_STATUS(hpc_recv(r->context, 0, 1, at, LONG, HPC_U8, NULL, ranks_patience(10)), HPC_ERR_CONFIG);
+        CHECK_MESSAGE("rank 0 has given up its send (tag 1)");
+        CHECK_OK(hpc_put_signal(NULL, window, 0, NULL, 0, 0, 0, 1));
+    }
+    rank_meet(r);
+    hpc_window_free(window);
     free(at);
 }
 
@@ -425,6 +484,12 @@ static void leaves(rank *r) {
         rank_await(r, ENDED, 1);
         for (int i = 0; i < 2; i++) recv(r, VICTIM, i, at, 1000, 1);
         recv(r, HPC_ANY, 3, at, 500, 1);
+        hpc_request *request;
+        int status = HPC_IN_PROGRESS;
+        CHECK_OK(hpc_recv_start(r->context, HPC_ANY, 3, at, 500, HPC_U8, &request));
+        while (status == HPC_IN_PROGRESS) status = hpc_request_test(request);
+        CHECK_STATUS(status, HPC_ERR_PEER);
+        hpc_request_free(request);
         CHECK_STATUS(hpc_recv(r->context, HPC_ANY, 3, at, 500, HPC_U8, NULL, -1), HPC_ERR_PEER);
         hpc_context_abort(r->context, "the test says so");
     }
@@ -444,10 +509,13 @@ int main(int argc, char **argv) {
         {.name = "beside_collectives", .size = 4, .run = beside_collectives},
         {.name = "goes_on_elsewhere", .size = 2, .run = goes_on_elsewhere},
         {.name = "goes_on_in_cores", .size = 2, .run = goes_on_in_cores},
+        {.name = "short_ones_first_3", .size = 3, .run = short_ones_first},
+        {.name = "short_ones_first_16", .size = 16, .run = short_ones_first},
         {.name = "misfit_short", .size = 2, .run = misfit, .arg = 1000},
         {.name = "misfit_long", .size = 2, .run = misfit, .arg = LONG},
         {.name = "overlapping", .size = 2, .run = overlapping},
         {.name = "given_up_long", .size = 2, .run = given_up, .arg = LONG},
+        {.name = "given_up_silently", .size = 2, .run = given_up_silently},
         {.name = "lender_gives_up", .size = 2, .run = lender_gives_up, .apart = true},
         {.name = "dies_sends_long", .size = 3, .run = dies, .arg = 0, .victims = 1 << VICTIM, .apart = true},
         {.name = "dies_sends_many", .size = 2, .run = dies, .arg = 1, .victims = 1 << VICTIM, .apart = true},
