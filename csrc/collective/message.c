@@ -20,9 +20,9 @@
 #include "kernel/combine.h"
 
 enum {
-    READ_PIECE = 4 << 20, /* that is read in one go */
-    FEW = 16,             /* ranks whose letters are looked at each time */
-    ONE_OF = 32           /* looks are at letters of all ranks */
+    READ_PIECE = 32 << 20, /* that is read in one go */
+    FEW = 16,              /* ranks whose letters are looked at each time */
+    ONE_OF = 32            /* looks are at letters of all ranks */
 };
 
 typedef enum hpc_message_part { SHORT, OFFER, GO, DONE, REFUSED, DATA, WITHDRAWN } hpc_message_part;
