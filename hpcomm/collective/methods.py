@@ -39,8 +39,8 @@ class Collectives(Caller):
 
     `op` is "sum", "mean", "min", "max", "prod", "and", "or" or "xor". "mean" takes floats and complex numbers; "min"
     and "max" no complex numbers; "and", "or" and "xor" integers (bit by bit) and booleans. The elements of all ranks
-    are combined in the order of ranks, so all ranks get the same bits, in every run and on every transport. Sums of
-    integers wrap around; sums of booleans are "or".
+    are combined in the order of ranks, and on several hosts first those of each host, so all ranks get the same bits,
+    in every run and on every transport. Sums of integers wrap around; sums of booleans are "or".
 
     Calls that divide an array among ranks, or join the arrays of ranks, do so along the first axis, in the order of
     ranks. `counts` is a number of rows (elements of the first axis) for each rank; None: all ranks have equally many.
