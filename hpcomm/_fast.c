@@ -422,11 +422,38 @@ static PyObject *exchange_step(PyObject *module, PyObject *const *args, Py_ssize
     return PyErr_Occurred() ? NULL : PyLong_FromLong(status);
 }
 
-/* ---- collectives of arrays ------------------------------------------------------------------------------------- */
-
-enum { REFUSED = 2 }; /* of a call that has done nothing, because an argument is not plainly right */
+/* ---- collectives of arrays, and messages ----------------------------------------------------------------------- */
 
 static const double SLICE = 0.1; /* seconds of a wait between two looks for signals such as Ctrl-C, as in _core */
+static const double MOST_SECONDS = 1e9;
+
+/* A context whose calls the functions below make. They do nothing, and say so, if an argument is not plainly right, or
+ * there are started calls; hpcomm.collective then takes its longer way, which finds the error if there is one. */
+typedef struct caller {
+    hpc_context *context;
+    int rank, size;
+    double timeout;               /* the default */
+    PyObject *ndarray, *error;    /* numpy.ndarray; makes the exception of a status */
+    PyObject *started, *messages; /* a deque and a set: calls that may not be over */
+    PyObject *cuts;               /* a list: (what, exception) of a collective that an exception has cut short */
+    PyObject *ops;                /* a tuple: the name of each hpc_op */
+} caller;
+
+static caller *caller_of(PyObject *capsule) {
+    return PyCapsule_GetPointer(capsule, NULL);
+}
+
+static int is_plain(const caller *s) {
+    return PyObject_Size(s->started) == 0 && PySet_Size(s->messages) == 0 && PyList_Size(s->cuts) == 0;
+}
+
+/* Raises the exception of a failure. */
+static PyObject *fail(const caller *s, int status) {
+    PyObject *error = PyObject_CallFunction(s->error, "i", status);
+    if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    return NULL;
+}
 
 /* Waits for the end of a started call, and frees it. Returns its status; HPC_IN_PROGRESS with an exception of Python,
  * such as that of Ctrl-C, which ends the wait. short_: the call may go on with the GIL held. received: of a recv. */
@@ -465,8 +492,7 @@ static int element_of(const Py_buffer *array) {
     if (format[1] != 0) return -1;
     const char *at = strchr(letters, format[0]);
     if (at != NULL) return types[at - letters];
-    if (strchr("bhilqBHILQ", format[0]) == NULL) return -1;
-    return whole[array->itemsize][format[0] < 'a'];
+    return strchr("bhilqBHILQ", format[0]) == NULL ? -1 : whole[array->itemsize][format[0] < 'a'];
 }
 
 static int rests_are_equal(const Py_buffer *a, int from_a, const Py_buffer *b, int from_b) {
@@ -526,9 +552,9 @@ static void close_arrays(arrays *a) {
 
 /* Opens the arrays that a call uses on this rank, and writes them, their type and their length into the call. Returns 0
  * if something is not as it must be. */
-static int fill_call(hpc_collective_call *c, arrays *a, PyObject *const *args, int rank, int n) {
-    PyObject *ndarray = args[0], *send = args[5], *recv = args[6];
-    const int is_root = rank == c->root, what = c->what;
+static int fill_call(hpc_collective_call *c, arrays *a, const caller *by, PyObject *send, PyObject *recv) {
+    PyObject *ndarray = by->ndarray;
+    const int is_root = by->rank == c->root, what = c->what, n = by->size;
     const int gives = what != HPC_BROADCAST && (what != HPC_SCATTER || is_root);
     const int takes = (what != HPC_REDUCE && what != HPC_GATHER) || is_root || (what == HPC_REDUCE && recv != Py_None);
     const int in_place = gives && takes && send == recv;
@@ -538,7 +564,8 @@ static int fill_call(hpc_collective_call *c, arrays *a, PyObject *const *args, i
         return 0;
     const Py_buffer *s = &a->send, *r = in_place ? s : &a->recv;
     c->type = element_of(gives ? s : r);
-    if (c->type < 0 || (gives && takes && (element_of(r) != c->type || !shapes_fit(what, s, r, n)))) return 0;
+    if (c->type < 0 || (r != s && gives && takes && element_of(r) != c->type)) return 0;
+    if (gives && takes && !shapes_fit(what, s, r, n)) return 0;
     const int by_recv = what == HPC_REDUCE_SCATTER || what == HPC_SCATTER || what == HPC_BROADCAST;
     const Py_buffer *block = by_recv ? r : s;
     c->count = (uint64_t)(block->len / block->itemsize) / (what == HPC_ALLTOALL ? (unsigned)n : 1);
@@ -547,84 +574,104 @@ static int fill_call(hpc_collective_call *c, arrays *a, PyObject *const *args, i
     return 1;
 }
 
-/* Returns what a call returns to Python. HPC_IN_PROGRESS: there is an exception. */
-static PyObject *answer(int status, int value) {
-    if (status == REFUSED) Py_RETURN_NONE;
-    return status == HPC_IN_PROGRESS ? NULL : PyLong_FromLong(status == HPC_OK ? value : status);
-}
-
-/* The rank that an int names; -1 if it is no plain int, or too large. */
-static int as_rank(PyObject *value) {
+/* The rank or tag that an int names; -1 if it is no plain int, or too large. */
+static int as_number(PyObject *value) {
     int beyond = 0;
-    const long rank = PyLong_CheckExact(value) ? PyLong_AsLongAndOverflow(value, &beyond) : -1;
-    return beyond || rank < 0 || rank > INT_MAX ? -1 : (int)rank;
-}
-
-/* collective(numpy.ndarray, context, what, op, root, send, recv, timeout) -> 0, a negative status, or None if it has
- * done nothing, because an argument is not plainly right: arrays are numpy.ndarrays, or None. op: a number. */
-static PyObject *collective(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-    hpc_collective_call c = {.size = sizeof c};
-    arrays a = {{0}, {0}};
-    hpc_request *work = NULL;
-    (void)module;
-    if (!expect("collective", n, 8)) return NULL;
-    hpc_context *context = PyLong_AsVoidPtr(args[1]);
-    const double timeout = PyFloat_AsDouble(args[7]);
-    c.what = as_int(args[2]);
-    c.op = as_int(args[3]);
-    c.root = as_rank(args[4]);
-    if (PyErr_Occurred()) return NULL;
-    const int size = hpc_context_size(context);
-    int status = HPC_ERR_INVALID, short_ = 0;
-    if (fill_call(&c, &a, args, hpc_context_rank(context), size)) {
-        const Py_ssize_t most = a.send.len > a.recv.len ? a.send.len : a.recv.len;
-        short_ = most * (c.what == HPC_BROADCAST ? size : 1) <= SHORT_BYTES;
-        if (short_) {
-            status = hpc_collective_start(context, &c, &work);
-        } else {
-            Py_BEGIN_ALLOW_THREADS;
-            status = hpc_collective_start(context, &c, &work);
-            Py_END_ALLOW_THREADS;
-        }
-    }
-    if (status == HPC_ERR_INVALID) status = REFUSED;
-    if (status == HPC_OK) status = finish(work, short_, timeout, NULL);
-    close_arrays(&a);
-    return answer(status, 0);
+    const long n = PyLong_CheckExact(value) ? PyLong_AsLongAndOverflow(value, &beyond) : -1;
+    return beyond || n < 0 || n > INT_MAX ? -1 : (int)n;
 }
 
 /* Reads a message's other rank, or its tag. None is any, if any is 1. Returns 0 if the object is no plain number. */
 static int as_part(PyObject *value, int any, int *part) {
     if (any && value == Py_None) return *part = HPC_ANY, 1;
-    return (*part = as_rank(value)) >= 0;
+    return (*part = as_number(value)) >= 0;
 }
 
-static int start_message(hpc_context *context, int rank, int tag, const Py_buffer *array, int type, int receives,
+static int as_timeout(const caller *by, PyObject *value, double *timeout) {
+    *timeout = value == Py_None ? by->timeout : PyFloat_AsDouble(value);
+    if (*timeout >= 0 && *timeout <= MOST_SECONDS) return 1;
+    PyErr_Clear();
+    return 0;
+}
+
+/* Returns the hpc_op of a name; -1 if there is none. */
+static int as_op(const caller *by, PyObject *name) {
+    const int n = (int)PyTuple_Size(by->ops);
+    for (int i = 0; i < n; i++)
+        if (name == PyTuple_GetItem(by->ops, i)) return i;
+    for (int i = 0; i < n && PyUnicode_Check(name); i++)
+        if (PyUnicode_Compare(name, PyTuple_GetItem(by->ops, i)) == 0) return i;
+    return -1;
+}
+
+static void keep_cut(const caller *by, int what) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *cut = Py_BuildValue("(iO)", what, type);
+    if (cut == NULL || PyList_Append(by->cuts, cut) != 0) PyErr_Clear();
+    Py_XDECREF(cut);
+    PyErr_Restore(type, value, trace);
+}
+
+/* collective(what, op, root, send, recv, timeout) -> True, or False if it has done nothing. op: its name. send, recv:
+ * numpy.ndarrays, or None. */
+static PyObject *collective(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    const caller *by = caller_of(self);
+    hpc_collective_call c = {.size = sizeof c};
+    arrays a = {{0}, {0}};
+    hpc_request *work = NULL;
+    double timeout;
+    int status = HPC_ERR_INVALID, short_ = 0;
+    if (!expect("collective", n, 6)) return NULL;
+    c.what = as_int(args[0]);
+    c.op = as_op(by, args[1]);
+    c.root = as_number(args[2]);
+    if (is_plain(by) && c.op >= 0 && as_timeout(by, args[5], &timeout) && fill_call(&c, &a, by, args[3], args[4])) {
+        const Py_ssize_t most = a.send.len > a.recv.len ? a.send.len : a.recv.len;
+        short_ = most * (c.what == HPC_BROADCAST ? by->size : 1) <= SHORT_BYTES;
+        if (short_) {
+            status = hpc_collective_start(by->context, &c, &work);
+        } else {
+            Py_BEGIN_ALLOW_THREADS;
+            status = hpc_collective_start(by->context, &c, &work);
+            Py_END_ALLOW_THREADS;
+        }
+    }
+    const int refused = status == HPC_ERR_INVALID;
+    if (status == HPC_OK) status = finish(work, short_, timeout, NULL);
+    close_arrays(&a);
+    if (refused) Py_RETURN_FALSE;
+    if (status == HPC_OK) Py_RETURN_TRUE;
+    if (status < 0) return fail(by, status);
+    keep_cut(by, c.what);
+    return NULL;
+}
+
+static int start_message(const caller *by, int rank, int tag, const Py_buffer *array, int type, int receives,
                          hpc_request **work) {
     const uint64_t count = (uint64_t)(array->len / array->itemsize);
-    return receives ? hpc_recv_start(context, rank, tag, array->buf, count, type, work)
-                    : hpc_send_start(context, rank, tag, array->buf, count, type, work);
+    return receives ? hpc_recv_start(by->context, rank, tag, array->buf, count, type, work)
+                    : hpc_send_start(by->context, rank, tag, array->buf, count, type, work);
 }
 
-/* args: numpy.ndarray, context, array, rank, tag, timeout. received: of a recv; NULL: a send. Returns the status, or
- * REFUSED. */
-static int pass_message(PyObject *const *args, hpc_received *received) {
+enum { REFUSED = 2 }; /* a status: the message was not started */
+
+/* args: array, rank, tag, timeout. received: of a recv; NULL: a send. */
+static int pass_message(const caller *by, PyObject *const *args, hpc_received *received) {
     const int receives = received != NULL;
     hpc_request *work = NULL;
     Py_buffer array;
+    double timeout;
     int rank, tag, status = HPC_ERR_INVALID;
-    hpc_context *context = PyLong_AsVoidPtr(args[1]);
-    const double timeout = PyFloat_AsDouble(args[5]);
-    if (PyErr_Occurred()) return HPC_IN_PROGRESS;
-    if (!as_part(args[3], receives, &rank) || !as_part(args[4], receives, &tag) ||
-        !open_array(&array, args[2], args[0], receives ? PyBUF_WRITABLE : 0))
+    if (!is_plain(by) || !as_part(args[1], receives, &rank) || !as_part(args[2], receives, &tag) ||
+        !as_timeout(by, args[3], &timeout) || !open_array(&array, args[0], by->ndarray, receives ? PyBUF_WRITABLE : 0))
         return REFUSED;
     const int type = element_of(&array), short_ = array.len <= SHORT_BYTES;
     if (type >= 0 && short_) {
-        status = start_message(context, rank, tag, &array, type, receives, &work);
+        status = start_message(by, rank, tag, &array, type, receives, &work);
     } else if (type >= 0) {
         Py_BEGIN_ALLOW_THREADS;
-        status = start_message(context, rank, tag, &array, type, receives, &work);
+        status = start_message(by, rank, tag, &array, type, receives, &work);
         Py_END_ALLOW_THREADS;
     }
     if (status == HPC_ERR_INVALID) status = REFUSED;
@@ -633,21 +680,66 @@ static int pass_message(PyObject *const *args, hpc_received *received) {
     return status;
 }
 
-/* send(numpy.ndarray, context, array, to, tag, timeout) -> 0, a negative status, or None if it has done nothing,
- * because an argument is not plainly right */
-static PyObject *send_(PyObject *module, PyObject *const *args, Py_ssize_t n) {
-    (void)module;
-    if (!expect("send", n, 6)) return NULL;
-    return answer(pass_message(args, NULL), 0);
+/* send(array, to, tag, timeout) -> True, or False if it has done nothing */
+static PyObject *send_(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    const caller *by = caller_of(self);
+    if (!expect("send", n, 4)) return NULL;
+    const int status = pass_message(by, args, NULL);
+    if (status == HPC_OK) Py_RETURN_TRUE;
+    if (status == REFUSED) Py_RETURN_FALSE;
+    return status < 0 ? fail(by, status) : NULL;
 }
 
-/* recv(numpy.ndarray, context, array, from, tag, timeout) -> the sender, or as send does. from, tag: None for any. */
-static PyObject *recv_(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+/* recv(array, from, tag, timeout) -> the sender, or None if it has done nothing. from, tag: None for any. */
+static PyObject *recv_(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    const caller *by = caller_of(self);
     hpc_received received = {0};
+    if (!expect("recv", n, 4)) return NULL;
+    const int status = pass_message(by, args, &received);
+    if (status == HPC_OK) return PyLong_FromLong(received.rank);
+    if (status == REFUSED) Py_RETURN_NONE;
+    return status < 0 ? fail(by, status) : NULL;
+}
+
+static void free_caller(PyObject *capsule) {
+    caller *s = caller_of(capsule);
+    PyObject *held[] = {s->ndarray, s->error, s->started, s->messages, s->cuts, s->ops};
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_DECREF(held[i]);
+    free(s);
+}
+
+/* caller(context, timeout, numpy.ndarray, error, started, messages, cuts, ops) -> its functions collective, send and
+ * recv. They may be called while the context lives. */
+static PyObject *make_caller(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    static PyMethodDef methods[] = {
+        {"collective", (PyCFunction)(void (*)(void))collective, METH_FASTCALL, NULL},
+        {"send", (PyCFunction)(void (*)(void))send_, METH_FASTCALL, NULL},
+        {"recv", (PyCFunction)(void (*)(void))recv_, METH_FASTCALL, NULL},
+    };
     (void)module;
-    if (!expect("recv", n, 6)) return NULL;
-    const int status = pass_message(args, &received);
-    return answer(status, received.rank);
+    if (!expect("caller", n, 8)) return NULL;
+    caller *s = malloc(sizeof *s);
+    if (s == NULL) return PyErr_NoMemory();
+    *s = (caller){.context = PyLong_AsVoidPtr(args[0]),
+                  .timeout = PyFloat_AsDouble(args[1]),
+                  .ndarray = args[2],
+                  .error = args[3],
+                  .started = args[4],
+                  .messages = args[5],
+                  .cuts = args[6],
+                  .ops = args[7]};
+    PyObject *capsule = PyErr_Occurred() ? NULL : PyCapsule_New(s, NULL, free_caller);
+    if (capsule == NULL) {
+        free(s);
+        return NULL;
+    }
+    for (int i = 2; i < 8; i++) Py_INCREF(args[i]);
+    s->rank = hpc_context_rank(s->context);
+    s->size = hpc_context_size(s->context);
+    PyObject *made = Py_BuildValue("(NNN)", PyCFunction_New(&methods[0], capsule),
+                                   PyCFunction_New(&methods[1], capsule), PyCFunction_New(&methods[2], capsule));
+    Py_DECREF(capsule);
+    return made;
 }
 
 static PyMethodDef methods[] = {
@@ -662,9 +754,7 @@ static PyMethodDef methods[] = {
     {"exchange_wait", (PyCFunction)(void (*)(void))exchange_wait, METH_FASTCALL, NULL},
     {"exchange_ready", (PyCFunction)(void (*)(void))exchange_ready, METH_FASTCALL, NULL},
     {"exchange_step", (PyCFunction)(void (*)(void))exchange_step, METH_FASTCALL, NULL},
-    {"send", (PyCFunction)(void (*)(void))send_, METH_FASTCALL, NULL},
-    {"recv", (PyCFunction)(void (*)(void))recv_, METH_FASTCALL, NULL},
-    {"collective", (PyCFunction)(void (*)(void))collective, METH_FASTCALL, NULL},
+    {"caller", (PyCFunction)(void (*)(void))make_caller, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

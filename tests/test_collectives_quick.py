@@ -12,7 +12,7 @@ from conftest import run_threads
 from test_collectives import DTYPES, OPS, SIZES, dtype_of, inputs
 
 import hpcomm
-from hpcomm.collective import methods
+from hpcomm import _core
 
 Made = Callable[[hpcomm.Context], object]
 
@@ -22,14 +22,19 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._all: dict[int, list[bool]] = {}
-        quick = methods.Collectives._quick
+        make = _core.quick_calls
 
-        def asked(context: Any, *args: Any) -> bool:
-            made = quick(context, *args)
-            self._all.setdefault(threading.get_ident(), []).append(made)
-            return made
+        def spied(*args: Any) -> Any:
+            quick, *others = make(*args)
 
-        monkeypatch.setattr(methods.Collectives, "_quick", asked)
+            def asked(*args: Any) -> bool:
+                made = quick(*args)
+                self._all.setdefault(threading.get_ident(), []).append(made)
+                return made
+
+            return asked, *others
+
+        monkeypatch.setattr(_core, "quick_calls", spied)
 
     def took(self, call: Callable[[], object]) -> list[bool]:
         """Returns the answers during a call, on this thread."""
@@ -88,6 +93,11 @@ def test_a_float_takes_the_short_way(spy: Spy, alone: hpcomm.Context) -> None:
     assert float(alone.allreduce(2.5)) == 2.5
 
 
+def test_an_op_is_found_by_its_letters(spy: Spy, alone: hpcomm.Context) -> None:
+    op = "".join(["m", "ax"])  # equal to "max", another object
+    assert spy.took(lambda: alone.allreduce(np.ones(3), op)) == [True]
+
+
 def test_both_ways_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(ctx: hpcomm.Context) -> list[bytes]:
         ctx.allreduce(1)
@@ -102,7 +112,7 @@ def test_both_ways_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         return [b"" if array is None else array.tobytes() for array in found]
 
     short = run_threads(3, body)
-    monkeypatch.setattr(methods.Collectives, "_quick", lambda *_: False)
+    monkeypatch.setattr(_core, "quick_calls", lambda *_: (lambda *_: False,) * 3)
     assert run_threads(3, body) == short
 
 

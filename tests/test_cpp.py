@@ -34,6 +34,33 @@ static int gather(const void *send, void *recv, size_t nbytes, void *, void **re
 }
 static int ready(void *) { return HPC_OK; }
 
+static void messages(hpcomm::Context &context) {
+    std::error_code code;
+    const double pair[] = {3, 4};
+    double got[2] = {};
+    hpcomm::send(context, pair, 2, 0, 5, 1.0, code);
+    const hpc_received short_one = hpcomm::recv(context, got, 2, HPC_ANY, HPC_ANY, 1.0, code);
+    assert(!code && got[1] == 4 && short_one.rank == 0 && short_one.tag == 5 && short_one.count == 2);
+
+    const std::vector<std::uint16_t> halves(100000, 0x3c00);
+    std::vector<std::uint16_t> copy(halves.size());
+    hpcomm::Request end = hpcomm::Request::recv<std::uint16_t, HPC_BF16>(context, copy.data(), copy.size(), 0, 1, code);
+    assert(end && !code && !end.test(code) && !code);
+    end.received(code);
+    assert(code == hpcomm::make_error_code(HPC_ERR_INVALID)); // it has not ended
+    hpcomm::send<std::uint16_t, HPC_BF16>(context, halves.data(), halves.size(), 0, 1, 1.0, code);
+    end.wait(1.0, code);
+    assert(!code && end.received(code).tag == 1 && end.received(code).count == halves.size() && copy == halves);
+
+    hpcomm::Request begin = hpcomm::Request::send(context, pair, 2, 0, 2, code), moved = std::move(begin);
+    moved.wait(1.0, code);
+    assert(moved && !begin && !code);
+    float other[2];
+    hpcomm::recv(context, other, 2, 0, 2, 1.0, code);
+    assert(code == hpcomm::make_error_code(HPC_ERR_CONFIG)); // of another type
+    assert(!hpcomm::Request::send(context, pair, 2, 1, 0, code) && code == hpcomm::make_error_code(HPC_ERR_INVALID));
+}
+
 static void codes(hpcomm::Context &context) {
     std::error_code code;
     context.barrier(1.0, code);
@@ -94,6 +121,7 @@ static void codes(hpcomm::Context &context) {
     assert(request && !code && request.test(code) && sum[0] == 2);
     hpcomm::allreduce(context, one, sum, 2, HPC_BXOR, 1.0, code);
     assert(code == hpcomm::make_error_code(HPC_ERR_INVALID));
+    messages(context);
 
     assert(context.allgather(7, 1.0, code) == std::vector<int>{7});
     assert(context.size() == 1 && context.peer(0, code).state == HPC_PEER_ALIVE);
@@ -381,6 +409,7 @@ template <class Expected, class Call> static void throws(hpc_status status, Call
 
 static void exceptions(hpcomm::Context &context) {
     hpcomm::Window window(context, 64, 1);
+    const float values[1] = {};
     throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { window.put(1, "x", 1, 0); });
     throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { window.put(0, "x", 1, 64); });
     throws<hpcomm::Error>(HPC_ERR_TIMEOUT, [&] { window.wait_signal(0, 1, 0, 0.0); });
@@ -389,6 +418,7 @@ static void exceptions(hpcomm::Context &context) {
     } catch (const hpcomm::Timeout &error) {
         assert(error.op() == "wait_signal" && error.waiting_for() == std::vector<int>{0});
     }
+    throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { hpcomm::send(context, values, 1, 1); });
     throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { hpcomm::Rule none("none"); });
     throws<hpcomm::InvalidArgument>(HPC_ERR_INVALID, [&] { hpcomm::Plan none(context, {}); });
     throws<hpcomm::OutOfMemory>(HPC_ERR_MEMORY, [&] { hpcomm::Window huge(context, std::size_t(1) << 60); });
@@ -508,7 +538,7 @@ def test_the_mpi_header_is_c_and_cxx(tmp_path: Path, mpi_bin: Path, wrapper: str
     run(mpi_bin / wrapper, f"-std={standard}", *STRICT, "-I", info("--include-dir"), "-c", source, "-o", tmp_path / "o")
 
 
-@pytest.mark.parametrize("which", [0, 1, 2, 3], ids=["ring", "hub", "several", "pairs"])
+@pytest.mark.parametrize("which", [0, 1, 2, 3, 4], ids=["ring", "collectives", "hub", "several", "pairs"])
 def test_the_programs_of_the_how_to_run(tmp_path: Path, mpi_bin: Path, which: int) -> None:
     tool("c++")
     source, program = tmp_path / "program.cpp", tmp_path / "program"

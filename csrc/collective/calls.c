@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/wait.h"
 #include "collective/calls.h"
@@ -52,7 +53,7 @@ int hpc_request_add(hpc_calls *calls, hpc_request *r) {
 void hpc_request_end(hpc_request *r, int status, const char *why) {
     hpc_lease_end(r->lease);
     r->lease = NULL;
-    if (status < 0) snprintf(r->why, sizeof r->why, "%s", why);
+    if (status < 0 && (r->why = malloc(strlen(why) + 1)) != NULL) strcpy(r->why, why);
     atomic_fetch_sub_explicit(&r->calls->going, 1, memory_order_relaxed);
     atomic_store_explicit(&r->status, status, memory_order_release);
 }

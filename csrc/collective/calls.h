@@ -60,8 +60,8 @@ struct hpc_request {
     _Atomic uint64_t *lease; /* NULL: it lends nothing */
     int deserter;            /* the rank that has ended its lease, at this time; -1: none has */
     double deserted;
-    _Atomic int status;            /* HPC_IN_PROGRESS, or how it ended */
-    char why[HPC_COMPLAINT_BYTES]; /* the sentence of a failure */
+    _Atomic int status; /* HPC_IN_PROGRESS, or how it ended */
+    char *why;          /* the sentence of a failure; NULL: there is no failure, or no memory for its sentence */
 };
 
 /* Finds the teams. Returns 0 without memory. */

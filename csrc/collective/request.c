@@ -74,7 +74,7 @@ static double leave_notes(void *arg) {
 /* Returns how an ended request has ended. */
 static int tell(const hpc_request *r) {
     const int status = status_of(r);
-    return status == HPC_OK ? HPC_OK : hpc_fail(status, r->op, "%s", r->why);
+    return status == HPC_OK ? HPC_OK : hpc_fail(status, r->op, "%s", r->why == NULL ? "" : r->why);
 }
 
 int hpc_request_wait(hpc_request *r, double timeout) {
@@ -127,11 +127,16 @@ static void unlink_work(hpc_calls *calls, const hpc_request *r) {
     for (calls->last = &calls->first; *calls->last != NULL;) calls->last = &(*calls->last)->next;
 }
 
+static void drop(hpc_request *r) {
+    free(r->why);
+    r->kind->drop(r);
+}
+
 void hpc_request_free(hpc_request *r) {
     if (r == NULL) return;
     hpc_calls *calls = r->calls;
     if (calls == NULL) {
-        r->kind->drop(r);
+        drop(r);
         return;
     }
     if (!hpc_group_is_mine(group_of(calls))) return;
@@ -147,7 +152,7 @@ void hpc_request_free(hpc_request *r) {
             *at = r->next;
             break;
         }
-    r->kind->drop(r);
+    drop(r);
     hpc_calls_leave(calls);
 }
 

@@ -290,12 +290,14 @@ static int waits_for(hpc_request *r, int *ranks) {
 
 static const hpc_request_kind work_kind = {waits_for, drop, 1};
 
-/* Allocates a work with its lists, all zero. */
+/* Allocates a work with its lists. calloc takes longer than malloc: it does not use the
+ * thread's list of freed memory. */
 static hpc_moving *allocate(int size) {
     const size_t streams = (size_t)size * sizeof(hpc_stream), places = ((size_t)size + 1) * sizeof(uint64_t);
-    char *at = calloc(1, sizeof(hpc_moving) + 2 * HPC_PARTS * streams + HPC_PARTS * places);
+    char *at = malloc(sizeof(hpc_moving) + 2 * HPC_PARTS * streams + HPC_PARTS * places);
     hpc_moving *w = (void *)at;
     if (at == NULL) return NULL;
+    memset(w, 0, sizeof *w);
     at += sizeof *w;
     for (int i = 0; i < HPC_PARTS; i++, at += 2 * streams + places) {
         w->out[i] = (void *)at;

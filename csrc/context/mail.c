@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/crowd.h"
+
 enum {
     STAGED = 4096, /* letters of up to so many bytes, head included, are sent by one put on one host */
     MOST_ROOM = 256 << 10,
@@ -319,9 +321,11 @@ const char *hpc_mail_complaint(const hpc_mail *m, uint64_t number) {
 
 int hpc_mail_lends(const hpc_mail *m, int peer, const char *at, uint64_t nbytes, int both_ways) {
     enum { SHARED = 128 << 10, ALONE = 8 << 20 };
-    const int has_core = m->context->group.spin > 0;
-    if (nbytes < (has_core ? ALONE : SHARED) || (has_core && both_ways)) return 0;
-    return load(m, READS, peer) != 0 && hpc_is_readable(at, nbytes);
+    const hpc_group *g = &m->context->group;
+    if (nbytes < SHARED || load(m, READS, peer) == 0) return 0;
+    const int has_core = g->spin > 0 && !(g->eases && hpc_crowd_is(hpc_now()));
+    if (has_core && (nbytes < ALONE || both_ways)) return 0;
+    return hpc_is_readable(at, nbytes);
 }
 
 /* ---- leases ----

@@ -1,12 +1,15 @@
 """Collectives of arrays, and messages between two ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
+
+import numpy as np
 
 from .. import _fast
 from .._ffi import ffi, lib
 from .handle import collective
-from .status import NULL, check, wait
+from .memory import address_of
+from .status import NULL, check, error, wait
 
 COLLECTIVES: dict[str, int] = {
     "allreduce": lib.HPC_ALLREDUCE,
@@ -28,6 +31,7 @@ OPS: dict[str, int] = {
     "or": lib.HPC_BOR,
     "xor": lib.HPC_BXOR,
 }
+_OP_NAMES = tuple(sorted(OPS, key=OPS.__getitem__))
 ELEMENTS: dict[str, int] = {  # by the names of NumPy's dtypes
     "float32": lib.HPC_F32,
     "float64": lib.HPC_F64,
@@ -50,9 +54,6 @@ _VOID, _REQUEST = ffi.typeof("void *"), ffi.typeof("hpc_request **")
 ANY: int = lib.HPC_ANY
 element_size: Callable[[int], int] = lib.hpc_element_size
 
-collective_quick = _fast.collective
-send_quick = _fast.send
-recv_quick = _fast.recv
 work_test = lib.hpc_request_test
 work_free = lib.hpc_request_free
 
@@ -77,6 +78,15 @@ def collective_call(
 
 def collective_run(context: Any, call: Any, timeout: float) -> None:
     collective(lambda seconds: lib.hpc_collective_run(context, call, seconds), timeout)
+
+
+def quick_calls(
+    context: Any, timeout: float, started: Sized, messages: Sized, cuts: list[tuple[int, type[BaseException]]]
+) -> tuple[Callable[..., bool], Callable[..., bool], Callable[..., int | None]]:
+    """Returns functions for plain calls of a context that has no started ones: collective(what, op, root, send, recv,
+    timeout) and send(array, to, tag, timeout), which return False if the call is not plain; and recv(array, source,
+    tag, timeout), which returns the sender or None. cuts gets each collective that an exception has cut short."""
+    return _fast.caller(address_of(context), timeout, np.ndarray, error, started, messages, cuts, _OP_NAMES)
 
 
 def new_request() -> Any:

@@ -7,12 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from .._core import ANY, error, recv_quick, seconds, send_quick
+from .._core import ANY, seconds
 from ..errors import HpcommError, InvalidArgument
 from .arrays import as_array, as_out, element_of
 from .call import Caller, Extent, OneCall, Work, left, pickled
 
-_ndarray = np.ndarray
 _MOST_TAG = 2**31 - 1
 
 
@@ -79,14 +78,9 @@ class Messages(Caller):
             tag: a number, 0 or more, for the receiver.
             timeout: seconds; None means the context's default.
         """
-        if not self._started and not self._messages:
-            limit = self.config.timeout if timeout is None else seconds(timeout, 0.0)
-            status = send_quick(_ndarray, self._address, array, to, tag, limit)
-            if status == 0:
-                return
-            if status is not None:
-                raise error(status)
-        self._run_message(self._send("send", array, to, tag), timeout)
+        send = self._quick_send
+        if not send(array, to, tag, timeout):
+            self._run_message(self._send("send", array, to, tag), timeout)
 
     def send_nb(self, array: Any, to: int, tag: int = 0) -> Work:
         """Starts a send. The array must stay as it is until the Work has ended."""
@@ -104,13 +98,10 @@ class Messages(Caller):
         Raises:
             ConfigError: the message has another dtype or size than out; the error has both.
         """
-        if not self._started and not self._messages:
-            limit = self.config.timeout if timeout is None else seconds(timeout, 0.0)
-            found = recv_quick(_ndarray, self._address, out, source, tag, limit)
-            if found is not None:
-                if found < 0:
-                    raise error(found)
-                return found
+        recv = self._quick_recv
+        sender = recv(out, source, tag, timeout)
+        if sender is not None:
+            return sender
         return self._run_message(self._recv("recv", out, source, tag), timeout).result  # type: ignore[no-any-return]
 
     def recv_nb(self, out: Any, source: int | None = None, tag: int | None = 0) -> Work:

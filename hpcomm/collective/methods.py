@@ -10,14 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _core
-from .._core import collective_quick, error, seconds
+from .._core import seconds
 from ..errors import ConfigError, HpcommError, InvalidArgument
 from ..window import Sources
 from .arrays import NUMBERS, as_array, as_op, as_out, check_writable, empty_joined, empty_like, empty_part
 from .call import ArrayCall, Caller, Work, left, pickled
 
-_ndarray = np.ndarray
-_WHAT, _OPS = _core.COLLECTIVES, _core.OPS
+_WHAT = _core.COLLECTIVES
+_NAMES = {number: name for name, number in _WHAT.items()}
+_ALLREDUCE, _REDUCE, _REDUCE_SCATTER, _BROADCAST = (
+    _WHAT[name] for name in ("allreduce", "reduce", "reduce_scatter", "broadcast")
+)
+_ALLGATHER, _GATHER, _SCATTER, _ALLTOALL = (_WHAT[name] for name in ("allgather", "gather", "scatter", "alltoall"))
 
 
 class Collectives(Caller):
@@ -35,8 +39,8 @@ class Collectives(Caller):
 
     `op` is "sum", "mean", "min", "max", "prod", "and", "or" or "xor". "mean" takes floats and complex numbers; "min"
     and "max" no complex numbers; "and", "or" and "xor" integers (bit by bit) and booleans. The elements of all ranks
-    are combined in the order of ranks, so all ranks get the same bits, in every run and on every transport. Sums of
-    integers wrap around; sums of booleans are "or".
+    are combined in the order of ranks, and on several hosts first those of each host, so all ranks get the same bits,
+    in every run and on every transport. Sums of integers wrap around; sums of booleans are "or".
 
     Calls that divide an array among ranks, or join the arrays of ranks, do so along the first axis, in the order of
     ranks. `counts` is a number of rows (elements of the first axis) for each rank; None: all ranks have equally many.
@@ -52,14 +56,13 @@ class Collectives(Caller):
     may make these calls.
     """
 
-    __slots__ = ("_cut", "_cut_call")
+    __slots__ = ("_cut_call",)
 
-    _cut: str  # the call that Ctrl-C has cut short; "" for none
     _cut_call: ArrayCall | None  # in which another thread may still be, and use its arrays
 
     def _no_calls(self, sources: Sources) -> None:
         super()._no_calls(sources)
-        self._cut, self._cut_call = "", None
+        self._cut_call = None
 
     # ---- reductions ------------------------------------------------------------------------------------------------
 
@@ -72,10 +75,13 @@ class Collectives(Caller):
             out: an array of array's shape and dtype; it may be array itself.
             timeout: seconds for the whole call; None means the context's default.
         """
-        if array.__class__ is float:
-            array = np.asarray(array)
-        result = empty_like(array) if out is None else out
-        if self._quick("allreduce", op, 0, array, result, timeout):
+        result = out
+        if out is None:
+            if type(array) is float:
+                array = np.asarray(array)
+            result = empty_like(array)
+        quick = self._quick
+        if quick(_ALLREDUCE, op, 0, array, result, timeout):
             return result
         return self._make(self._allreduce(array, op, out), timeout)
 
@@ -98,7 +104,8 @@ class Collectives(Caller):
         """
         is_root = root.__class__ is int and root == self.rank
         result = empty_like(array) if out is None and is_root else out
-        if self._quick("reduce", op, root, array, result, timeout):
+        quick = self._quick
+        if quick(_REDUCE, op, root, array, result, timeout):
             return result if is_root else None
         return self._make(self._reduce(array, op, root, out), timeout)
 
@@ -127,7 +134,8 @@ class Collectives(Caller):
         """
         if counts is None:
             result = empty_part(array, self.size) if out is None else out
-            if self._quick("reduce_scatter", op, 0, array, result, timeout):
+            quick = self._quick
+            if quick(_REDUCE_SCATTER, op, 0, array, result, timeout):
                 return result
         return self._make(self._reduce_scatter(array, op, out, counts), timeout)
 
@@ -147,7 +155,8 @@ class Collectives(Caller):
             root: the rank whose elements are sent.
             timeout: seconds for the whole call; None means the context's default.
         """
-        if self._quick("broadcast", "sum", root, None, array, timeout):
+        quick = self._quick
+        if quick(_BROADCAST, "sum", root, None, array, timeout):
             return array
         return self._make(self._broadcast(array, root), timeout)
 
@@ -187,7 +196,8 @@ class Collectives(Caller):
         """
         if counts is None:
             result = empty_joined(data, self.size) if out is None else out
-            if self._quick("allgather", "sum", 0, data, result, timeout):
+            quick = self._quick
+            if quick(_ALLGATHER, "sum", 0, data, result, timeout):
                 return result
         if isinstance(data, NUMBERS | np.ndarray) or hasattr(data, "__dlpack__"):
             return self._make(self._allgather(data, out, counts), timeout)
@@ -222,7 +232,8 @@ class Collectives(Caller):
         if counts is None:
             is_root = root.__class__ is int and root == self.rank
             result = empty_joined(array, self.size) if out is None and is_root else out
-            if self._quick("gather", "sum", root, array, result, timeout):
+            quick = self._quick
+            if quick(_GATHER, "sum", root, array, result, timeout):
                 return result if is_root else None
         return self._make(self._gather(array, root, out, counts), timeout)
 
@@ -250,7 +261,8 @@ class Collectives(Caller):
             counts: the rows of each rank's block, the same on every rank.
             timeout: seconds for the whole call; None means the context's default.
         """
-        if counts is None and out is not None and self._quick("scatter", "sum", root, array, out, timeout):
+        quick = self._quick
+        if counts is None and out is not None and quick(_SCATTER, "sum", root, array, out, timeout):
             return out
         return self._make(self._scatter(array, root, out, counts), timeout)
 
@@ -281,7 +293,8 @@ class Collectives(Caller):
         """
         if send_counts is None and recv_counts is None:
             result = empty_like(array) if out is None else out
-            if self._quick("alltoall", "sum", 0, array, result, timeout):
+            quick = self._quick
+            if quick(_ALLTOALL, "sum", 0, array, result, timeout):
                 return result
         return self._make(self._alltoall(array, out, send_counts, recv_counts), timeout)
 
@@ -553,25 +566,6 @@ class Collectives(Caller):
 
     # ---- making calls ----------------------------------------------------------------------------------------------
 
-    def _quick(self, name: str, op: Any, root: Any, send: Any, recv: Any, timeout: float | None) -> bool:
-        """Makes a call if everything is plainly right: NumPy arrays, equal blocks, no started calls. Otherwise it does
-        nothing and returns False, and `_make`, which takes longer, makes the call or raises its error."""
-        if self._started or self._messages or self._cut:
-            return False
-        try:
-            code = _OPS[op]
-        except (KeyError, TypeError):
-            return False
-        limit = self.config.timeout if timeout is None else seconds(timeout, 0.0)
-        try:
-            status = collective_quick(_ndarray, self._address, _WHAT[name], code, root, send, recv, limit)
-        except BaseException as cut:
-            self._cut_short(name, cut)
-            raise
-        if status:
-            raise error(status)
-        return status == 0
-
     def _make(self, call: ArrayCall, timeout: float | None) -> Any:
         limit = seconds(timeout, self.config.timeout)
         self._ask_messages()
@@ -588,8 +582,7 @@ class Collectives(Caller):
         except HpcommError:
             raise
         except BaseException as cut:
-            self._cut_short(call.name, cut)
-            self._cut_call = call
+            self._cut_short(call, cut)
             raise
         return call.result
 
@@ -600,21 +593,22 @@ class Collectives(Caller):
         except HpcommError:
             raise
         except BaseException as cut:
-            self._cut_short(call.name, cut)
-            self._cut_call = call
+            self._cut_short(call, cut)
             raise
         self._started.append(call)
         return Work(self, call, self.config.timeout)
 
-    def _cut_short(self, name: str, cut: BaseException) -> None:
-        self._cut = f"{name} was cut short by {type(cut).__name__}"
+    def _cut_short(self, call: ArrayCall, cut: BaseException) -> None:
+        self._cuts.append((_WHAT[call.name], type(cut)))
+        self._cut_call = call
 
     def _admit(self, call: ArrayCall) -> None:
         """Raises an error for a call that may not begin now."""
-        if self._cut:
+        if self._cuts:
+            what, cut = self._cuts[0]
             raise ConfigError(
-                f"{call.name}: no further collectives are possible: {self._cut}; go on in a new context, by "
-                "Context.shrink or hpcomm.init"
+                f"{call.name}: no further collectives are possible: {_NAMES[what]} was cut short by {cut.__name__}; go "
+                "on in a new context, by Context.shrink or hpcomm.init"
             )
         started = self._started
         while started and started[0].test():

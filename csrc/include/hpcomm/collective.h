@@ -1,4 +1,4 @@
-/* collective.h - collectives of arrays. hpcomm.h includes it. */
+/* collective.h - collectives of arrays, and messages. hpcomm.h includes it. */
 #ifndef HPCOMM_COLLECTIVE_H
 #define HPCOMM_COLLECTIVE_H
 
@@ -27,11 +27,12 @@ typedef enum hpc_element {
     HPC_C128 /* two float64 */
 } hpc_element;
 
-/* How elements of all ranks become one. They are taken in the order of ranks, so every rank gets the same bits.
- * Integers wrap around. 16-bit floats are summed and multiplied in float32 and rounded once. HPC_AVG is the sum divided
- * by the number of ranks, and takes floats and complex numbers. HPC_MIN and HPC_MAX give NaN if an element is NaN, and
- * take no complex numbers. Of booleans HPC_SUM and HPC_MAX are "or", HPC_PROD and HPC_MIN "and". HPC_BAND, HPC_BOR and
- * HPC_BXOR take integers and booleans. */
+/* How elements of all ranks become one. They are taken in the order of ranks, so every rank gets the same bits. If
+ * several hosts have equally many ranks, and more than one each, the elements of each host are first made one. Integers
+ * wrap around. 16-bit floats are summed and multiplied in float32 and rounded at the end, also at that of each host.
+ * HPC_AVG is the sum divided by the number of ranks, and takes floats and complex numbers. HPC_MIN and HPC_MAX give NaN
+ * if an element is NaN, and take no complex numbers. Of booleans HPC_SUM and HPC_MAX are "or", HPC_PROD and HPC_MIN
+ * "and". HPC_BAND, HPC_BOR and HPC_BXOR take integers and booleans. */
 typedef enum hpc_op { HPC_SUM, HPC_AVG, HPC_MIN, HPC_MAX, HPC_PROD, HPC_BAND, HPC_BOR, HPC_BXOR } hpc_op;
 
 typedef enum hpc_collective {

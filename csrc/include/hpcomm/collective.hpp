@@ -1,4 +1,4 @@
-// collective.hpp - collectives of arrays.
+// collective.hpp - collectives of arrays, and messages between two ranks.
 #ifndef HPCOMM_COLLECTIVE_HPP
 #define HPCOMM_COLLECTIVE_HPP
 
@@ -11,7 +11,8 @@
 
 namespace hpcomm {
 
-// The number of T as the type of elements. Give 16-bit floats by a Call, whose type is HPC_F16 or HPC_BF16.
+// The number of T as the type of elements. Give 16-bit floats by a Call, whose type is HPC_F16 or HPC_BF16, or by
+// send<std::uint16_t, HPC_F16>.
 template <class T> struct element_of;
 template <> struct element_of<float> : std::integral_constant<int, HPC_F32> {};
 template <> struct element_of<double> : std::integral_constant<int, HPC_F64> {};
@@ -54,7 +55,7 @@ struct Call : hpc_collective_call {
     }
 };
 
-// A started call.
+// A started call: a collective or one end of a message.
 class Request : public Handle<hpc_request, hpc_request_free> {
   public:
     Request() noexcept = default;
@@ -62,12 +63,35 @@ class Request : public Handle<hpc_request, hpc_request_free> {
     Request(Context &context, const Call &call, Report report = {})
         : Handle(report, [&](hpc_request **out) { return hpc_collective_start(context.get(), &call, out); }) {}
 
+    // Start a send and a recv; the functions send and recv below explain the arguments.
+    template <class T, int Type = element_of<T>::value>
+    static Request send(Context &context, const T *data, std::size_t count, int to, int tag = 0, Report report = {}) {
+        return Request(
+            report, [&](hpc_request **out) { return hpc_send_start(context.get(), to, tag, data, count, Type, out); });
+    }
+    template <class T, int Type = element_of<T>::value>
+    static Request recv(Context &context, T *data, std::size_t count, int from = HPC_ANY, int tag = 0,
+                        Report report = {}) {
+        return Request(report, [&](hpc_request **out) {
+            return hpc_recv_start(context.get(), from, tag, data, count, Type, out);
+        });
+    }
+
     bool test(Report report = {}) {
         return report(hpc_request_test(get()));
     }
     void wait(double timeout = default_timeout, Report report = {}) {
         report(hpc_request_wait(get(), timeout));
     }
+    // Returns the sender, the tag and the size of the message of a recv that has ended.
+    hpc_received received(Report report = {}) const {
+        hpc_received received{};
+        report(hpc_request_received(get(), &received));
+        return received;
+    }
+
+  private:
+    template <class Start> Request(const Report &report, Start start) : Handle(report, start) {}
 };
 
 template <class T>
@@ -116,6 +140,22 @@ template <class T>
 void alltoall(Context &context, const T *send, T *recv, std::size_t count, double timeout = default_timeout,
               Report report = {}) {
     Call(HPC_ALLTOALL, send, recv, count).run(context, timeout, report);
+}
+
+// Sends count elements to a rank. The receiver must expect the same type and count.
+template <class T, int Type = element_of<T>::value>
+void send(Context &context, const T *data, std::size_t count, int to, int tag = 0, double timeout = default_timeout,
+          Report report = {}) {
+    report(hpc_send(context.get(), to, tag, data, count, Type, timeout));
+}
+
+// Receives the next message of a rank, or of HPC_ANY rank, with this tag, or with HPC_ANY tag.
+template <class T, int Type = element_of<T>::value>
+hpc_received recv(Context &context, T *data, std::size_t count, int from = HPC_ANY, int tag = 0,
+                  double timeout = default_timeout, Report report = {}) {
+    hpc_received received{};
+    report(hpc_recv(context.get(), from, tag, data, count, Type, &received, timeout));
+    return received;
 }
 
 } // namespace hpcomm
