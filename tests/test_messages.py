@@ -206,7 +206,7 @@ def test_a_rank_alone(alone: hpcomm.Context) -> None:
 
 # ---- messages that do not fit ----------------------------------------------------------------------------------------
 
-MISFITS = [
+MISFITS: list[tuple[Any, Any, tuple[str, ...]]] = [
     (np.ones(3, np.float32), np.empty(4, np.float32), ("3 float32", "4 float32")),
     (np.ones(4, np.float32), np.empty(4, np.int32), ("4 float32", "4 int32")),
     (np.ones(0), np.empty(1), ("0 float64", "1 float64")),
