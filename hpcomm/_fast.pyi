@@ -18,5 +18,20 @@ def exchange_step(
 def collective(
     ndarray: type, context: int, what: int, op: int, root: int, send: object, recv: object, timeout: float, /
 ) -> int | None: ...
+def collective_at(
+    context: int,
+    what: int,
+    kind: int,
+    op: int,
+    root: int,
+    send: int,
+    recv: int,
+    count: int,
+    send_counts: object,
+    recv_counts: object,
+    nbytes: int,
+    timeout: float,
+    /,
+) -> int: ...
 def send(ndarray: type, context: int, array: object, to: object, tag: object, timeout: float, /) -> int | None: ...
 def recv(ndarray: type, context: int, array: object, source: object, tag: object, timeout: float, /) -> int | None: ...

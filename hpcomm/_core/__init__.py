@@ -28,6 +28,7 @@ from .collective import (
     COLLECTIVES,
     ELEMENTS,
     OPS,
+    collective_at,
     collective_call,
     collective_quick,
     collective_run,
@@ -40,8 +41,10 @@ from .collective import (
     send_quick,
     send_start,
     work_free,
+    work_late,
     work_test,
     work_wait,
+    work_wait_whole,
 )
 from .context import (
     allgather,

@@ -5,8 +5,9 @@ from typing import Any
 
 from .. import _fast
 from .._ffi import ffi, lib
+from ..errors import HpcommError
 from .handle import collective
-from .status import NULL, check, wait
+from .status import NULL, check, error, wait
 
 COLLECTIVES: dict[str, int] = {
     "allreduce": lib.HPC_ALLREDUCE,
@@ -51,6 +52,7 @@ ANY: int = lib.HPC_ANY
 element_size: Callable[[int], int] = lib.hpc_element_size
 
 collective_quick = _fast.collective
+collective_at = _fast.collective_at
 send_quick = _fast.send
 recv_quick = _fast.recv
 work_test = lib.hpc_request_test
@@ -105,3 +107,14 @@ def received(work: Any) -> tuple[int, int]:
 
 def work_wait(work: Any, timeout: float) -> None:
     wait(lambda seconds: lib.hpc_request_wait(work, seconds), timeout)
+
+
+def work_wait_whole(work: Any, timeout: float) -> None:
+    """Waits not in slices, for a thread other than the main one."""
+    check(lib.hpc_request_wait(work, timeout))
+
+
+def work_late(work: Any, waited: float) -> HpcommError | None:
+    """Returns the Timeout of a work that another thread waits for; None if it has ended."""
+    status = lib.hpc_request_wait(work, 0.0)
+    return error(status, waited) if status < 0 else None

@@ -1,0 +1,240 @@
+"""The backend "hpcomm" of torch.distributed: every call has the results of Gloo; works and futures; DDP, FSDP2, object
+and functional collectives, meshes; errors name ranks; groups leave nothing."""
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import mpi
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import hpcomm  # noqa: E402
+import hpcomm.torch  # noqa: E402, F401 - makes the backend
+
+Tensor = Any  # torch.Tensor
+dist = torch.distributed
+ReduceOp = dist.ReduceOp
+pytestmark = pytest.mark.xdist_group("group torch backend")
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+WHOLES = [torch.int8, torch.uint8, torch.int32, torch.int64]
+NOT_OF_GLOO = [torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.complex128]
+SIZES = (0, 1, 7, 3000)
+
+
+@contextmanager
+def job(folder: str, *, beside: bool = False, timeout: float = 20, name: str = "hpcomm") -> Iterator[Any]:
+    """A job whose default group is hpcomm's. beside: yields a group of Gloo with the same ranks."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    world: Any = mpi.world()
+    dist.init_process_group(
+        name,
+        store=dist.FileStore(f"{folder}/store", world.size),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout),
+    )
+    try:
+        yield dist.new_group(backend="gloo") if beside else dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def run(n: int, body: Callable[..., Any], tmp_path: Path, *args: Any, **options: Any) -> Any:
+    return mpi.spawn(n, body, str(tmp_path), *args, **options)
+
+
+def values(shape: Any, dtype: Any, rank: int) -> Tensor:
+    """Small numbers, whose sums and products all dtypes hold without rounding."""
+    count = shape if isinstance(shape, int) else math.prod(shape)
+    made = (torch.arange(count) * 7 + 3 * rank) % 3 + 1
+    return made.reshape(shape).to(dtype)
+
+
+def strided(tensor: Tensor) -> Tensor:
+    """The same elements with gaps in between."""
+    wide = torch.zeros((*tensor.shape, 2), dtype=tensor.dtype)[..., 0]
+    return wide.copy_(tensor)
+
+
+# ---- every call has the results of Gloo ------------------------------------------------------------------------------
+
+
+def combined(parts: list[Tensor], op: Any) -> Tensor:
+    if op in (ReduceOp.SUM, ReduceOp.AVG):
+        whole = torch.stack(parts).sum(0, dtype=parts[0].dtype)
+        return whole / len(parts) if op == ReduceOp.AVG else whole
+    kinds = {
+        ReduceOp.MIN: torch.minimum,
+        ReduceOp.MAX: torch.maximum,
+        ReduceOp.PRODUCT: torch.mul,
+        ReduceOp.BAND: torch.bitwise_and,
+        ReduceOp.BOR: torch.bitwise_or,
+        ReduceOp.BXOR: torch.bitwise_xor,
+    }
+    out = parts[0]
+    for part in parts[1:]:
+        out = kinds[op](out, part)
+    return out
+
+
+def reductions(folder: str) -> None:
+    with job(folder, beside=True) as gloo:
+        me, n = dist.get_rank(), dist.get_world_size()
+        ops = [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT]
+        bits = [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR]
+        for dtype, size in itertools.product([*FLOATS, *WHOLES, torch.int16], SIZES):
+            is_float = dtype.is_floating_point
+            parts = [values((n, size), dtype, rank) for rank in range(n)]
+            for op in [*ops, *([ReduceOp.AVG] if is_float else bits)]:
+                expected = combined(parts, op)
+                x = parts[me].clone()
+                dist.all_reduce(x, op)
+                assert torch.equal(x, expected), (dtype, size, op, x, expected)
+                if op != ReduceOp.AVG and dtype not in NOT_OF_GLOO and size:
+                    y = parts[me].clone()
+                    dist.all_reduce(y, op, group=gloo)
+                    assert torch.equal(x, y), (dtype, size, op)
+                x = strided(parts[me])
+                dist.all_reduce(x, op)
+                assert torch.equal(x, expected), "a tensor with gaps"
+                x = parts[me].clone()
+                dist.reduce(x, n - 1, op)
+                assert torch.equal(x, expected if me == n - 1 else parts[me])
+                out = torch.empty(1, size, dtype=dtype)
+                dist.reduce_scatter_tensor(out, parts[me], op)
+                assert torch.equal(out[0], expected[me])
+                out = strided(torch.zeros(size, dtype=dtype))
+                dist.reduce_scatter(out, list(parts[me].clone()), op)
+                assert torch.equal(out, expected[me])
+        # Gloo takes only some of these
+        for dtype in (torch.uint16, torch.uint32, torch.uint64):
+            x = torch.tensor([me + 1], dtype=torch.int64).to(dtype)
+            dist.all_reduce(x)
+            assert x.tolist() == [n * (n + 1) // 2]
+        x = torch.tensor([me == 0, False, True])
+        dist.all_reduce(x)
+        assert x.tolist() == [True, False, True]
+        x = torch.tensor([1 + 2j * me], dtype=torch.complex128)
+        dist.all_reduce(x)
+        assert x.tolist() == [n + 1j * n * (n - 1)]
+        x = torch.tensor(float(me))  # a scalar
+        dist.all_reduce(x)
+        assert x.item() == n * (n - 1) / 2
+        for sizes in ((1, 5, 0, 17), (300_000, 200_000)):  # as one call, and one by one
+            several = [values(size, torch.float32, me) for size in sizes]
+            dist.all_reduce_coalesced(several)
+            for size, x in zip(sizes, several, strict=True):
+                assert torch.equal(x, combined([values(size, torch.float32, rank) for rank in range(n)], ReduceOp.SUM))
+
+
+def copies(folder: str) -> None:
+    with job(folder, beside=True) as gloo:
+        me, n = dist.get_rank(), dist.get_world_size()
+        for dtype, size, gaps in itertools.product([*FLOATS, *WHOLES, *NOT_OF_GLOO], SIZES, (False, True)):
+            made = strided if gaps else torch.clone
+            parts = [values((size, 2), dtype, rank) for rank in range(n)]
+            mine = made(parts[me])
+            empty = [made(torch.zeros(size, 2, dtype=dtype)) for _ in range(n)]
+            for root in (0, n - 1):
+                x = mine.clone() if not gaps else strided(mine)
+                dist.broadcast(x, root)
+                assert torch.equal(x, parts[root]), (dtype, size, gaps)
+                outs = [torch.zeros_like(one) for one in empty] if me == root else None
+                dist.gather(mine, outs, root)
+                assert outs is None or all(map(torch.equal, outs, parts))
+                out = made(torch.zeros(size, 2, dtype=dtype))
+                dist.scatter(out, [made(part) for part in parts] if me == root else None, root)
+                assert torch.equal(out, parts[me])
+            dist.all_gather(empty, mine)
+            assert all(map(torch.equal, empty, parts)), (dtype, size, gaps)
+            whole = torch.zeros(n * size, 2, dtype=dtype)
+            dist.all_gather_into_tensor(whole, mine)
+            assert torch.equal(whole, torch.cat(parts))
+            whole = torch.zeros(n * size, 2, dtype=dtype)
+            whole[me * size : (me + 1) * size] = mine
+            dist.all_gather_into_tensor(whole, whole[me * size : (me + 1) * size])
+            assert torch.equal(whole, torch.cat(parts)), "in place"
+            blocks = [values((n * size,), dtype, rank).reshape(n, size) for rank in range(n)]
+            out = made(torch.zeros(n, size, dtype=dtype))
+            dist.all_to_all_single(out, made(blocks[me]))
+            assert torch.equal(out, torch.stack([block[me] for block in blocks]))
+            if dtype not in NOT_OF_GLOO and size:
+                other = torch.zeros(n, size, dtype=dtype)
+                dist.all_to_all_single(other, blocks[me], group=gloo)
+                assert torch.equal(out, other)
+            outs = [made(torch.zeros(size + rank, dtype=dtype)) for rank in range(n)]
+            ins = [made(values(size + me, dtype, me * n + rank)) for rank in range(n)]
+            dist.all_to_all(outs, ins)  # uneven
+            assert all(torch.equal(out, values(size + rank, dtype, rank * n + me)) for rank, out in enumerate(outs))
+        rows = [values((3 * (rank + 1), 2), torch.float32, rank) for rank in range(n)]
+        splits = [[3 * (rank + 1) - (n - 1) * rank, *[rank] * (n - 1)] for rank in range(n)]
+        sent, received = splits[me], [split[me] for split in splits]
+        out = torch.zeros(sum(received), 2)
+        dist.all_to_all_single(out, rows[me], received, sent)
+        other = torch.zeros(sum(received), 2)
+        dist.all_to_all_single(other, rows[me], received, sent, group=gloo)
+        assert torch.equal(out, other)
+        odd = values(9, torch.float32, me).to(torch.float8_e4m3fn)  # a dtype that hpcomm does not know
+        whole = torch.zeros(9 * n).to(torch.float8_e4m3fn)
+        dist.all_gather_into_tensor(whole, odd)
+        assert whole.float().tolist() == torch.cat([values(9, torch.float32, rank) for rank in range(n)]).tolist()
+
+
+def messages(folder: str) -> None:
+    with job(folder):
+        me, n = dist.get_rank(), dist.get_world_size()
+        to, source = (me + 1) % n, (me - 1) % n
+        for dtype, size, made in itertools.product((*FLOATS, torch.bool, torch.int64), SIZES, (torch.clone, strided)):
+            out = made(torch.zeros(size, dtype=dtype))
+            works = [dist.isend(made(values(size, dtype, me)), to, tag=4), dist.irecv(out, source, tag=4)]
+            for work in works:
+                work.wait()
+            assert torch.equal(out, values(size, dtype, source)), (dtype, size)
+        big = torch.full((200_000,), float(me))  # a send that ends when its receiver has it
+        if me % 2 == 0:
+            dist.send(big, to)
+            dist.recv(big, source)
+        else:
+            out = torch.empty_like(big)
+            dist.recv(out, source)
+            dist.send(big, to)
+            big = out
+        assert big.unique().tolist() == [source]
+        if me == 0:
+            found = sorted(dist.recv(big) for _ in range(n - 1))
+            assert found == list(range(1, n))
+        else:
+            dist.send(torch.ones(200_000), 0)
+        ops = [dist.P2POp(dist.isend, torch.ones(3), to), dist.P2POp(dist.irecv, out := torch.zeros(3), source)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert out.tolist() == [1, 1, 1]
+        work = dist.irecv(out, source)  # stays open across a collective
+        dist.barrier()
+        assert not work.is_completed()
+        assert work.get_future().done() is False
+        dist.barrier()
+        dist.send(torch.full((3,), 5.0), to)
+        assert [x.tolist() for x in work.get_future().wait()] == [[5, 5, 5]]
+        assert work.is_completed()
+        objects: list[Any] = [{"rank": me}]
+        if me == 0:
+            dist.send_object_list(objects, 1)
+        elif me == 1:
+            dist.recv_object_list(objects, 0)
+        assert objects == [{"rank": max(0, me - 1) if me == 1 else me}]
+
+
+@pytest.mark.parametrize("body", [reductions, copies, messages])
+@pytest.mark.parametrize("n", [2, 3])
+def test_every_call(body: Callable[[str], None], n: int, tmp_path: Path) -> None:
+    run(n, body, tmp_path)
