@@ -3,6 +3,7 @@ and functional collectives, meshes; errors name ranks; groups leave nothing."""
 
 import itertools
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +18,9 @@ torch = pytest.importorskip("torch")
 
 import hpcomm  # noqa: E402
 import hpcomm.torch  # noqa: E402, F401 - makes the backend
+from torch import nn  # noqa: E402
 
-Tensor = Any  # torch.Tensor
+Tensor: Any = torch.Tensor
 dist = torch.distributed
 ReduceOp = dist.ReduceOp
 pytestmark = pytest.mark.xdist_group("group torch backend")
@@ -238,3 +240,194 @@ def messages(folder: str) -> None:
 @pytest.mark.parametrize("n", [2, 3])
 def test_every_call(body: Callable[[str], None], n: int, tmp_path: Path) -> None:
     run(n, body, tmp_path)
+
+
+# ---- works and futures -----------------------------------------------------------------------------------------------
+
+
+def helpers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("hpcomm")]
+
+
+def order(folder: str) -> None:
+    """Asynchronous calls go on in their order, in one thread; a synchronous one comes after them, in its own."""
+    with job(folder):
+        me, n = dist.get_rank(), dist.get_world_size()
+        x = torch.ones(1)
+        dist.all_reduce(x)
+        dist.barrier()
+        assert not helpers()
+        seen: list[int] = []
+        big = torch.ones(2_000_000)
+        works: list[Any] = []
+        for i in range(4):
+            works.append(dist.all_reduce(big, async_op=True))
+            works[-1].get_future().add_done_callback(lambda _, i=i: seen.append(i))
+        dist.all_reduce(x)  # after them
+        assert seen == [0, 1, 2, 3]
+        assert all(work.is_completed() and work.is_success() and work.exception() is None for work in works)
+        assert helpers() == ["hpcomm-group"]
+        assert big[0] == n**4
+        assert x.item() == n * n
+        assert works[0].result()[0] is big
+        assert works[0].get_future().wait()[0].data_ptr() == big.data_ptr()
+        half = works[0].get_future().then(lambda future: future.value()[0] / 2)
+        assert half.wait()[0] == n**4 / 2
+        nested: list[Any] = []  # a callback may make calls
+
+        def again(future: Any) -> Any:
+            y = torch.ones(3)
+            dist.all_reduce(y)
+            nested.append(y.tolist())
+
+        dist.all_reduce(x, async_op=True).get_future().then(again).wait()
+        assert nested == [[n] * 3]
+        out = torch.zeros(n, 5)
+        work = dist.all_gather_into_tensor(out, torch.full((5,), float(me)), async_op=True)
+        work.wait(timedelta(seconds=10))
+        assert out[:, 0].tolist() == list(range(n))
+        with dist.distributed_c10d._coalescing_manager(async_ops=True, device=torch.device("cpu")) as both:
+            a, b = torch.ones(3), torch.full((2,), float(me))
+            dist.all_reduce(a)
+            dist.all_reduce(b)
+        both.wait()
+        assert (a.tolist(), b.tolist()) == ([n] * 3, [n * (n - 1) / 2] * 2)
+
+
+def objects(folder: str) -> None:
+    with job(folder):
+        me, n = dist.get_rank(), dist.get_world_size()
+        found: list[Any] = [None] * n
+        dist.all_gather_object(found, {"rank": me})
+        assert found == [{"rank": rank} for rank in range(n)]
+        given: list[Any] = ["a", (me, 2)] if me == 0 else [None, None]
+        dist.broadcast_object_list(given)
+        assert given == ["a", (0, 2)]
+        outs: Any = [None] * n if me == 1 else None
+        dist.gather_object("x" * me, outs, dst=1)
+        assert outs is None or outs == ["x" * rank for rank in range(n)]
+        out: list[Any] = [None]
+        dist.scatter_object_list(out, [[rank] for rank in range(n)] if me == 0 else None)
+        assert out == [[me]]
+        from torch.distributed import _functional_collectives as functional  # noqa: PLC0415
+
+        group = dist.group.WORLD
+        assert functional.all_reduce(torch.ones(3), "sum", group).tolist() == [n] * 3
+        assert functional.all_reduce(torch.ones(3), "avg", group).tolist() == [1] * 3
+        whole = functional.all_gather_tensor(torch.full((2,), float(me)), 0, group)
+        assert whole.tolist() == [rank for rank in range(n) for _ in range(2)]
+        part = functional.reduce_scatter_tensor(torch.arange(2.0 * n), "sum", 0, group)
+        assert part.tolist() == [n * (2.0 * me), n * (2.0 * me + 1)]
+        swapped = functional.all_to_all_single(torch.arange(float(n)), None, None, group)
+        assert swapped.tolist() == [me] * n
+        assert functional.broadcast(torch.full((2,), float(me)), n - 1, group).tolist() == [n - 1] * 2
+        sums = functional.all_reduce_coalesced([torch.ones(1), torch.ones(2)], "sum", group)
+        assert [one.tolist() for one in sums] == [[n], [n, n]]
+
+
+def mesh(folder: str) -> None:
+    """A mesh of 2 x 2, and new_group: the calls of a part of the ranks."""
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    from torch.distributed.tensor import Shard, distribute_tensor  # noqa: PLC0415
+
+    with job(folder):
+        me = dist.get_rank()
+        grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+        for name, members in (("rows", [me % 2, me % 2 + 2]), ("columns", [me - me % 2, me - me % 2 + 1])):
+            x = torch.tensor([float(me)])
+            dist.all_reduce(x, group=grid.get_group(name))
+            assert x.item() == sum(members)
+        made = distribute_tensor(torch.arange(16.0).reshape(4, 4), grid, [Shard(0), Shard(1)])
+        assert (made @ made).full_tensor().tolist() == (torch.arange(16.0).reshape(4, 4) @ torch.arange(16.0).reshape(4, 4)).tolist()
+        odd = dist.new_group([1, 3])
+        if me % 2:
+            x = torch.full((3,), float(me))
+            dist.broadcast(x, 3, group=odd)
+            assert x.tolist() == [3] * 3
+            assert dist.get_backend(odd) == "hpcomm"
+            dist.destroy_process_group(odd)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)), nn.Linear(64, 3))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def trained(wrap: Callable[[Any], Any], steps: int = 3) -> list[Any]:
+    """A model's parameters after some steps."""
+    torch.manual_seed(0)
+    net = Net()
+    model = wrap(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    return [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in net.parameters()]
+
+
+def models(folder: str) -> None:
+    """DDP and FSDP2 reach the weights that they reach over Gloo."""
+    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+    from torch.nn.parallel import DistributedDataParallel as Ddp  # noqa: PLC0415
+
+    def sharded(group: Any) -> Callable[[Any], Any]:
+        def wrap(net: Any) -> Any:
+            grid = DeviceMesh.from_group(group, "cpu")
+            for layer in net.layers:
+                fully_shard(layer, mesh=grid)
+            return fully_shard(net, mesh=grid)
+
+        return wrap
+
+    def hooked(net: Any) -> Any:
+        model = Ddp(net, bucket_cap_mb=0.01)
+        size = dist.get_world_size()
+
+        def hook(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            work = dist.all_reduce(bucket.buffer(), async_op=True)
+            return work.get_future().then(lambda future: future.value()[0] / size)
+
+        model.register_comm_hook(None, hook)
+        return model
+
+    with job(folder, beside=True) as gloo:
+        expected = trained(lambda net: Ddp(net, process_group=gloo))
+        for wrap in (
+            Ddp,
+            hooked,
+            lambda net: Ddp(net, bucket_cap_mb=0.01, static_graph=True, gradient_as_bucket_view=True),
+            sharded(gloo),
+            sharded(dist.group.WORLD),
+        ):
+            found = trained(wrap)
+            torch.testing.assert_close(found, expected)
+
+
+def ended(folder: str) -> None:
+    """Uneven inputs: DDP's join."""
+    from torch.nn.parallel import DistributedDataParallel as Ddp  # noqa: PLC0415
+
+    with job(folder):
+        torch.manual_seed(0)
+        model = Ddp(Net())
+        with model.join():
+            for _ in range(1 + dist.get_rank()):
+                model(torch.ones(2, 64)).sum().backward()
+
+
+@pytest.mark.parametrize("body", [order, objects, models, ended])
+def test_torch_over_the_backend(body: Callable[[str], None], tmp_path: Path) -> None:
+    run(2, body, tmp_path)
+
+
+def test_a_mesh(tmp_path: Path) -> None:
+    run(4, mesh, tmp_path)

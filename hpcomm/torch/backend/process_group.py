@@ -29,7 +29,7 @@ class HpcommProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, ranks: Sequence[int], name: str) -> None:
         super().__init__(rank, size)
-        self._store, self._name = store, name
+        self._store, self._name, self._description = store, name, "undefined"
         self._sequence = 0
         self._others: dict[str, Any] = {}  # the backends of other devices
         self._timeout = timeout
@@ -214,6 +214,24 @@ class HpcommProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def getBackendName(self) -> str:
         return NAME
+
+    # C++ and Python both ask for the name and the description.
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._description = description
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
     def get_group_store(self) -> Any:
         return self._store
