@@ -1,8 +1,11 @@
 """The backend "hpcomm" of torch.distributed: every call has the results of Gloo; works and futures; DDP, FSDP2, object
 and functional collectives, meshes; errors name ranks; groups leave nothing."""
 
+import gc
 import itertools
 import math
+import os
+import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -338,7 +341,9 @@ def mesh(folder: str) -> None:
             dist.all_reduce(x, group=grid.get_group(name))
             assert x.item() == sum(members)
         made = distribute_tensor(torch.arange(16.0).reshape(4, 4), grid, [Shard(0), Shard(1)])
-        assert (made @ made).full_tensor().tolist() == (torch.arange(16.0).reshape(4, 4) @ torch.arange(16.0).reshape(4, 4)).tolist()
+        assert (made @ made).full_tensor().tolist() == (
+            torch.arange(16.0).reshape(4, 4) @ torch.arange(16.0).reshape(4, 4)
+        ).tolist()
         odd = dist.new_group([1, 3])
         if me % 2:
             x = torch.full((3,), float(me))
@@ -431,3 +436,213 @@ def test_torch_over_the_backend(body: Callable[[str], None], tmp_path: Path) -> 
 
 def test_a_mesh(tmp_path: Path) -> None:
     run(4, mesh, tmp_path)
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+def dead(folder: str) -> list[Any]:
+    """The last rank dies; what a wait, a future, DDP's hook, a synchronous call and a recv raise on the others."""
+    with job(folder):
+        me, n = dist.get_rank(), dist.get_world_size()
+        pair = dist.new_group([0, n - 1])
+        source = torch.empty(1)
+        dist.barrier()
+        if me == n - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        told = []
+        if me == 0:
+            with pytest.raises(hpcomm.PeerFailed, match=f"rank 1 of this group is rank {n - 1} of the job") as raised:
+                dist.all_reduce(source, group=pair)
+            assert raised.value.ranks == (1,)
+        work = dist.irecv(torch.empty(1), n - 1)
+        with pytest.raises(hpcomm.PeerFailed) as raised:
+            work.wait()
+        told.append(raised.value.ranks)
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        chained = work.get_future().then(lambda future: future.value())
+        with pytest.raises(hpcomm.PeerFailed) as raised:
+            work.wait()
+        told.append(raised.value.ranks)
+        assert work.exception() is raised.value
+        assert not work.is_success()
+        with pytest.raises(hpcomm.PeerFailed) as raised:
+            work.get_future().wait()
+        told.append(raised.value.ranks)
+        with pytest.raises(hpcomm.PeerFailed):
+            work.get_future().value()
+        with pytest.raises(RuntimeError, match=rf"PeerFailed.*rank {n - 1}"):
+            chained.wait()
+        with pytest.raises(hpcomm.HpcommError, match=f"rank {n - 1}"):
+            dist.all_reduce(torch.ones(3))
+        return told
+
+
+def dead_in_ddp(folder: str) -> str:
+    from torch.nn.parallel import DistributedDataParallel as Ddp  # noqa: PLC0415
+
+    with job(folder):
+        model = Ddp(Net())
+        dist.barrier()
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises((RuntimeError, hpcomm.PeerFailed)) as raised:
+            model(torch.ones(2, 64)).sum().backward()
+        return str(raised.value)
+
+
+def late(folder: str) -> list[str]:
+    """Rank 1 does not come; the others' Timeouts name it."""
+    with job(folder, timeout=20):
+        me = dist.get_rank()
+        x, told = torch.ones(3), []
+        work = None
+        if me != 1:
+            work = dist.all_reduce(x, async_op=True)
+            with pytest.raises(hpcomm.Timeout) as raised:
+                work.wait(timedelta(seconds=0.2))
+            told.append(raised.value.waiting_for)
+            recv = dist.irecv(torch.empty(1), 1)
+            with pytest.raises(hpcomm.Timeout) as raised:
+                recv.wait(timedelta(seconds=0.2))
+            told.append(raised.value.waiting_for)
+        dist.distributed_c10d._get_default_store().add("late", 1)
+        if me == 1:
+            while dist.distributed_c10d._get_default_store().add("late", 0) < dist.get_world_size():
+                pass
+            dist.all_reduce(x)
+            dist.send(torch.ones(1), 0)
+            dist.send(torch.ones(1), 2)
+        else:
+            work.wait()  # a wait may be made again
+            recv.wait()
+        assert x.tolist() == [3] * 3
+        group = dist.new_group(timeout=timedelta(seconds=0.3))
+        if me != 1:
+            with pytest.raises(hpcomm.Timeout) as raised:
+                group.monitored_barrier(timedelta(seconds=0.2))
+            told.append(raised.value.waiting_for)
+            with pytest.raises(hpcomm.Timeout) as raised:
+                dist.all_reduce(x, group=group)
+            told.append(raised.value.waiting_for)
+        dist.barrier()
+        return told
+
+
+def closed(folder: str) -> None:
+    """destroy_process_group ends a wait of another thread; a closed group says so."""
+    with job(folder):
+        group = dist.new_group()
+        work = None
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+            queued = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        dist.barrier()
+        dist.destroy_process_group(group)
+        with pytest.raises(hpcomm.InvalidArgument, match="is closed"):
+            group.allreduce([torch.ones(3)])
+        if work is not None:
+            for one in (work, queued):
+                with pytest.raises(hpcomm.HpcommError):
+                    one.wait()
+        other = dist.new_group()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            other.abort()
+        else:
+            with pytest.raises(hpcomm.PeerFailed):
+                dist.all_reduce(torch.ones(3), group=other)
+
+
+def refused(folder: str) -> None:
+    """Wrong calls raise one sentence before anything is sent."""
+    with job(folder):
+        n = dist.get_world_size()
+        x = torch.ones(4)
+        wrong: list[tuple[str, Callable[[], object]]] = [
+            ("op is PREMUL_SUM", lambda: dist.all_reduce(x, dist._make_nccl_premul_sum(2.0))),
+            ("AVG takes no torch.int32", lambda: dist.all_reduce(x.int(), ReduceOp.AVG)),
+            ("layout torch.sparse_coo", lambda: dist.all_reduce(x.to_sparse())),
+            ("a tensor is on meta", lambda: dist.all_reduce(x.to("meta"))),
+            ("must be one of float32", lambda: dist.all_reduce(x.to(torch.float8_e5m2))),
+            ("input has 4 elements", lambda: dist.reduce_scatter_tensor(torch.ones(1), x)),
+            ("output has 4 elements", lambda: dist.all_gather_into_tensor(x, torch.ones(1))),
+            ("1 output tensors", lambda: dist.group.WORLD.allgather([[x]], [x])),
+            ("split sizes", lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1] * n, [1] * n)),
+            ("tag is -1|tag -1", lambda: dist.send(x, (dist.get_rank() + 1) % n, tag=-1)),
+            ("root is 9", lambda: dist.group.WORLD.broadcast([x], root=9)),
+        ]
+        for sentence, call in wrong:
+            with pytest.raises((hpcomm.InvalidArgument, ValueError), match=sentence):
+                call()
+        dist.all_reduce(x)
+        assert x.tolist() == [n] * 4
+
+
+def test_a_dead_rank_is_named(tmp_path: Path) -> None:
+    found = run(3, dead, tmp_path, check=False)
+    assert found.codes == [0, 0, -signal.SIGKILL], found.err
+    assert found.values[:2] == [[[2]] * 3] * 2
+
+
+def test_a_dead_rank_is_named_by_ddp(tmp_path: Path) -> None:
+    found = run(2, dead_in_ddp, tmp_path, check=False)
+    assert found.codes == [0, -signal.SIGKILL], found.err
+    assert "rank 1" in found.values[0]
+
+
+def test_a_late_rank_is_named(tmp_path: Path) -> None:
+    assert run(3, late, tmp_path).values == [[[1]] * 4, [], [[1]] * 4]
+
+
+@pytest.mark.parametrize("body", [closed, refused])
+def test_ends_and_refusals(body: Callable[[str], None], tmp_path: Path) -> None:
+    run(2, body, tmp_path)
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+
+def kept() -> list[int]:
+    gc.collect()
+    return [len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]
+
+
+def many(folder: str) -> None:
+    with job(folder):
+        x = torch.ones(2)
+        for i in range(100):
+            group = dist.new_group()
+            dist.all_reduce(x, ReduceOp.MAX, group=group)
+            if i % 10 == 0:
+                dist.all_reduce(x, ReduceOp.MAX, group=group, async_op=True).wait()
+            dist.destroy_process_group(group)
+            del group
+            if i == 10:
+                dist.barrier()
+                before = kept()
+        dist.barrier()
+        assert kept() == before
+        assert not helpers()
+        assert x.tolist() == [1, 1]
+
+
+def mixed(folder: str) -> None:
+    """The CPU's half of a job of two devices; without CUDA the other half is only asked for."""
+    with job(folder, name="cpu:hpcomm,cuda:gloo"):
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        assert x.tolist() == [dist.get_world_size()] * 2
+        assert type(dist.group.WORLD._get_backend(torch.device("cuda"))).__name__ == "ProcessGroupGloo"
+        group = dist.new_group(backend="cpu:hpcomm,cuda:nccl")
+        dist.all_reduce(x, group=group)
+        assert x.tolist() == [dist.get_world_size() ** 2] * 2
+    with job(f"{folder}/other", name="cpu:hpcomm"):
+        dist.barrier()
+        assert dist.get_backend_config() == "cpu:hpcomm"
+
+
+@pytest.mark.parametrize("body", [many, mixed])
+def test_groups(body: Callable[[str], None], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    run(2, body, tmp_path)

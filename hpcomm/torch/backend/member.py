@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import _core, launch
 from ..._core import collective_at
 from ...context import Context
-from ...errors import HpcommError, InvalidArgument, PeerFailed, Timeout
+from ...errors import ConfigError, HpcommError, InvalidArgument, PeerFailed, Timeout
 from .line import Line
 from .memory import SUM, U8, adjacent, check, copied_type, is_plain, joined, readable, reduced_type, same, spread
 from .store import StoreGroup
@@ -50,6 +50,7 @@ class Member:
         self._address = self.ctx._address
         self._together: list[Any] | None = None  # the works of a coalesced block
         self._done = BackendWork()
+        self._first: str | None = None  # the first failure, for those of later calls
         self._byte = torch.zeros(1, dtype=torch.uint8)
 
     def close(self) -> None:
@@ -447,6 +448,10 @@ class Member:
                 f"rank {rank} of this group is rank {self._ranks[rank]} of the job" for rank in sorted(named)
             )
             failure.args = (f"{failure.args[0]}; {told}", *failure.args[1:])
+        if self._first is None:
+            self._first = str(failure) if isinstance(failure, PeerFailed | Timeout) else None
+        elif isinstance(failure, ConfigError) and "no further" in str(failure):
+            failure.args = (f"{failure}; the first failure was: {self._first}",)
         return failure
 
     # ---- tensors ---------------------------------------------------------------------------------------------------
