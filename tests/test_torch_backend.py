@@ -19,9 +19,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import hpcomm  # noqa: E402
-import hpcomm.torch  # noqa: E402, F401 - makes the backend
 from torch import nn  # noqa: E402
+
+import hpcomm  # noqa: E402
+import hpcomm.torch  # noqa: E402 - makes the backend
 
 Tensor: Any = torch.Tensor
 dist = torch.distributed
@@ -340,7 +341,7 @@ def mesh(folder: str) -> None:
             x = torch.tensor([float(me)])
             dist.all_reduce(x, group=grid.get_group(name))
             assert x.item() == sum(members)
-        made = distribute_tensor(torch.arange(16.0).reshape(4, 4), grid, [Shard(0), Shard(1)])
+        made: Any = distribute_tensor(torch.arange(16.0).reshape(4, 4), grid, [Shard(0), Shard(1)])
         assert (made @ made).full_tensor().tolist() == (
             torch.arange(16.0).reshape(4, 4) @ torch.arange(16.0).reshape(4, 4)
         ).tolist()
@@ -397,7 +398,7 @@ def models(folder: str) -> None:
         model = Ddp(net, bucket_cap_mb=0.01)
         size = dist.get_world_size()
 
-        def hook(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        def hook(_, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations, and wants its own
             work = dist.all_reduce(bucket.buffer(), async_op=True)
             return work.get_future().then(lambda future: future.value()[0] / size)
 
@@ -491,12 +492,12 @@ def dead_in_ddp(folder: str) -> str:
         return str(raised.value)
 
 
-def late(folder: str) -> list[str]:
+def late(folder: str) -> list[Any]:
     """Rank 1 does not come; the others' Timeouts name it."""
     with job(folder, timeout=20):
         me = dist.get_rank()
         x, told = torch.ones(3), []
-        work = None
+        work: Any = None
         if me != 1:
             work = dist.all_reduce(x, async_op=True)
             with pytest.raises(hpcomm.Timeout) as raised:
