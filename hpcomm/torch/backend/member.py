@@ -22,6 +22,7 @@ _WHAT = _core.COLLECTIVES
 _ALLREDUCE, _REDUCE, _REDUCE_SCATTER = _WHAT["allreduce"], _WHAT["reduce"], _WHAT["reduce_scatter"]
 _BROADCAST, _ALLGATHER, _ALLTOALL = _WHAT["broadcast"], _WHAT["allgather"], _WHAT["alltoall"]
 _GATHER, _SCATTER = _WHAT["gather"], _WHAT["scatter"]
+_BARRIER = _core.named_call("barrier", every=False)
 _JOINED_BYTES = 1 << 20  # tensors of one coalesced call that are no longer than this, together, go as one
 
 # what, type, op, root, address to read, address to write, elements, lengths of blocks that are sent and received, bytes
@@ -360,7 +361,11 @@ class Member:
     def barrier(self, timeout: float | None, is_async: bool) -> Any:
         at = self._byte.data_ptr()
         step = (_ALLREDUCE, U8, SUM, 0, at, at, 1, None, None, 1)
-        return self._run([step], [], timeout, is_async, None, None)
+        before = _core.enter(_BARRIER)  # errors and other ranks see this name
+        try:
+            return self._run([step], [], timeout, is_async, None, None)
+        finally:
+            _core.enter(before)
 
     def monitored_barrier(self, timeout: float | None) -> None:
         self.line.settle()
@@ -448,6 +453,8 @@ class Member:
                 f"rank {rank} of this group is rank {self._ranks[rank]} of the job" for rank in sorted(named)
             )
             failure.args = (f"{failure.args[0]}; {told}", *failure.args[1:])
+        if isinstance(failure, Timeout) and failure.args and "timeout" not in failure.args[0]:
+            failure.args = (f"{failure.args[0]}; the timeout is over", *failure.args[1:])  # the word of Gloo's errors
         if self._first is None:
             self._first = str(failure) if isinstance(failure, PeerFailed | Timeout) else None
         elif isinstance(failure, ConfigError) and "no further" in str(failure):
