@@ -13,6 +13,7 @@ import sys
 import tempfile
 import unittest
 import warnings
+from typing import Any
 
 warnings.simplefilter("ignore")
 os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": "4", "INIT_METHOD": "file", "TEMP_DIR": tempfile.mkdtemp()}
@@ -22,7 +23,7 @@ from torch.testing._internal.common_distributed import DistTestCases  # noqa: E4
 
 DistTestCases.backend_feature["plugin"].add("hpcomm")
 
-from torch.testing._internal.distributed import distributed_test  # noqa: E402
+from torch.testing._internal.distributed import distributed_test as of_torch  # noqa: E402
 
 import hpcomm.torch  # noqa: E402, F401 - makes the backend
 
@@ -40,6 +41,7 @@ class _Name(str):
         return hash("gloo")
 
 
+distributed_test: Any = of_torch
 distributed_test.BACKEND = _Name("hpcomm")
 
 
@@ -52,7 +54,8 @@ class TestOwn(distributed_test.TestDistBackend, distributed_test.DistributedTest
 def ended(name: str) -> dict[str, str]:
     """Runs a test, and says how it ended: "passed", "skipped" or "failed", and why."""
     result = unittest.TestResult()
-    TestOwn(name).run(result)
+    test: Any = TestOwn(name)
+    test.run(result)
     for how, found in (("failed", result.failures + result.errors), ("skipped", result.skipped)):
         if found:
             return {"name": name, "ended": how, "why": found[0][1]}
