@@ -330,13 +330,16 @@ class HpcommProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if name is None or name == NAME:
             raise RuntimeError(f"the process group {self._name} has no backend for {kind}: it has {self._backends()}")
         store = dist.distributed_c10d.PrefixStore(f"{kind}/", self._store)
-        if name == "gloo":
-            return dist.ProcessGroupGloo(store, self.rank(), self.size(), timeout=self._timeout)
-        if name == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
-            return dist.ProcessGroupNCCL(store, self.rank(), self.size(), options)
-        raise InvalidArgument(f"the backend {name} beside {NAME} needs torch 2.14: {NAME} can make gloo and nccl")
+        try:
+            if name == "gloo":
+                return dist.ProcessGroupGloo(store, self.rank(), self.size(), timeout=self._timeout)
+            if name == "nccl":
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = self._timeout
+                return dist.ProcessGroupNCCL(store, self.rank(), self.size(), options)
+        except (AttributeError, ValueError) as wrong:  # torch asks for a backend that may be missing, and expects this
+            raise RuntimeError(f"the backend {name} for {kind} cannot be made: {wrong}") from None
+        raise RuntimeError(f"the backend {name} beside {NAME} needs torch 2.14: {NAME} can make gloo and nccl")
 
 
 def make(options: Any, _backend_options: Any = None) -> HpcommProcessGroup:
