@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,10 @@ import hpcomm.torch  # noqa: E402 - makes the backend
 Tensor: Any = torch.Tensor
 dist = torch.distributed
 ReduceOp = dist.ReduceOp
-pytestmark = pytest.mark.xdist_group("group torch backend")
+pytestmark = [
+    pytest.mark.xdist_group("group torch backend"),
+    pytest.mark.skipif(not hasattr(dist.AllreduceOptions, "asyncOp"), reason="needs torch 2.8"),
+]
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 WHOLES = [torch.int8, torch.uint8, torch.int32, torch.int64]
@@ -382,19 +386,16 @@ def trained(wrap: Callable[[Any], Any], steps: int = 3) -> list[Any]:
 
 
 def models(folder: str) -> None:
-    """DDP and FSDP2 reach the weights that they reach over Gloo."""
+    """DDP and FSDP2 reach the weights that DDP reaches over Gloo."""
     from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
     from torch.nn.parallel import DistributedDataParallel as Ddp  # noqa: PLC0415
 
-    def sharded(group: Any) -> Callable[[Any], Any]:
-        def wrap(net: Any) -> Any:
-            grid = DeviceMesh.from_group(group, "cpu")
-            for layer in net.layers:
-                fully_shard(layer, mesh=grid)
-            return fully_shard(net, mesh=grid)
-
-        return wrap
+    def sharded(net: Any) -> Any:
+        grid = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+        for layer in net.layers:
+            fully_shard(layer, mesh=grid)
+        return fully_shard(net, mesh=grid)
 
     def hooked(net: Any) -> Any:
         model = Ddp(net, bucket_cap_mb=0.01)
@@ -413,11 +414,9 @@ def models(folder: str) -> None:
             Ddp,
             hooked,
             lambda net: Ddp(net, bucket_cap_mb=0.01, static_graph=True, gradient_as_bucket_view=True),
-            sharded(gloo),
-            sharded(dist.group.WORLD),
+            sharded,
         ):
-            found = trained(wrap)
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(trained(wrap), expected)
 
 
 def ended(folder: str) -> None:
@@ -625,7 +624,10 @@ def many(folder: str) -> None:
                 dist.barrier()
                 before = kept()
         dist.barrier()
-        assert kept() == before
+        until = time.monotonic() + 10  # the other rank's end of a link closes when it likes
+        while any(now > then for now, then in zip(kept(), before, strict=True)) and time.monotonic() < until:
+            pass
+        assert all(now <= then for now, then in zip(kept(), before, strict=True)), (before, kept())
         assert not helpers()
         assert x.tolist() == [1, 1]
 

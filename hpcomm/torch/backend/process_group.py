@@ -1,4 +1,4 @@
-"""The backend "hpcomm" of torch.distributed, for torch 2.4 and newer: a ProcessGroup whose methods are names for the
+"""The backend "hpcomm" of torch.distributed, for torch 2.8 and newer: a ProcessGroup whose methods are names for the
 calls of a Member."""
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, NotSupported
 from .member import Member
 from .memory import is_plain, op_code
 from .work import as_seconds
@@ -343,7 +343,13 @@ class HpcommProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 def make(options: Any, _backend_options: Any = None) -> HpcommProcessGroup:
-    """Makes a group by torch's description of it."""
+    """Makes a group by torch's description of it.
+
+    Raises:
+        NotSupported: this torch is too old.
+    """
+    if not hasattr(dist.AllreduceOptions, "asyncOp"):  # it also forgets works that C++ waits for
+        raise NotSupported(f"the backend {NAME} needs torch 2.8 or newer: this is {torch.__version__}")
     ranks = list(options.global_ranks_in_group)
     return HpcommProcessGroup(
         options.store, options.group_rank, options.group_size, options.timeout, ranks, str(options.group_id)
@@ -362,7 +368,7 @@ def register() -> None:
 
 
 def _plain(opts: Any, timeout: Any) -> tuple[float | None, bool]:
-    """Returns the time for a call, and whether it is asynchronous. Before asyncOp all calls may be."""
+    """Returns the time for a call, and whether it is asynchronous."""
     if opts is None or isinstance(opts, timedelta):
         return as_seconds(opts if timeout is None else timeout), True
     return as_seconds(getattr(opts, "timeout", timeout)), getattr(opts, "asyncOp", True)
