@@ -194,7 +194,7 @@ $(VENV)/.installed-%: pyproject.toml $(NATIVE) $(VENV)/.verbs-$(VERBS) | $(VENV)
 # PyTorch, without which its tests are skipped: the build for CPUs, as the other one takes gigabytes.
 $(VENV)/.torch: | $(VENV)/bin/python
 	@echo "installing PyTorch for CPUs into $(VENV) (200 MB)"
-	@$(PIP) --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu '$(TORCH)' || \
+	@$(PIP) --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu '$(TORCH)' expecttest || \
 	    echo "torch could not be installed: the tests of hpcomm.torch are skipped" >&2
 	@touch $@
 

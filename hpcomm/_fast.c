@@ -581,6 +581,57 @@ static int as_number(PyObject *value) {
     return beyond || n < 0 || n > INT_MAX ? -1 : (int)n;
 }
 
+/* Reads the lengths of blocks, an object whose buffer has n numbers of 64 bits; None: NULL. Returns 0 with an
+ * exception. */
+static int open_counts(Py_buffer *into, PyObject *counts, int n) {
+    into->obj = NULL;
+    into->buf = NULL;
+    if (counts == Py_None) return 1;
+    if (PyObject_GetBuffer(counts, into, PyBUF_SIMPLE) != 0) return 0;
+    if ((size_t)into->len == (size_t)n * sizeof(uint64_t)) return 1;
+    PyErr_Format(PyExc_ValueError, "counts has %zd bytes: must have 8 for each of %d ranks", into->len, n);
+    return 0;
+}
+
+/* collective_at(context, what, type, op, root, send, recv, count, send_counts, recv_counts, nbytes, timeout) -> 0, or a
+ * negative status. send, recv: addresses, 0 for none; the caller keeps their memory alive. nbytes: the longer one's. */
+static PyObject *collective_at(PyObject *module, PyObject *const *args, Py_ssize_t n) {
+    hpc_collective_call c = {.size = sizeof c};
+    Py_buffer sends = {0}, recvs = {0};
+    hpc_request *work = NULL;
+    (void)module;
+    if (!expect("collective_at", n, 12)) return NULL;
+    hpc_context *context = PyLong_AsVoidPtr(args[0]);
+    c.what = as_int(args[1]);
+    c.type = as_int(args[2]);
+    c.op = as_int(args[3]);
+    c.root = as_int(args[4]);
+    c.send = PyLong_AsVoidPtr(args[5]);
+    c.recv = PyLong_AsVoidPtr(args[6]);
+    c.count = as_uint64(args[7]);
+    const uint64_t nbytes = as_uint64(args[10]);
+    const double timeout = PyFloat_AsDouble(args[11]);
+    if (PyErr_Occurred()) return NULL;
+    const int size = hpc_context_size(context);
+    int status = HPC_IN_PROGRESS;
+    if (open_counts(&sends, args[8], size) && open_counts(&recvs, args[9], size)) {
+        const int short_ = nbytes * (c.what == HPC_BROADCAST ? (unsigned)size : 1) <= SHORT_BYTES;
+        c.send_counts = sends.buf;
+        c.recv_counts = recvs.buf;
+        if (short_) {
+            status = hpc_collective_start(context, &c, &work);
+        } else {
+            Py_BEGIN_ALLOW_THREADS;
+            status = hpc_collective_start(context, &c, &work);
+            Py_END_ALLOW_THREADS;
+        }
+        if (status == HPC_OK) status = finish(work, short_, timeout, NULL);
+    }
+    if (sends.obj != NULL) PyBuffer_Release(&sends);
+    if (recvs.obj != NULL) PyBuffer_Release(&recvs);
+    return status == HPC_IN_PROGRESS ? NULL : PyLong_FromLong(status);
+}
+
 /* Reads a message's other rank, or its tag. None is any, if any is 1. Returns 0 if the object is no plain number. */
 static int as_part(PyObject *value, int any, int *part) {
     if (any && value == Py_None) return *part = HPC_ANY, 1;
@@ -755,6 +806,7 @@ static PyMethodDef methods[] = {
     {"exchange_ready", (PyCFunction)(void (*)(void))exchange_ready, METH_FASTCALL, NULL},
     {"exchange_step", (PyCFunction)(void (*)(void))exchange_step, METH_FASTCALL, NULL},
     {"caller", (PyCFunction)(void (*)(void))make_caller, METH_FASTCALL, NULL},
+    {"collective_at", (PyCFunction)(void (*)(void))collective_at, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

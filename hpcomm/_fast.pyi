@@ -28,3 +28,18 @@ def caller(
     ops: tuple[str, ...],
     /,
 ) -> tuple[Callable[..., bool], Callable[..., bool], Callable[..., int | None]]: ...
+def collective_at(
+    context: int,
+    what: int,
+    kind: int,
+    op: int,
+    root: int,
+    send: int,
+    recv: int,
+    count: int,
+    send_counts: object,
+    recv_counts: object,
+    nbytes: int,
+    timeout: float,
+    /,
+) -> int: ...

@@ -12,7 +12,19 @@ import pytest
 
 from bench.collectives import data, groups, table
 from bench.collectives.__main__ import main, options_of
-from bench.collectives.libraries import C_WINDOW, GLOO, HPCOMM, MOONCAKE, MPICH, OPENMPI, WINDOW, C, apart
+from bench.collectives.libraries import (
+    BACKEND,
+    C_WINDOW,
+    GLOO,
+    HPCOMM,
+    MOONCAKE,
+    MPICH,
+    OPENMPI,
+    WINDOW,
+    WORDS,
+    C,
+    apart,
+)
 from bench.collectives.places import Here, Hosts
 from bench.common.launch import library
 from bench.ops.cluster_bench import UNABLE
@@ -123,8 +135,8 @@ def test_a_row_of_several_hosts_has_the_share_of_the_link() -> None:
 
 
 def test_hpcomm_and_gloo_share_processes() -> None:
-    names = [HPCOMM, WINDOW, C, C_WINDOW, GLOO, OPENMPI, MPICH, MOONCAKE]
-    assert apart(names) == [[HPCOMM, WINDOW, C, C_WINDOW, GLOO], [OPENMPI], [MPICH], [MOONCAKE]]
+    names = [HPCOMM, WINDOW, C, C_WINDOW, BACKEND, GLOO, OPENMPI, MPICH, MOONCAKE]
+    assert apart(names) == [[HPCOMM, WINDOW, C, C_WINDOW, BACKEND, GLOO], [OPENMPI], [MPICH], [MOONCAKE]]
     assert apart([MPICH, GLOO]) == [[GLOO], [MPICH]]
 
 
@@ -132,6 +144,7 @@ def test_hpcomm_and_gloo_share_processes() -> None:
 def test_names_with_commas_have_a_word_each(text: str) -> None:
     assert options_of(["--libs", text]).libs == [WINDOW, C, C_WINDOW]
     assert options_of(["--libs", "hpcomm"]).libs == [HPCOMM]
+    assert options_of(["--backend"]).libs == [BACKEND, GLOO]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +155,7 @@ def test_names_with_commas_have_a_word_each(text: str) -> None:
         (["--ranks", "0"], "1 or more, not 0"),
         (["--hosts", "4x1,1x4"], "two hosts or more, without racks, not 4x1,1x4"),
         (["--hosts", "4x1", "--ranks", "2"], "--ranks: not allowed with argument --hosts"),
+        (["--backend", "--libs", "hpcomm"], "leave --libs out"),
         (["-N", "0"], "--run_cycles must be 1 or more"),
     ],
 )
@@ -177,9 +191,9 @@ def measured(*arguments: str) -> tuple[int, dict[str, Any]]:
 def test_libraries_take_turns_and_spoilt_values_are_found() -> None:
     """Each library has one spoilt value for each case, and no other wrong element."""
     mpi = {"Open MPI": OPENMPI, "MPICH": MPICH}[short_library(library(sys.executable))]
-    names = [C, C_WINDOW, *([GLOO] if has_torch() else []), mpi]
-    words = ["c", "cwindow", *names[2:]]
-    status, document = measured("--plant", "--sizes", "8,300000", "--ranks", "2", "--libs", ",".join(words))
+    names = [C, C_WINDOW, *([BACKEND, GLOO] if has_torch() else []), mpi]
+    words = ",".join(WORDS.get(name, name) for name in names)
+    status, document = measured("--plant", "--sizes", "8,300000", "--ranks", "2", "--libs", words)
     assert status == 1
     rows = document["rows"]
     order = [(each["call"], each["size"], each["library"]) for each in rows]

@@ -16,7 +16,7 @@ from typing import Any
 import hpcomm
 from bench.collectives import data, table
 from bench.collectives.groups import Group, Lost, pythons
-from bench.collectives.libraries import NAMES, WORDS, Lacking, apart
+from bench.collectives.libraries import BACKEND, GLOO, NAMES, WORDS, Lacking, apart
 from bench.collectives.orders import Answer, Order
 from bench.collectives.places import Here, Hosts
 from bench.common.launch import ROOT, cores
@@ -72,6 +72,7 @@ def shapes_of(text: str) -> list[Shape]:
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m bench.collectives", description=__doc__.partition("\n")[0])
     named = ", ".join(WORDS.get(name, name) for name in NAMES)
+    p.add_argument("--backend", action="store_true", help="torch.distributed alone: its backends hpcomm and Gloo")
     p.add_argument("--libs", type=words(NAMES, WORDS), help=f"of {named}; default: all that are installed")
     p.add_argument(
         "--what", type=words(tuple(data.SHAPES)), default=[*data.SHAPES], help=f"of {', '.join(data.SHAPES)}"
@@ -94,6 +95,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_output(p, plot="", progress=False)
     options = p.parse_args(arguments)
     quick = options.quick
+    if options.backend:
+        if options.libs:
+            p.error("--backend names the libraries: leave --libs out")
+        options.libs = [BACKEND, GLOO]
     options.sizes = options.sizes or numbers(1, nbytes)("8,64K" if quick else SIZES)
     options.run_cycles = (2 if quick else 7) if options.run_cycles is None else options.run_cycles
     options.turn = (0.002 if quick else 0.03) if options.turn is None else options.turn

@@ -16,9 +16,10 @@ import numpy as np
 from bench.collectives.data import Array, Case
 
 HPCOMM, WINDOW, C, C_WINDOW = "hpcomm", "hpcomm, window", "hpcomm, C", "hpcomm, C, window"
+BACKEND = "hpcomm, torch"  # torch.distributed with the backend hpcomm
 GLOO, OPENMPI, MPICH, MOONCAKE = "gloo", "openmpi", "mpich", "mooncake-cpu"
-NAMES = (HPCOMM, WINDOW, C, C_WINDOW, GLOO, OPENMPI, MPICH, MOONCAKE)
-WORDS = {C_WINDOW: "cwindow", C: "c", WINDOW: "window"}  # of names with commas, the longest first
+NAMES = (HPCOMM, WINDOW, C, C_WINDOW, BACKEND, GLOO, OPENMPI, MPICH, MOONCAKE)
+WORDS = {C_WINDOW: "cwindow", C: "c", WINDOW: "window", BACKEND: "torch"}  # of names with commas, the longest first
 
 
 class Lacking(Exception):
@@ -175,11 +176,15 @@ class HpcommC(Hpcomm):
 
 
 class Torch:
-    """torch.distributed of CPU tensors. All-reduce works in place: it has no other form."""
+    """torch.distributed of CPU tensors. All-reduce works in place: it has no other form. The first library of a process
+    makes the job, and another one a group in it."""
 
-    def __init__(self, place: Place, backend: str) -> None:
+    def __init__(self, place: Place, name: str) -> None:
+        backend = HPCOMM if name == BACKEND else name
         try:
             torch = importlib.import_module("torch")
+            if backend == HPCOMM:
+                importlib.import_module("hpcomm.torch")
             if backend == MOONCAKE:
                 importlib.import_module("mooncake.pg")
         except ImportError as reason:
@@ -187,40 +192,47 @@ class Torch:
         self.torch, self.dist, self.version = torch, torch.distributed, f"torch {torch.__version__}"
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.ranks))
         os.putenv("GLOO_SOCKET_IFNAME", place.interface)  # Gloo's C++ code reads it
+        limit = timedelta(seconds=place.timeout)
+        if self.dist.is_initialized():
+            self.group = self.dist.new_group(backend=backend, timeout=limit)
+            return
         self.dist.init_process_group(
             backend,
             init_method=f"file://{place.folder}/{backend}",
             rank=place.rank,
             world_size=place.ranks,
-            timeout=timedelta(seconds=place.timeout),
+            timeout=limit,
         )
+        self.group = self.dist.group.WORLD
 
     def barrier(self) -> None:
-        self.dist.barrier()
+        self.dist.barrier(group=self.group)
 
     def prepare(self, case: Case) -> Job:
         send, recv = arrays(case)
         if case.call == "allreduce":
             send = recv
-        dist, (sent, received) = self.dist, (self.torch.from_numpy(array) for array in (send, recv))
+        dist, group = self.dist, self.group
+        sent, received = (self.torch.from_numpy(array) for array in (send, recv))
         op = getattr(dist.ReduceOp, case.op.upper()) if case.shape.reduces else None
         ways = {
-            "allreduce": lambda: dist.all_reduce(received, op),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(received, sent, op),
-            "all_gather": lambda: dist.all_gather_into_tensor(received, sent),
-            "broadcast": lambda: dist.broadcast(received, case.root),
-            "alltoall": lambda: dist.all_to_all_single(received, sent),
+            "allreduce": lambda: dist.all_reduce(received, op, group),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(received, sent, op, group),
+            "all_gather": lambda: dist.all_gather_into_tensor(received, sent, group),
+            "broadcast": lambda: dist.broadcast(received, case.root, group),
+            "alltoall": lambda: dist.all_to_all_single(received, sent, group=group),
             "sendrecv": ping_pong(
                 dist.get_rank(),
-                lambda to: dist.send(sent, to),
-                lambda source: dist.recv(received, source),
-                lambda to: dist.send(received, to),
+                lambda to: dist.send(sent, to, group),
+                lambda source: dist.recv(received, source, group),
+                lambda to: dist.send(received, to, group),
             ),
         }
         return Job(send, recv, ways[case.call])
 
     def close(self) -> None:
-        self.dist.destroy_process_group()
+        if self.dist.is_initialized():
+            self.dist.destroy_process_group()
 
 
 # ---- MPI ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from bench.collectives.data import Case
-from bench.collectives.libraries import C_WINDOW, HPCOMM, WINDOW
+from bench.collectives.libraries import BACKEND, C_WINDOW, HPCOMM, WINDOW
 from bench.collectives.places import Here, Hosts
 from hpcomm.bench.rows import Row, ratio
 
@@ -30,10 +30,11 @@ COLUMNS = {
     "#wrong": 6,
     "x hpcomm": 20,
     "x window": 20,
+    "x torch": 20,
 }
 OF_LINKS = {"sent": 9, "x least": 7, "wire": 6}
 UNITS = {"size": "(B)", "count": "(elements)", "time": "(us)", "algbw": "(GB/s)", "busbw": "(GB/s)", "sent": "(MB)"}
-OURS = {"x hpcomm": HPCOMM, "x window": WINDOW}
+OURS = {"x hpcomm": HPCOMM, "x window": WINDOW, "x torch": BACKEND}
 
 
 def row(

@@ -28,6 +28,7 @@ from .collective import (
     COLLECTIVES,
     ELEMENTS,
     OPS,
+    collective_at,
     collective_call,
     collective_run,
     collective_start,
@@ -38,8 +39,10 @@ from .collective import (
     recv_start,
     send_start,
     work_free,
+    work_late,
     work_test,
     work_wait,
+    work_wait_whole,
 )
 from .context import (
     allgather,

@@ -7,6 +7,7 @@ import numpy as np
 
 from .. import _fast
 from .._ffi import ffi, lib
+from ..errors import HpcommError
 from .handle import collective
 from .memory import address_of
 from .status import NULL, check, error, wait
@@ -54,6 +55,7 @@ _VOID, _REQUEST = ffi.typeof("void *"), ffi.typeof("hpc_request **")
 ANY: int = lib.HPC_ANY
 element_size: Callable[[int], int] = lib.hpc_element_size
 
+collective_at = _fast.collective_at
 work_test = lib.hpc_request_test
 work_free = lib.hpc_request_free
 
@@ -115,3 +117,14 @@ def received(work: Any) -> tuple[int, int]:
 
 def work_wait(work: Any, timeout: float) -> None:
     wait(lambda seconds: lib.hpc_request_wait(work, seconds), timeout)
+
+
+def work_wait_whole(work: Any, timeout: float) -> None:
+    """Waits not in slices, for a thread other than the main one."""
+    check(lib.hpc_request_wait(work, timeout))
+
+
+def work_late(work: Any, waited: float) -> HpcommError | None:
+    """Returns the Timeout of a work that another thread waits for; None if it has ended."""
+    status = lib.hpc_request_wait(work, 0.0)
+    return error(status, waited) if status < 0 else None

@@ -1,0 +1,65 @@
+"""The order of a group's calls: a synchronous call runs in its caller's thread, after earlier asynchronous ones, which
+one helper thread makes."""
+
+import threading
+import weakref
+from queue import SimpleQueue
+
+from .work import QueuedWork
+
+_Queue = SimpleQueue[tuple[QueuedWork, float] | None]
+
+
+class Line:
+    """The calls of one group, in their order."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()  # of the thread that makes a collective
+        self._begin = threading.Lock()
+        self._last: weakref.ref[QueuedWork] | None = None  # the latest call of the helper
+        self.going: QueuedWork | None = None  # the call that the helper makes now
+        self._queue: _Queue | None = None  # None: no call was asynchronous yet
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: QueuedWork, timeout: float) -> None:
+        """Gives a call to the helper thread."""
+        with self._begin:
+            if self._queue is None:
+                self._queue = SimpleQueue()
+                self._thread = threading.Thread(
+                    target=_make_calls, args=(self._queue,), name="hpcomm-group", daemon=True
+                )
+                self._thread.start()
+            self._last = weakref.ref(work)
+            self._queue.put((work, timeout))
+
+    def settle(self) -> None:
+        """Waits until the helper has made all its calls. In the helper, for callbacks of futures, it does nothing."""
+        last = self._last
+        if last is None or threading.current_thread() is self._thread:
+            return
+        work = last()
+        if work is not None:
+            work.settle()
+        if self._last is last:
+            self._last = None
+
+    def end(self) -> None:
+        """Ends the helper thread, which first makes its calls; these fail if the context is closed."""
+        with self._begin:
+            queue, thread = self._queue, self._thread
+            self._queue = self._thread = None
+        if queue is not None and thread is not None:
+            queue.put(None)
+            if threading.current_thread() is not thread:
+                thread.join()
+
+
+def _make_calls(queue: _Queue) -> None:
+    while True:
+        given = queue.get()
+        if given is None:
+            return
+        work, timeout = given
+        work.make(timeout)
+        del given, work

@@ -1,0 +1,512 @@
+"""The calls of one rank in one group, on tensors: each is one collective of a context. The names under which torch
+asks for them are in process_group.py."""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import _core, launch
+from ..._core import collective_at
+from ...context import Context
+from ...errors import ConfigError, HpcommError, InvalidArgument, PeerFailed, Timeout
+from .line import Line
+from .memory import SUM, U8, adjacent, check, copied_type, is_plain, joined, readable, reduced_type, same, spread
+from .store import StoreGroup
+from .work import BackendWork, JoinedWork, MessageWork, QueuedWork
+
+_WHAT = _core.COLLECTIVES
+_ALLREDUCE, _REDUCE, _REDUCE_SCATTER = _WHAT["allreduce"], _WHAT["reduce"], _WHAT["reduce_scatter"]
+_BROADCAST, _ALLGATHER, _ALLTOALL = _WHAT["broadcast"], _WHAT["allgather"], _WHAT["alltoall"]
+_GATHER, _SCATTER = _WHAT["gather"], _WHAT["scatter"]
+_BARRIER = _core.named_call("barrier", every=False)
+_JOINED_BYTES = 1 << 20  # tensors of one coalesced call that are no longer than this, together, go as one
+
+# what, type, op, root, address to read, address to write, elements, lengths of blocks that are sent and received, bytes
+Step = tuple[int, int, int, int, int, int, int, Any, Any, int]
+After = Callable[[], None]
+
+
+class Member:
+    """One rank of a group: its context and the line of its calls.
+
+    Methods take the time for the call in seconds (None: the group's) and whether the call is asynchronous, and return
+    its work. A synchronous call has ended when its method returns.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float, ranks: Sequence[int]) -> None:
+        """ranks: the ranks of the group by their numbers in the job; empty for the whole job."""
+        config = launch.configuration({"timeout": timeout})
+        if config.init_timeout == 0:
+            config = replace(config, init_timeout=timeout)
+        self.ctx = Context(StoreGroup(store, rank, size), config)
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self.line = Line()
+        self.messages: set[MessageWork] = set()  # those that go on: torch lets a program drop their works
+        self._most = 16  # with more messages than so many, the next one asks which have ended
+        self._ranks = () if list(ranks) == list(range(size)) else tuple(ranks)
+        self._address = _core.address_of(self.ctx._handle)
+        self._together: list[Any] | None = None  # the works of a coalesced block
+        self._done = BackendWork()
+        self._first: str | None = None  # the first failure, for those of later calls
+        self._byte = torch.zeros(1, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Leaves the group. Its waits in other threads end with an error, and so do calls that were not made yet."""
+        self.ctx.close()
+        self.line.end()
+
+    def abort(self, why: str) -> None:
+        """Leaves the group and tells the other ranks that this rank failed, and why."""
+        self.ctx.abort(why)
+        self.line.end()
+
+    # ---- reductions ------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
+        steps, afters = [], []
+        for tensor in tensors:
+            mine, after = self._in_place("all_reduce", tensor)
+            at, count = mine.data_ptr(), mine.numel()
+            kind = reduced_type("all_reduce", mine, op)
+            steps.append((_ALLREDUCE, kind, op, 0, at, at, count, None, None, count * mine.element_size()))
+            if after is not None:
+                afters.append(after)
+        return self._run(steps, tensors, timeout, is_async, _all(afters), tensors)
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
+        name = "all_reduce_coalesced"
+        check(name, *tensors)
+        same(name, tensors[0], tensors, sizes=False)
+        if len(tensors) == 1 or sum(t.numel() for t in tensors) * tensors[0].element_size() > _JOINED_BYTES:
+            return self.allreduce(tensors, op, timeout, is_async)
+        whole = joined(tensors)
+        at, count = whole.data_ptr(), whole.numel()
+        kind = reduced_type(name, whole, op)
+        step = (_ALLREDUCE, kind, op, 0, at, at, count, None, None, count * whole.element_size())
+        return self._run([step], tensors, timeout, is_async, lambda: spread(whole, tensors), (whole, tensors))
+
+    def reduce(self, tensor: Tensor, op: int, root: int, timeout: float | None, is_async: bool) -> Any:
+        self._check_root("reduce", root)
+        mine, after = self._in_place("reduce", tensor)
+        at, count = mine.data_ptr(), mine.numel()
+        is_root = root == self.rank
+        kind = reduced_type("reduce", mine, op)
+        step = (_REDUCE, kind, op, root, at, at if is_root else 0, count, None, None, count * mine.element_size())
+        return self._run([step], [tensor], timeout, is_async, after if is_root else None, mine)
+
+    def reduce_scatter(
+        self, out: Tensor, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool
+    ) -> Any:
+        name = "reduce_scatter"
+        self._check_many(name, "input", tensors)
+        check(name, out, *tensors)
+        same(name, out, tensors, sizes=False)
+        if out.numel() != tensors[self.rank].numel():
+            raise InvalidArgument(
+                f"{name}: output has {out.numel()} elements: its input tensor {self.rank} has "
+                f"{tensors[self.rank].numel()}"
+            )
+        counts = [tensor.numel() for tensor in tensors]
+        return self._reduce_scatter(name, out, joined(tensors), counts, op, timeout, is_async)
+
+    def reduce_scatter_single(self, out: Tensor, whole: Tensor, op: int, timeout: float | None, is_async: bool) -> Any:
+        name = "reduce_scatter_tensor"
+        check(name, out, whole)
+        same(name, out, [whole], sizes=False)
+        if whole.numel() != out.numel() * self.size:
+            raise InvalidArgument(
+                f"{name}: input has {whole.numel()} elements: must have {self.size} times the {out.numel()} of output"
+            )
+        return self._reduce_scatter(name, out, whole, None, op, timeout, is_async)
+
+    def _reduce_scatter(
+        self, name: str, out: Tensor, whole: Tensor, counts: Any, op: int, timeout: float | None, is_async: bool
+    ) -> Any:
+        send = readable(whole)
+        recv, after = self._in_place(name, out, reads=False)
+        if counts is not None and len(set(counts)) == 1:
+            counts = None
+        count, size = recv.numel(), recv.element_size()
+        before = count * self.rank if counts is None else sum(counts[: self.rank])
+        send = self._apart(send, recv, send.data_ptr() + before * size)
+        kind = reduced_type(name, recv, op)
+        step = (
+            _REDUCE_SCATTER,
+            kind,
+            op,
+            0,
+            send.data_ptr(),
+            recv.data_ptr(),
+            count,
+            None,
+            _lengths(counts),
+            send.numel() * size,
+        )
+        return self._run([step], [out], timeout, is_async, after, (send, recv))
+
+    # ---- copies ----------------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int, timeout: float | None, is_async: bool) -> Any:
+        self._check_root("broadcast", root)
+        steps, afters, keep = [], [], []
+        for tensor in tensors:
+            mine, after = self._in_place("broadcast", tensor)
+            kind, count = copied_type(mine)
+            nbytes = mine.numel() * mine.element_size()
+            steps.append((_BROADCAST, kind, SUM, root, 0, mine.data_ptr(), count, None, None, nbytes))
+            keep.append(mine)
+            if after is not None and root != self.rank:
+                afters.append(after)
+        return self._run(steps, tensors, timeout, is_async, _all(afters), keep)
+
+    def allgather(self, outs: Sequence[Tensor], tensor: Tensor, timeout: float | None, is_async: bool) -> Any:
+        name = "all_gather"
+        self._check_many(name, "output", outs)
+        check(name, tensor, *outs)
+        same(name, tensor, outs, sizes=False)
+        if outs[self.rank].numel() != tensor.numel():
+            raise InvalidArgument(
+                f"{name}: output {self.rank} has {outs[self.rank].numel()} elements: the input has {tensor.numel()}"
+            )
+        whole, after = self._gathered(outs)
+        counts = [out.numel() for out in outs]
+        return self._allgather(whole, tensor, counts, [list(outs)], after, timeout, is_async)
+
+    def allgather_single(self, out: Tensor, tensor: Tensor, timeout: float | None, is_async: bool) -> Any:
+        name = "all_gather_into_tensor"
+        check(name, out, tensor)
+        same(name, tensor, [out], sizes=False)
+        if out.numel() != tensor.numel() * self.size:
+            raise InvalidArgument(
+                f"{name}: output has {out.numel()} elements: must have {self.size} times the {tensor.numel()} of input"
+            )
+        whole, after = self._in_place(name, out, reads=False)
+        return self._allgather(whole, tensor, None, [out], after, timeout, is_async)
+
+    def _allgather(
+        self,
+        whole: Tensor,
+        tensor: Tensor,
+        counts: Any,
+        result: Any,
+        after: After | None,
+        timeout: float | None,
+        is_async: bool,
+    ) -> Any:
+        send = readable(tensor)
+        kind, count = copied_type(send)
+        if counts is not None and len(set(counts)) == 1:
+            counts = None
+        if counts is not None and kind == U8:
+            counts = [n * send.element_size() for n in counts]
+        nbytes = send.numel() * send.element_size()
+        before = nbytes * self.rank if counts is None else sum(counts[: self.rank]) * (nbytes // max(count, 1))
+        send = self._apart(send, whole, whole.data_ptr() + before)
+        step = (
+            _ALLGATHER,
+            kind,
+            SUM,
+            0,
+            send.data_ptr(),
+            whole.data_ptr(),
+            count,
+            None,
+            _lengths(counts),
+            whole.numel() * whole.element_size(),
+        )
+        return self._run([step], result, timeout, is_async, after, (send, whole))
+
+    def gather(
+        self, outs: Sequence[Tensor] | None, tensor: Tensor, root: int, timeout: float | None, is_async: bool
+    ) -> Any:
+        name = "gather"
+        self._check_root(name, root)
+        check(name, tensor)
+        whole, after, at = None, None, 0
+        if root == self.rank:
+            if outs is None:
+                raise InvalidArgument(f"{name}: rank {root}, the root, gives no output tensors")
+            self._check_many(name, "output", outs)
+            check(name, *outs)
+            same(name, tensor, outs, sizes=True)
+            whole, after = self._gathered(outs)
+            at = whole.data_ptr()
+        elif outs:
+            raise InvalidArgument(f"{name}: rank {self.rank} gives output tensors: only rank {root}, the root, may")
+        send = readable(tensor)
+        kind, count = copied_type(send)
+        nbytes = send.numel() * send.element_size()
+        if whole is not None:
+            send = self._apart(send, whole, at + nbytes * root)
+        step = (_GATHER, kind, SUM, root, send.data_ptr(), at, count, None, None, nbytes * self.size)
+        return self._run([step], [list(outs or [])], timeout, is_async, after, (send, whole))
+
+    def scatter(
+        self, out: Tensor, tensors: Sequence[Tensor] | None, root: int, timeout: float | None, is_async: bool
+    ) -> Any:
+        name = "scatter"
+        self._check_root(name, root)
+        check(name, out)
+        whole, at = None, 0
+        recv, after = self._in_place(name, out, reads=False)
+        kind, count = copied_type(recv)
+        nbytes = recv.numel() * recv.element_size()
+        if root == self.rank:
+            if tensors is None:
+                raise InvalidArgument(f"{name}: rank {root}, the root, gives no input tensors")
+            self._check_many(name, "input", tensors)
+            check(name, *tensors)
+            same(name, out, tensors, sizes=True)
+            whole = joined(tensors)
+            whole = self._apart(whole, recv, whole.data_ptr() + nbytes * root)
+            at = whole.data_ptr()
+        elif tensors:
+            raise InvalidArgument(f"{name}: rank {self.rank} gives input tensors: only rank {root}, the root, may")
+        step = (_SCATTER, kind, SUM, root, at, recv.data_ptr(), count, None, None, nbytes * self.size)
+        return self._run([step], [out], timeout, is_async, after, (whole, recv))
+
+    def alltoall(self, outs: Sequence[Tensor], tensors: Sequence[Tensor], timeout: float | None, is_async: bool) -> Any:
+        name = "all_to_all"
+        self._check_many(name, "output", outs)
+        self._check_many(name, "input", tensors)
+        check(name, *outs, *tensors)
+        same(name, outs[0], [*outs, *tensors], sizes=False)
+        send = joined(tensors)
+        recv, after = self._gathered(outs)
+        sent, received = [t.numel() for t in tensors], [t.numel() for t in outs]
+        return self._alltoall(recv, send, received, sent, list(outs), after, timeout, is_async)
+
+    def alltoall_single(
+        self,
+        out: Tensor,
+        tensor: Tensor,
+        received: Sequence[int],
+        sent: Sequence[int],
+        timeout: float | None,
+        is_async: bool,
+    ) -> Any:
+        name = "all_to_all_single"
+        check(name, out, tensor)
+        same(name, out, [tensor], sizes=False)
+        send = readable(tensor)
+        recv, after = self._in_place(name, out, reads=False)
+        if not received and not sent:
+            if send.numel() != recv.numel() or (send.dim() and send.shape[0] % self.size):
+                raise InvalidArgument(
+                    f"{name}: input has shape {tuple(send.shape)} and output {tuple(recv.shape)}: without split sizes "
+                    f"they must have equally many elements, and rows for {self.size} ranks"
+                )
+            return self._alltoall(recv, send, None, None, [out], after, timeout, is_async)
+        sizes: list[Any] = []
+        for whole, what, given in ((recv, "output", received), (send, "input", sent)):
+            rows = whole.shape[0] if whole.dim() else 1
+            split = list(given) if given else [rows // self.size] * self.size
+            if len(split) != self.size or sum(split) != rows:
+                raise InvalidArgument(
+                    f"{name}: {what} has {rows} rows and split sizes {split}: must be {self.size} numbers with this sum"
+                )
+            width = whole.numel() // rows if rows else 0
+            sizes.append([n * width for n in split])
+        return self._alltoall(recv, send, sizes[0], sizes[1], [out], after, timeout, is_async)
+
+    def _alltoall(
+        self,
+        recv: Tensor,
+        send: Tensor,
+        received: Any,
+        sent: Any,
+        result: Any,
+        after: After | None,
+        timeout: float | None,
+        is_async: bool,
+    ) -> Any:
+        kind, count = copied_type(send)
+        if kind == U8 and received is not None:
+            size = send.element_size()
+            received, sent = [n * size for n in received], [n * size for n in sent]
+        send = self._apart(send, recv, -1)
+        nbytes = max(send.numel(), recv.numel()) * send.element_size()
+        step = (
+            _ALLTOALL,
+            kind,
+            SUM,
+            0,
+            send.data_ptr(),
+            recv.data_ptr(),
+            count // self.size,
+            _lengths(sent),
+            _lengths(received),
+            nbytes,
+        )
+        return self._run([step], result, timeout, is_async, after, (send, recv))
+
+    # ---- messages, and barriers ------------------------------------------------------------------------------------
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> Any:
+        check("send", tensor)
+        mine = readable(tensor)
+        work = MessageWork([], self, mine, None, False)
+        return self._start_message(work, _core.send_start, to, tag, mine)
+
+    def recv(self, tensor: Tensor, source: int, tag: int) -> Any:
+        """source: -1 for any rank."""
+        mine, after = self._in_place("recv", tensor, reads=False)
+        work = MessageWork([tensor], self, mine, after, True)
+        return self._start_message(work, _core.recv_start, source, tag, mine)
+
+    def barrier(self, timeout: float | None, is_async: bool) -> Any:
+        at = self._byte.data_ptr()
+        step = (_ALLREDUCE, U8, SUM, 0, at, at, 1, None, None, 1)
+        before = _core.enter(_BARRIER)  # errors and other ranks see this name
+        try:
+            return self._run([step], [], timeout, is_async, None, None)
+        finally:
+            _core.enter(before)
+
+    def monitored_barrier(self, timeout: float | None) -> None:
+        self.line.settle()
+        with self.line.turn:
+            try:
+                self.ctx.barrier(self.timeout if timeout is None else timeout)
+            except HpcommError as failure:
+                raise self.told(failure) from None
+
+    # ---- coalesced blocks ------------------------------------------------------------------------------------------
+
+    def begin_together(self) -> None:
+        self._together = []
+
+    def end_together(self) -> Any:
+        works, self._together = self._together or [], None
+        return JoinedWork(works)
+
+    def several(self, made: Sequence[tuple[Any, tuple[Any, ...]]], timeout: float | None, is_async: bool) -> Any:
+        """Makes several calls, given as methods and their tensors, and returns their work."""
+        works = [call(*given, timeout, is_async) for call, given in made]
+        return JoinedWork(works) if is_async else self._done
+
+    # ---- how calls are made ----------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        steps: Sequence[Step],
+        result: Any,
+        timeout: float | None,
+        is_async: bool,
+        after: After | None,
+        keep: Any,
+    ) -> Any:
+        limit = self.timeout if timeout is None else timeout
+        if is_async or self._together is not None:
+            work = QueuedWork(result, self, steps, after, keep)
+            self.line.add(work, limit)
+            if self._together is not None:
+                self._together.append(work)
+            return work
+        line = self.line
+        line.settle()
+        with line.turn:
+            for step in steps:
+                status = collective_at(self._address, *step, limit)
+                if status:
+                    raise self.told(_core.error(status))
+        if after is not None:
+            after()
+        return self._done
+
+    def _start_message(self, work: MessageWork, start: Any, peer: int, tag: int, tensor: Tensor) -> Any:
+        if len(self.messages) >= self._most:
+            for other in tuple(self.messages):
+                other.is_completed()
+            self._most = 2 * len(self.messages) + 16
+        kind, count = copied_type(tensor)
+        self.messages.add(work)
+        try:
+            start(self.ctx._handle, peer, tag, tensor.data_ptr(), count, kind, work.box)
+        except HpcommError as failure:
+            self.messages.discard(work)
+            raise self.told(failure) from None
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    def late(self, waited: float) -> BaseException | None:
+        """Returns the Timeout of the call that goes on now; None if there is none."""
+        going = self.line.going
+        failure = None if going is None else going.late(waited)
+        return None if failure is None else self.told(failure)
+
+    def told(self, failure: Any) -> Any:
+        """Returns a failure; that of a smaller group with the ranks' numbers in the job."""
+        named = set()
+        if isinstance(failure, PeerFailed):
+            named = {*failure.ranks, *failure.left, *failure.waiting_for}
+        elif isinstance(failure, Timeout):
+            named = {*failure.waiting_for, *(culprit.rank for culprit in failure.culprits)}
+        named = {rank for rank in named if 0 <= rank < len(self._ranks)}
+        if named and failure.args:
+            told = ", ".join(
+                f"rank {rank} of this group is rank {self._ranks[rank]} of the job" for rank in sorted(named)
+            )
+            failure.args = (f"{failure.args[0]}; {told}", *failure.args[1:])
+        if isinstance(failure, Timeout) and failure.args and "timeout" not in failure.args[0]:
+            failure.args = (f"{failure.args[0]}; the timeout is over", *failure.args[1:])  # the word of Gloo's errors
+        if self._first is None:
+            self._first = str(failure) if isinstance(failure, PeerFailed | Timeout) else None
+        elif isinstance(failure, ConfigError) and "no further" in str(failure):
+            failure.args = (f"{failure}; the first failure was: {self._first}",)
+        return failure
+
+    # ---- tensors ---------------------------------------------------------------------------------------------------
+
+    def _in_place(self, name: str, tensor: Tensor, *, reads: bool = True) -> tuple[Tensor, After | None]:
+        """Returns a contiguous tensor for the call to write, and what copies it back if it is another one."""
+        if is_plain(tensor):
+            return tensor, None
+        check(name, tensor)
+        copy = tensor.detach().contiguous() if reads else torch.empty(tensor.shape, dtype=tensor.dtype)
+        return copy, lambda: spread(copy.view(-1), [tensor])
+
+    def _gathered(self, outs: Sequence[Tensor]) -> tuple[Tensor, After | None]:
+        """Returns a flat tensor for the blocks that go to outs, and what copies them there if it is other memory."""
+        whole = adjacent(outs)
+        if whole is not None:
+            return whole, None
+        flat = torch.empty(sum(out.numel() for out in outs), dtype=outs[0].dtype)
+        return flat, lambda: spread(flat, outs)
+
+    def _apart(self, send: Tensor, recv: Tensor, own: int) -> Tensor:
+        """Returns send, or a copy of it if it overlaps recv other than as the block at `own`."""
+        a, b = send.data_ptr(), recv.data_ptr()
+        if a < b + recv.numel() * recv.element_size() and b < a + send.numel() * send.element_size():
+            small = a if send.numel() <= recv.numel() else b
+            if small != own:
+                return send.clone()
+        return send
+
+    def _check_root(self, name: str, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise InvalidArgument(f"{name}: root is {root}: must be from 0 to {self.size - 1}")
+
+    def _check_many(self, name: str, what: str, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self.size:
+            raise InvalidArgument(f"{name}: {len(tensors)} {what} tensors are given: must be {self.size}, one a rank")
+
+
+def _lengths(counts: Sequence[int] | None) -> Any:
+    return None if counts is None else array("Q", counts)
+
+
+def _all(afters: list[After]) -> After | None:
+    if not afters:
+        return None
+
+    def every() -> None:
+        for after in afters:
+            after()
+
+    return every

@@ -1,0 +1,300 @@
+"""The works that calls return, and their futures."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ... import _core
+from ...errors import HpcommError
+
+_ends = threading.Lock()  # guards which future a work has, and whether C's work may be freed
+
+
+def _as_tuple(counts: Any) -> Any:
+    return None if counts is None else tuple(counts)
+
+
+def as_seconds(timeout: Any) -> float | None:
+    """Returns a timeout of torch in seconds; None if it is not set: torch has 0 or -1 ms for that."""
+    if timeout is None:
+        return None
+    limit = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    return limit if limit > 0 else None
+
+
+class _Failure:
+    """The value of a future that failed. C++ pickles it to look for tensors, and gets the failure."""
+
+    def __init__(self, failure: BaseException) -> None:
+        self.failure = failure
+
+    def __reduce__(self) -> Any:
+        raise self.failure
+
+
+class BackendFuture(torch.futures.Future[Any]):
+    """A future whose wait, value and callbacks raise the failure of its work itself."""
+
+    failure: BaseException | None = None
+
+    def end(self, result: Any, failure: BaseException | None) -> None:
+        self.failure = failure
+        super().set_result(result if failure is None else _Failure(failure))
+
+    def wait(self) -> Any:
+        value = super().wait()
+        return self._unless_failed(value)
+
+    def value(self) -> Any:
+        value = super().value()
+        return self._unless_failed(value)
+
+    def then(self, callback: Any) -> Any:
+        return super().then(lambda _: callback(self))
+
+    def _unless_failed(self, value: Any) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return value
+
+
+class BackendWork(dist.Work):
+    """A call that has been made, or waits in the line of its group."""
+
+    def __init__(self, result: Any = None) -> None:
+        super().__init__()
+        self._result: Any = [] if result is None else result
+        self._failure: BaseException | None = None
+        self._over = True
+        self._future: BackendFuture | None = None
+
+    def is_completed(self) -> bool:
+        return self._over
+
+    def is_success(self) -> bool:
+        return self._over and self._failure is None
+
+    def exception(self) -> BaseException | None:
+        return self._failure
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Waits for the end of the call.
+
+        Raises:
+            Timeout: the time is over; the error names the ranks that hold the call up. The call goes on.
+            PeerFailed: a rank that the call needs has died or left.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> Any:
+        if self._failure is not None:
+            raise self._failure
+        return self._result
+
+    def get_future(self) -> BackendFuture:
+        with _ends:
+            future = self._future
+            if future is None:
+                future = self._future = BackendFuture()
+            over = self._over and not future.done()
+        if over:
+            self._end_future(future)
+        return future
+
+    def source_rank(self) -> int:
+        return -1
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def _end(self, failure: BaseException | None) -> None:
+        with _ends:
+            self._failure = failure
+            self._over = True
+            future = self._future
+        if future is not None:
+            self._end_future(future)
+
+    def _end_future(self, future: BackendFuture) -> None:
+        with suppress(RuntimeError):  # another thread has ended it
+            future.end(self._result, self._failure)
+
+
+class QueuedWork(BackendWork):
+    """A call in the line of its group: the helper thread makes it."""
+
+    def __init__(self, result: Any, member: Any, steps: Sequence[Any], after: Callable[[], None] | None, keep: Any):
+        super().__init__(result)
+        self._over = False
+        self._member, self._after, self._keep = member, after, keep
+        self._steps: Sequence[Any] | None = steps
+        self._latch = threading.Lock()
+        self._latch.acquire()
+        self._request: Any = None  # C's work, while this call is the one that goes on
+
+    def make(self, timeout: float) -> None:
+        """Makes the call; its failure is kept. The helper thread does this."""
+        failure: BaseException | None = None
+        line = self._member.line
+        try:
+            with line.turn:
+                line.going = self
+                for step in self._steps or ():
+                    self._make(step, timeout)
+            if self._after is not None:
+                self._after()
+        except BaseException as failed:
+            failure = failed
+        line.going = None
+        self._member = self._steps = self._after = self._keep = None
+        self._end(failure)
+        self._latch.release()
+
+    def _make(self, step: Any, timeout: float) -> None:
+        ctx = self._member.ctx
+        box = _core.new_request()
+        try:
+            what, kind, op, root, send, recv, count, sends, recvs, _ = step
+            call = _core.collective_call(what, kind, op, root, send, recv, count, _as_tuple(sends), _as_tuple(recvs))
+            _core.collective_start(ctx._handle, call[0], box)
+            with _ends:
+                self._request = box[0]
+            _core.work_wait_whole(box[0], timeout)
+        except HpcommError as failure:
+            raise self._member.told(failure) from None
+        finally:
+            with _ends:
+                self._request = None
+                _core.work_free(box[0])
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._over:
+            limit = as_seconds(timeout)
+            if limit is None:
+                self._latch.acquire()
+                self._latch.release()
+            elif self._latch.acquire(timeout=limit):
+                self._latch.release()
+            else:
+                self._raise_late(limit)
+        return super().wait()
+
+    def settle(self) -> None:
+        """Waits for the end of the call, which may be a failure."""
+        if not self._over:
+            self._latch.acquire()
+            self._latch.release()
+
+    def late(self, waited: float) -> BaseException | None:
+        """Returns the Timeout of the call if it is the one that goes on."""
+        with _ends:
+            return None if self._request is None else _core.work_late(self._request, waited)
+
+    def _raise_late(self, waited: float) -> None:
+        member = self._member
+        if member is not None:
+            failure = member.late(waited)
+            if failure is not None:
+                raise failure
+        self.settle()  # it has ended meanwhile
+
+
+class MessageWork(BackendWork):
+    """A send or a recv, which C goes on with in each wait of the context."""
+
+    def __init__(self, result: Any, member: Any, keep: Any, after: Callable[[], None] | None, is_recv: bool) -> None:
+        super().__init__(result)
+        self._over = False
+        self._member, self._keep, self._after, self._is_recv = member, keep, after, is_recv
+        self._source = -1
+        self.box = _core.new_request()
+
+    def is_completed(self) -> bool:
+        if not self._over:
+            with _ends:
+                status = 1 if self._over else _core.work_test(self.box[0])
+            if status <= 0:
+                self._settle(0.0)
+        return self._over
+
+    def wait(self, timeout: Any = None) -> bool:
+        if not self._over:
+            limit = as_seconds(timeout)
+            self._settle(self._member.timeout if limit is None else limit)
+        return super().wait()
+
+    def _settle(self, limit: float) -> None:
+        """Waits for the end. Raises a Timeout, after which the message goes on; keeps another failure."""
+        member, failure = self._member, None
+        try:
+            _core.work_wait(self.box[0], limit)
+        except HpcommError as failed:
+            failure = member.told(failed)
+            if isinstance(failed, TimeoutError) and _core.work_test(self.box[0]) > 0:
+                raise failure from None
+        with _ends:
+            first = not self._over and self._after is not None
+            after, self._after = self._after, None
+        if failure is None and self._is_recv and self._source < 0:
+            self._source = _core.received(self.box[0])[0]
+        if failure is None and first and after is not None:
+            after()
+        if not self._over:
+            self._end(failure)
+            self._keep = None
+            member.messages.discard(self)
+
+    def get_future(self) -> BackendFuture:
+        future = super().get_future()
+        if not self._over and not future.done():
+            threading.Thread(target=self._watch, name="hpcomm-message", daemon=True).start()
+        return future
+
+    def _watch(self) -> None:
+        try:
+            self._settle(self._member.timeout)
+        except BaseException as failure:
+            self._end(failure)
+
+    def source_rank(self) -> int:
+        return self._source
+
+    def __del__(self) -> None:
+        if self.box[0] != _core.NULL:
+            _core.work_free(self.box[0])
+
+
+class JoinedWork(BackendWork):
+    """Several works as one."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        super().__init__()
+        self._works = list(works)
+        self._over = False
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self, timeout: Any = None) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def exception(self) -> BaseException | None:
+        return next((work.exception() for work in self._works if work.exception() is not None), None)
+
+    def get_future(self) -> Any:
+        def all_of(done: Any) -> Any:
+            return [one for part in done.value() for one in part.value()]
+
+        return torch.futures.collect_all([work.get_future() for work in self._works]).then(all_of)
