@@ -29,9 +29,10 @@ typedef enum hpc_element {
 
 /* How elements of all ranks become one. They are taken in the order of ranks, so every rank gets the same bits. If
  * several hosts have equally many ranks, and more than one each, the elements of each host are first made one, except
- * for sums and products of 16-bit floats, which are made in float32 and rounded once. Integers wrap around. HPC_AVG is the sum divided by the number of ranks, and takes floats and complex numbers. HPC_MIN and HPC_MAX give NaN
- * if an element is NaN, and take no complex numbers. Of booleans HPC_SUM and HPC_MAX are "or", HPC_PROD and HPC_MIN
- * "and". HPC_BAND, HPC_BOR and HPC_BXOR take integers and booleans. */
+ * for sums and products of 16-bit floats, which are made in float32 and rounded once. Integers wrap around. HPC_AVG is
+ * the sum divided by the number of ranks, and takes floats and complex numbers. HPC_MIN and HPC_MAX give NaN if an
+ * element is NaN, and take no complex numbers. Of booleans HPC_SUM and HPC_MAX are "or", HPC_PROD and HPC_MIN "and".
+ * HPC_BAND, HPC_BOR and HPC_BXOR take integers and booleans. */
 typedef enum hpc_op { HPC_SUM, HPC_AVG, HPC_MIN, HPC_MAX, HPC_PROD, HPC_BAND, HPC_BOR, HPC_BXOR } hpc_op;
 
 typedef enum hpc_collective {
@@ -93,8 +94,8 @@ hpc_request_free(hpc_request *work); /* of a collective that is not over: it end
  * then dropped, and the context goes on. Messages of one sender with one tag are received in the order of their sends.
  * Messages and collectives do not hold each other up.
  *
- * A send of up to 64 KiB (1 to 32 KiB among more than 8 ranks) ends when the message is on its way, a longer one when its
- * receiver has it. A rank may send to itself. */
+ * A send of up to 64 KiB (1 to 32 KiB among more than 8 ranks) ends when the message is on its way, a longer one when
+ * its receiver has it. A rank may send to itself. */
 
 enum { HPC_ANY = -1 }; /* any rank, or any tag */
 
