@@ -218,6 +218,22 @@ static void halves(rank *r) {
     for (int i = 0; i < N; i++) CHECK_EQ(x[i], HALF);
 }
 
+/* A call that moves is no deadlock, however long it takes beside the looks of its waits. */
+static void looked_at(rank *r) {
+    const uint64_t n = RANKS_ASAN ? 1000 : 50 << 20;
+    hpc_context *c;
+    int64_t *x = malloc(n * sizeof *x);
+    CHECK(x != NULL);
+    memset(x, 1, n * sizeof *x);
+    r->config.look_after = ranks_patience(0.2);
+    CHECK_OK(hpc_init(&r->oob, &r->config, &c));
+    hpc_collective_call call = call_of(HPC_ALLREDUCE, x, x, n);
+    CHECK_OK(hpc_collective_run(c, &call, -1));
+    rank_meet(r);
+    hpc_context_free(c);
+    free(x);
+}
+
 /* ---- other calls ---- */
 
 /* arg: how the victim's call differs. All ranks get a sentence with both calls. */
@@ -356,6 +372,11 @@ int main(int argc, char **argv) {
         {.name = "same_bits_3", .size = 3, .run = same_bits},
         {.name = "same_bits_hosts", .size = 6, .run = same_bits, .where = RANKS_SHM, .per_host = 3},
         {.name = "halves_hosts", .size = 6, .run = halves, .where = RANKS_SHM, .per_host = 3},
+        {.name = "looked_at",
+         .size = 2,
+         .run = looked_at,
+         .where = RANKS_SHM | RANKS_PROCESSES | RANKS_NOT_TSAN,
+         .bare = true},
         {.name = "uneven", .size = 4, .run = uneven},
         {.name = "uneven_hosts", .size = 4, .run = uneven, .where = RANKS_SHM, .per_host = 2},
         {.name = "several_hosts", .size = 4, .run = several, .where = RANKS_SHM, .per_host = 2},
