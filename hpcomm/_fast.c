@@ -10,6 +10,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -460,8 +461,11 @@ static PyObject *fail(const caller *s, int status) {
 static int finish(hpc_request *work, int short_, double timeout, hpc_received *received) {
     double begin, deadline = 0, before = 0, left = timeout;
     int status = HPC_IN_PROGRESS, sliced = 0, cut = 0;
-    for (int looks = 0; short_ && status == HPC_IN_PROGRESS && looks_on(looks, &begin); looks++)
+    for (int looks = 0; short_ && status == HPC_IN_PROGRESS && looks_on(looks, &begin); looks++) {
         status = hpc_request_test(work);
+        if (status == HPC_IN_PROGRESS && looks % LOOKS_PER_CLOCK == LOOKS_PER_CLOCK - 1)
+            sched_yield(); /* the awaited rank may share this core */
+    }
     while (status == HPC_IN_PROGRESS && !cut) {
         if (!sliced) deadline = now() + timeout, before = hpc_slices_limit(timeout), sliced = 1;
         Py_BEGIN_ALLOW_THREADS;
