@@ -40,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE # thousands of starts of Python
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
-NATIVE := CMakeLists.txt setup.py hpcomm/_build.py hpcomm/_fast.c $(shell find csrc -type f)
+NATIVE := CMakeLists.txt setup.py hpcomm/_build.py $(wildcard hpcomm/_fast*.[ch]) $(shell find csrc -type f)
 C_FILES = $(shell find csrc hpcomm tests bench examples \( -name '*.[ch]' -o -name '*.[ch]pp' \) -not -path '*/build/*' -not -path 'hpcomm/include/*')
 SHELL_FILES = .ci/run $(shell find tests bench examples -name '*.sh' -o -name '*.sbatch')
 APT = apt-get install -y gcc g++ make git python3-dev python3-venv

@@ -168,7 +168,8 @@ class Sdist(sdist):
 # Beside the cffi extension (hpcomm/_build.py): the few calls for which cffi is too slow.
 fast = Extension(
     "hpcomm._fast",
-    ["hpcomm/_fast.c"],
+    ["hpcomm/_fast.c", "hpcomm/_fast_calls.c"],
+    depends=["hpcomm/_fast.h"],
     include_dirs=["csrc/include"],
     extra_link_args=["-l:libhpcomm.so.0", "-Wl,-rpath,$ORIGIN/lib"],
     define_macros=[("Py_LIMITED_API", "0x030b0000")] if LIMITED else [],

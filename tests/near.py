@@ -76,9 +76,10 @@ def importers(root: Path) -> dict[str, set[str]]:
             folder = path.parents[len(dots) - 1] if dots else root
             target = folder / module.replace(".", "/")
             inside = [target / name for name in ("__init__", *re.findall(r"\w+", names))]
-            for file in (Path(f"{each}{ending}") for each in (target, *inside) for ending in (".py", ".c")):
-                if file.is_file():
-                    found[str(file.relative_to(root))].add(str(path.relative_to(root)))
+            for each in (target, *inside):
+                for file in (Path(f"{each}.py"), *each.parent.glob(f"{each.name}*.c")):  # C: _fast.c, _fast_calls.c
+                    if file.is_file():
+                        found[str(file.relative_to(root))].add(str(path.relative_to(root)))
     return found
 
 

@@ -102,6 +102,7 @@ def tree(tmp_path: Path) -> Path:
         "hpcomm/user.py": "from hpcomm.values import ONE\n",
         "hpcomm/part/inner.py": "from .. import _fast, user\nfrom ..values import ONE\n",
         "hpcomm/_fast.c": "",
+        "hpcomm/_fast_calls.c": "",
         "README.md": "",
     }
     for name, text in texts.items():
@@ -147,6 +148,7 @@ def test_a_module_without_functions_counts_for_those_that_import_it(tree: Path) 
     for changed, tests in (
         ("hpcomm/values.py", [inner, user]),
         ("hpcomm/_fast.c", [inner]),
+        ("hpcomm/_fast_calls.c", [inner]),
         ("hpcomm/user.py", [user]),
     ):
         assert near.choose([changed], map_of(user, inner), 60, 2, tree) == (tests, [], [])

@@ -55,7 +55,11 @@ _VOID, _REQUEST = ffi.typeof("void *"), ffi.typeof("hpc_request **")
 ANY: int = lib.HPC_ANY
 element_size: Callable[[int], int] = lib.hpc_element_size
 
-collective_at = _fast.collective_at
+collective_at = _fast.collective_at  # these five take handles as addresses
+message_at = _fast.message_at
+request_test = _fast.request_test
+request_wait = _fast.request_wait
+request_free = _fast.request_free
 work_test = lib.hpc_request_test
 work_free = lib.hpc_request_free
 

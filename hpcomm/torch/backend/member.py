@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import _core, launch
-from ..._core import collective_at
+from ..._core import collective_at, message_at
 from ...context import Context
 from ...errors import ConfigError, HpcommError, InvalidArgument, PeerFailed, Timeout
 from .line import Line
@@ -348,15 +348,12 @@ class Member:
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Any:
         check("send", tensor)
-        mine = readable(tensor)
-        work = MessageWork([], self, mine, None, False)
-        return self._start_message(work, _core.send_start, to, tag, mine)
+        return self._start_message(readable(tensor), [], None, to, tag, receives=False)
 
     def recv(self, tensor: Tensor, source: int, tag: int) -> Any:
         """source: -1 for any rank."""
         mine, after = self._in_place("recv", tensor, reads=False)
-        work = MessageWork([tensor], self, mine, after, True)
-        return self._start_message(work, _core.recv_start, source, tag, mine)
+        return self._start_message(mine, [tensor], after, source, tag, receives=True)
 
     def barrier(self, timeout: float | None, is_async: bool) -> Any:
         at = self._byte.data_ptr()
@@ -418,18 +415,21 @@ class Member:
             after()
         return self._done
 
-    def _start_message(self, work: MessageWork, start: Any, peer: int, tag: int, tensor: Tensor) -> Any:
+    def _start_message(
+        self, tensor: Tensor, result: Any, after: After | None, peer: int, tag: int, *, receives: bool
+    ) -> Any:
         if len(self.messages) >= self._most:
             for other in tuple(self.messages):
                 other.is_completed()
             self._most = 2 * len(self.messages) + 16
         kind, count = copied_type(tensor)
+        nbytes = count if kind == U8 else count * tensor.element_size()
+        work = MessageWork(result, self, tensor, after, nbytes, receives=receives)
+        request = message_at(self._address, receives, peer, tag, tensor.data_ptr(), count, kind, nbytes)
+        if request < 0:
+            raise self.told(_core.error(request))
+        work.request = request
         self.messages.add(work)
-        try:
-            start(self.ctx._handle, peer, tag, tensor.data_ptr(), count, kind, work.box)
-        except HpcommError as failure:
-            self.messages.discard(work)
-            raise self.told(failure) from None
         if self._together is not None:
             self._together.append(work)
         return work

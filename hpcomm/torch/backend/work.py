@@ -212,41 +212,44 @@ class QueuedWork(BackendWork):
 class MessageWork(BackendWork):
     """A send or a recv, which C goes on with in each wait of the context."""
 
-    def __init__(self, result: Any, member: Any, keep: Any, after: Callable[[], None] | None, is_recv: bool) -> None:
+    def __init__(
+        self, result: Any, member: Any, keep: Any, after: Callable[[], None] | None, nbytes: int, *, receives: bool
+    ) -> None:
         super().__init__(result)
         self._over = False
-        self._member, self._keep, self._after, self._is_recv = member, keep, after, is_recv
+        self._member, self._keep, self._after = member, keep, after
+        self._nbytes, self._receives = nbytes, receives
         self._source = -1
-        self.box = _core.new_request()
+        self.request = 0  # C's, by its address
 
     def is_completed(self) -> bool:
         if not self._over:
             with _ends:
-                status = 1 if self._over else _core.work_test(self.box[0])
+                status = 1 if self._over else _core.request_test(self.request, self._nbytes)
             if status <= 0:
                 self._settle(0.0)
         return self._over
 
     def wait(self, timeout: Any = None) -> bool:
         if not self._over:
-            limit = as_seconds(timeout)
-            self._settle(self._member.timeout if limit is None else limit)
-        return super().wait()
+            self._settle(self._member.timeout if timeout is None else as_seconds(timeout) or self._member.timeout)
+        if self._failure is not None:
+            raise self._failure
+        return True
 
     def _settle(self, limit: float) -> None:
         """Waits for the end. Raises a Timeout, after which the message goes on; keeps another failure."""
         member, failure = self._member, None
-        try:
-            _core.work_wait(self.box[0], limit)
-        except HpcommError as failed:
-            failure = member.told(failed)
-            if isinstance(failed, TimeoutError) and _core.work_test(self.box[0]) > 0:
-                raise failure from None
+        status = _core.request_wait(self.request, self._nbytes, limit, self._receives)
+        if status < 0:
+            failure = member.told(_core.error(status))
+            if isinstance(failure, TimeoutError) and _core.request_test(self.request, self._nbytes) > 0:
+                raise failure
         with _ends:
             first = not self._over and self._after is not None
             after, self._after = self._after, None
-        if failure is None and self._is_recv and self._source < 0:
-            self._source = _core.received(self.box[0])[0]
+        if status >= 0 and self._receives:
+            self._source = status
         if failure is None and first and after is not None:
             after()
         if not self._over:
@@ -270,8 +273,8 @@ class MessageWork(BackendWork):
         return self._source
 
     def __del__(self) -> None:
-        if self.box[0] != _core.NULL:
-            _core.work_free(self.box[0])
+        if self.request:
+            _core.request_free(self.request)
 
 
 class JoinedWork(BackendWork):
