@@ -380,6 +380,13 @@ class Context(Collectives, Messages):
             with suppress(HpcommError):
                 _core.context_span(self._handle, str(name), start)
 
+    # ---- status ----------------------------------------------------------------------------------------------------
+
+    def set_title(self, title: str) -> None:
+        """Sets the text by which `hpcomm status` tells this context from others of the process, e.g. "pipeline stage
+        2". It shows the first 63 bytes, and "?" for characters that are not printable ASCII."""
+        _core.context_set_title(self._handle, str(title))
+
     # ---- survivors -------------------------------------------------------------------------------------------------
 
     def revoke(self) -> None:

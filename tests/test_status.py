@@ -261,8 +261,12 @@ def test_contexts_of_a_process_are_told_apart() -> None:
         mine = [shown for shown in _core.jobs(5.0).ranks if shown.pid == os.getpid() and shown.state == "runs"]
         assert len({shown.job for shown in mine}) == 2
         assert {(shown.rank, shown.size, shown.transports) for shown in mine} == {(0, 1, ())}
-        first.barrier()
-        second.barrier()
+        assert {shown.title for shown in mine} == {""}
+        first.set_title("evaluation")
+        second.set_title(f"\x1b[1m\u00e9 {'x' * 80}")  # no code for a terminal, nor more than the place that there is
+        titles = {shown.title for shown in _core.jobs(5.0).ranks if shown.pid == os.getpid() and shown.state == "runs"}
+        assert titles == {"evaluation", f"?[1m?? {'x' * 80}"[:63]}
+        assert ' "evaluation": 1 rank' in status().stdout
     assert not [shown for shown in _core.jobs(5.0).ranks if shown.pid == os.getpid()]
 
 

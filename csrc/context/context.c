@@ -191,6 +191,14 @@ int hpc_context_span(hpc_context *c, const char *name, double start) {
     return HPC_OK;
 }
 
+int hpc_context_set_title(hpc_context *c, const char *title) {
+    static const char op[] = "set_title";
+    if (c == NULL || title == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: context or title is NULL", op);
+    int status = hpc_group_usable(&c->group, op);
+    if (status == HPC_OK) hpc_control_entitle(c->control, title);
+    return status;
+}
+
 int hpc_context_bandwidth(hpc_context *c, const int *peers, int n, const hpc_bandwidth_options *options,
                           hpc_bandwidth *results) {
     int status = hpc_context_ready(c, "bandwidth");

@@ -387,6 +387,7 @@ struct hpc_control {
     const int *heir_ranks;
     uint64_t heir_round;
     hpc_link *links;
+    _Atomic uint64_t title[HPC_TITLE_BYTES / sizeof(uint64_t)]; /* shown in answers; a change may be seen in parts */
     char transports[64]; /* shown in answers, like the links' host, once the group's watch is connected */
 };
 

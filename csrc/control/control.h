@@ -188,6 +188,9 @@ void hpc_control_settle(hpc_control *control);
 void hpc_control_watch(hpc_control *control, hpc_group *heir, const int *ranks);
 /* Sets the host name of a rank for answers to questions. Once for each rank, before hpc_control_show. */
 void hpc_control_show_host(hpc_control *control, int rank, const char *host);
+/* Shows in answers, from now on, this title of the context. */
+void hpc_control_entitle(hpc_control *control, const char *title);
+
 /* Shows in answers, from now on, the transports that this rank uses. Once, after connect. */
 void hpc_control_show(hpc_control *control, const char *transports);
 

@@ -78,6 +78,10 @@ void hpc_jobs_show_self(const hpc_control *c, hpc_shown_rank *shown) {
     shown->told_by = -1;
     shown->step = atomic_load_explicit(&g->watch.step, memory_order_relaxed);
     shown->moved = hpc_watch_moved(&c->group->watch);
+    for (size_t i = 0; i < HPC_TITLE_BYTES / sizeof(uint64_t); i++) {
+        const uint64_t word = atomic_load_explicit(&c->title[i], memory_order_relaxed);
+        memcpy(shown->title + i * sizeof word, &word, sizeof word);
+    }
     if (is_connected(g)) {
         shown->connected = 1;
         hpc_control_name_job(&c->links[0].address, shown->job);
@@ -181,6 +185,7 @@ int hpc_jobs_check_rank(hpc_shown_rank *s) {
     s->answers = 1;
     s->connected = s->connected != 0;
     clean(s->job, sizeof s->job);
+    clean(s->title, sizeof s->title);
     clean(s->host, sizeof s->host);
     clean(s->transports, sizeof s->transports);
     clean(s->gone, sizeof s->gone);

@@ -156,6 +156,13 @@ void hpc_control_show_host(hpc_control *control, int rank, const char *host) {
     snprintf(control->links[rank].host, sizeof control->links[rank].host, "%s", host);
 }
 
+void hpc_control_entitle(hpc_control *control, const char *title) {
+    uint64_t words[HPC_TITLE_BYTES / sizeof(uint64_t)] = {0};
+    memcpy(words, title, strnlen(title, HPC_TITLE_BYTES - 1));
+    for (size_t i = 0; i < HPC_TITLE_BYTES / sizeof(uint64_t); i++)
+        atomic_store_explicit(&control->title[i], words[i], memory_order_relaxed);
+}
+
 void hpc_control_show(hpc_control *control, const char *transports) {
     snprintf(control->transports, sizeof control->transports, "%s", transports);
     atomic_store_explicit(&control->group->watch.connected, 1, memory_order_release); /* and all that connect learned */

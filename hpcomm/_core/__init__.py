@@ -63,6 +63,7 @@ from .context import (
     context_peer,
     context_rank,
     context_revoke,
+    context_set_title,
     context_shrink,
     context_span,
     engine_create,

@@ -154,6 +154,10 @@ def context_span(context: Any, name: str, start: float) -> None:
     check(lib.hpc_context_span(context, name.encode("utf-8", "replace"), start))
 
 
+def context_set_title(context: Any, title: str) -> None:
+    check(lib.hpc_context_set_title(context, title.encode("utf-8", "replace")))
+
+
 def context_notes(context: Any) -> tuple[tuple[str, bool], ...]:
     """Returns each note, and whether it reports something refused or lost (True) or only degraded (False)."""
     kind = ffi.new("int *")

@@ -103,6 +103,7 @@ class ShownRank:
     age: float  # of step and waits, in seconds; -1: unknown
     unheard: float  # seconds since told_by last heard from it
     gone: str  # why it has left or failed
+    title: str = ""  # of the context, on that rank
     moved: int = 0  # number of its sends and receives, constant in a deadlock
 
 
@@ -224,5 +225,6 @@ def _shown(c: Any) -> ShownRank:
         age=c.age,
         unheard=c.unheard,
         gone=gone,
+        title=text(c.title),
         moved=c.moved,
     )

@@ -91,9 +91,9 @@ def _print(console: Console, jobs: Jobs) -> None:
             here = [rank for rank in members if rank.told_by < 0]
             told_here = f", {len(here)} of them here" if len(here) < size else ""
             told_size = f"{size} rank{'s' if size != 1 else ''}{told_here}"
-            console.print(
-                f"job {job[:_JOB_CHARS]}: {told_size}; {command_of(here[0].pid)}", overflow="ellipsis", no_wrap=True
-            )
+            titles = sorted({rank.title for rank in members} - {""})
+            told_job = " ".join(["job", job[:_JOB_CHARS], *(f'"{title}"' for title in titles)])
+            console.print(f"{told_job}: {told_size}; {command_of(here[0].pid)}", overflow="ellipsis", no_wrap=True)
         else:
             console.print("of no job that is known")
         table = Table(box=None, pad_edge=False)

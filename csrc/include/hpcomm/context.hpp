@@ -172,6 +172,10 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     void close(Report report = {}) {
         report(hpc_context_close(get()));
     }
+
+    void set_title(const std::string &title, Report report = {}) {
+        report(hpc_context_set_title(get(), title.c_str()));
+    }
     void abort(const std::string &why, Report report = {}) {
         report(hpc_context_abort(get(), why.c_str()));
     }

@@ -282,9 +282,13 @@ HPC_API void hpc_context_free(hpc_context *context);
  * thread must be disjoint or nested. name is copied, up to 47 bytes. Without a timeline it does nothing. */
 HPC_API int hpc_context_span(hpc_context *context, const char *name, double start);
 
+/* Gives the context a title, such as "pipeline stage 2", which hpcomm status shows on this rank. title is copied, up to
+ * HPC_TITLE_BYTES - 1 bytes, and other than printable ASCII is shown as '?'. Any thread may call it, at any time. */
+HPC_API int hpc_context_set_title(hpc_context *context, const char *title);
+
 /* ---- jobs --------------------------------------------------------------------------------------------------- */
 
-enum { HPC_JOB_BYTES = 33, HPC_SHOWN_WAITS = 4, HPC_SHOWN_RANKS = 16, HPC_SHOWN_CULPRITS = 8 };
+enum { HPC_JOB_BYTES = 33, HPC_TITLE_BYTES = 64, HPC_SHOWN_WAITS = 4, HPC_SHOWN_RANKS = 16, HPC_SHOWN_CULPRITS = 8 };
 
 /* A wait of one thread of a rank. */
 typedef struct hpc_shown_wait {
@@ -299,6 +303,7 @@ typedef struct hpc_shown_wait {
 /* A rank of a context, as another process sees it. */
 typedef struct hpc_shown_rank {
     char job[HPC_JOB_BYTES]; /* the same for all ranks of a context; "" while unknown */
+    char title[HPC_TITLE_BYTES]; /* of hpc_context_set_title, on that rank */
     int answers; /* 1: the rank answered; 0: it did not answer in time (it may be stopped), and only pid is certain; -1:
                     it hung up, because it has another version of hpcomm or is ending */
     int connected;  /* 1: its hpc_init has ended */

@@ -3,6 +3,7 @@ asks for them are in process_group.py."""
 
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +64,12 @@ class Member:
         """Leaves the group and tells the other ranks that this rank failed, and why."""
         self.ctx.abort(why)
         self.line.end()
+
+    def entitle(self, name: str, description: str) -> None:
+        """Sets what hpcomm status shows of the group."""
+        told = "" if description in ("", "undefined") else f", {description}"
+        with suppress(HpcommError):  # a group that has failed
+            self.ctx.set_title(f"group {name}{told}")
 
     # ---- reductions ------------------------------------------------------------------------------------------------
 

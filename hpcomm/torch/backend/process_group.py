@@ -35,6 +35,7 @@ class HpcommProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout
         self._member: Member | None = None
         self._member = Member(store, rank, size, timeout.total_seconds(), ranks)
+        self._entitle()
         register = getattr(self, "_register_backend", None)
         if register is not None:
             register(_CPU, _ProcessGroup.BackendType.CUSTOM, None)
@@ -222,12 +223,18 @@ class HpcommProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def setGroupName(self, name: str) -> None:
         self._name = name
+        self._entitle()
 
     def getGroupDesc(self) -> str:
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
         self._description = description
+        self._entitle()
+
+    def _entitle(self) -> None:
+        if self._member is not None:
+            self._member.entitle(self._name, self._description)
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
