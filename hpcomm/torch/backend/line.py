@@ -33,10 +33,15 @@ class Line:
             self._last = weakref.ref(work)
             self._queue.put((work, timeout))
 
+    def is_helper(self) -> bool:
+        """Returns whether this thread is the helper, which runs a callback: it makes the callback's calls at once, as the
+        callback may wait for them."""
+        return self._thread is not None and threading.current_thread() is self._thread
+
     def settle(self) -> None:
         """Waits until the helper has made all its calls. In the helper, for callbacks of futures, it does nothing."""
         last = self._last
-        if last is None or threading.current_thread() is self._thread:
+        if last is None or self.is_helper():
             return
         work = last()
         if work is not None:

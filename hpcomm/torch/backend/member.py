@@ -405,13 +405,14 @@ class Member:
         keep: Any,
     ) -> Any:
         limit = self.timeout if timeout is None else timeout
-        if is_async or self._together is not None:
+        line = self.line
+        is_queued = is_async or self._together is not None
+        if is_queued and not line.is_helper():
             work = QueuedWork(result, self, steps, after, keep)
-            self.line.add(work, limit)
+            line.add(work, limit)
             if self._together is not None:
                 self._together.append(work)
             return work
-        line = self.line
         line.settle()
         with line.turn:
             for step in steps:
@@ -420,7 +421,7 @@ class Member:
                     raise self.told(_core.error(status))
         if after is not None:
             after()
-        return self._done
+        return BackendWork(result) if is_queued else self._done
 
     def _start_message(
         self, tensor: Tensor, result: Any, after: After | None, peer: int, tag: int, *, receives: bool

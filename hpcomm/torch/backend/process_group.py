@@ -1,4 +1,4 @@
-"""The backend "hpcomm" of torch.distributed, for torch 2.8 and newer: a ProcessGroup whose methods are names for the
+"""The backend "hpcomm" of torch.distributed, for torch 2.7 and newer: a ProcessGroup whose methods are names for the
 calls of a Member."""
 
 from collections.abc import Sequence
@@ -355,8 +355,8 @@ def make(options: Any, _backend_options: Any = None) -> HpcommProcessGroup:
     Raises:
         NotSupported: this torch is too old.
     """
-    if not hasattr(dist.AllreduceOptions, "asyncOp"):  # it also forgets works that C++ waits for
-        raise NotSupported(f"the backend {NAME} needs torch 2.8 or newer: this is {torch.__version__}")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):  # it drops the Python half of works that C++ waits for
+        raise NotSupported(f"the backend {NAME} needs torch 2.7 or newer: this is {torch.__version__}")
     ranks = list(options.global_ranks_in_group)
     return HpcommProcessGroup(
         options.store, options.group_rank, options.group_size, options.timeout, ranks, str(options.group_id)
