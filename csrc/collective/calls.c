@@ -51,11 +51,20 @@ int hpc_request_add(hpc_calls *calls, hpc_request *r) {
 }
 
 void hpc_request_end(hpc_request *r, int status, const char *why) {
+    r->kind->unlist(r);
     hpc_lease_end(r->lease);
     r->lease = NULL;
-    if (status < 0 && (r->why = malloc(strlen(why) + 1)) != NULL) strcpy(r->why, why);
+    if (status < 0 && why[0] != 0 && (r->why = malloc(strlen(why) + 1)) != NULL) strcpy(r->why, why);
     atomic_fetch_sub_explicit(&r->calls->going, 1, memory_order_relaxed);
     atomic_store_explicit(&r->status, status, memory_order_release);
+}
+
+void hpc_request_remove(hpc_request *r) {
+    hpc_request **at = &r->calls->requests;
+    if (atomic_load_explicit(&r->status, memory_order_relaxed) == HPC_IN_PROGRESS)
+        hpc_request_end(r, HPC_ERR_INVALID, "");
+    while (*at != r) at = &(*at)->next;
+    *at = r->next;
 }
 
 int hpc_request_is_deserted(hpc_request *r, int peer) {

@@ -45,8 +45,10 @@ typedef struct hpc_extent {
 /* How kinds of calls differ. */
 typedef struct hpc_request_kind {
     int (*waits_for)(struct hpc_request *request, int *ranks);
-    void (*drop)(struct hpc_request *request); /* frees it; if it is not over, it has been given up */
-    int ends_all;                              /* one that is given up or fails ends all further calls of its kind */
+    void (*give_up)(struct hpc_request *request); /* its caller frees it before its end */
+    void (*unlist)(struct hpc_request *request);  /* takes it out of the list of calls that are not over */
+    void (*drop)(struct hpc_request *request);    /* frees it */
+    int every;                                    /* 1: every rank must make the call */
 } hpc_request_kind;
 
 struct hpc_request {
@@ -77,7 +79,10 @@ int hpc_request_add(hpc_calls *calls, hpc_request *request);
 /* The peer has ended its lease. Returns whether the request must fail for that: the reason of the peer's own failure,
  * such as a death, may reach this rank a little later. */
 int hpc_request_is_deserted(hpc_request *request, int peer);
-/* Records a request's end. Its sentence is kept, because others may fail before it is asked for. */
+/* Ends a request: takes it out of the list of calls that are not over, ends its lease, and counts it as over. The
+ * sentence is kept, because other calls may fail before it is asked for. */
 void hpc_request_end(hpc_request *request, int status, const char *why);
+/* Takes a request out of the calls, before it is freed. A request that is not over ends. */
+void hpc_request_remove(hpc_request *request);
 
 #endif

@@ -40,7 +40,6 @@ typedef struct hpc_parcel {
     hpc_request request; /* first; call.root: the tag */
     struct hpc_parcel *next;
     hpc_message_state state;
-    int in_list; /* it is not over */
     int peer;    /* of a recv: HPC_ANY, until it has a message */
     char *at;
     uint64_t nbytes, done;
@@ -81,26 +80,17 @@ static uint64_t least_of(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-static void unlink_message(hpc_calls *calls, hpc_parcel *m) {
-    hpc_parcel **at = is_recv(m) ? &calls->recvs : &calls->sends;
-    while (*at != NULL && *at != m) at = &(*at)->next;
-    if (*at != NULL) *at = m->next;
-    m->in_list = 0;
-}
-
 static void append(hpc_parcel **list, hpc_parcel *m) {
     while (*list != NULL) list = &(*list)->next;
     *list = m;
-    m->in_list = 1;
 }
 
-static void end(hpc_parcel *m, int status, const char *why) {
-    unlink_message(m->request.calls, m);
-    hpc_request_end(&m->request, status, why);
+static void end(hpc_parcel *m) {
+    hpc_request_end(&m->request, HPC_OK, "");
 }
 
 static void end_as_last(hpc_parcel *m, int status) {
-    end(m, status, hpc_last_error()->message);
+    hpc_request_end(&m->request, status, hpc_last_error()->message);
 }
 
 /* ---- sentences ---- */
@@ -148,7 +138,7 @@ static void deliver(hpc_parcel *m, int from, const hpc_letter_head *head, const 
     m->offer = *head;
     if (head->part == SHORT && fits) {
         if (head->nbytes > 0) memcpy(m->at, bytes, head->nbytes);
-        end(m, HPC_OK, "");
+        end(m);
     } else if (head->part == SHORT) {
         fail_mismatch(m, from, &head->call, me, &m->request.call);
         end_as_last(m, HPC_ERR_CONFIG);
@@ -205,7 +195,7 @@ static void take_answer(hpc_calls *calls, int peer, const hpc_letter_head *head)
     } else if (head->part == GO) {
         m->state = SENDING;
     } else if (head->part == DONE) {
-        end(m, HPC_OK, "");
+        end(m);
     } else if (head->part == FORGONE) {
         hpc_fail(HPC_ERR_CONFIG, hpc_send_op, "send: rank %d has given up its recv (tag %d) before it had all", peer,
                  m->request.call.root);
@@ -226,7 +216,7 @@ static void take_data(hpc_calls *calls, int peer, const hpc_letter_head *head) {
     }
     memcpy(m->at + m->done, hpc_letter_bytes(head), head->nbytes);
     m->done += head->nbytes;
-    if (m->done == m->nbytes) end(m, HPC_OK, "");
+    if (m->done == m->nbytes) end(m);
 }
 
 /* Takes all letters of the peer. Returns how many. */
@@ -269,7 +259,7 @@ static int begin_send(hpc_parcel *m) {
     if (m->nbytes <= box_of(calls)->room) {
         head.nbytes = (uint32_t)m->nbytes;
         const int status = post(calls, m->peer, SHORT, &m->request.call, head, m->at);
-        if (status == HPC_OK) end(m, HPC_OK, "");
+        if (status == HPC_OK) end(m);
         return status;
     }
     if (hpc_mail_lends(calls->mail, m->peer, m->at, m->nbytes, 0))
@@ -289,7 +279,7 @@ static int go_on_sending(hpc_parcel *m) {
     const int status = post(calls, m->peer, DATA, &m->request.call, head, m->at + m->done);
     if (status != HPC_OK) return status;
     m->done += n;
-    if (m->done == m->nbytes) end(m, HPC_OK, "");
+    if (m->done == m->nbytes) end(m);
     return HPC_OK;
 }
 
@@ -314,7 +304,7 @@ static int give_answer(hpc_parcel *m) {
     if (m->answer == GO) {
         m->state = RECEIVING;
     } else if (m->answer == DONE) {
-        end(m, HPC_OK, "");
+        end(m);
     } else {
         fail_mismatch(m, m->peer, &m->offer.call, group_of(calls)->rank, &m->request.call);
         end_as_last(m, HPC_ERR_CONFIG);
@@ -398,17 +388,24 @@ static int waits_for(hpc_request *r, int *ranks) {
     return 1;
 }
 
-static void drop(hpc_request *r) {
-    hpc_parcel *m = (hpc_parcel *)(void *)r;
-    const int is_bare = r->calls == NULL || !m->in_list; /* it had ended */
-    if (!is_bare) unlink_message(r->calls, m);
-    if (!is_bare && m->state == SENDING) withdraw(r->calls, m->peer, WITHDRAWN, &r->call);
-    if (!is_bare && (m->state == READING || m->state == ANSWERING))
-        withdraw(r->calls, m->peer, FORGONE, &m->offer.call);
-    free(m);
+/* A peer that waits for more of the message is told. */
+static void give_up(hpc_request *r) {
+    const hpc_parcel *m = (const hpc_parcel *)(const void *)r;
+    if (m->state == SENDING) withdraw(r->calls, m->peer, WITHDRAWN, &r->call);
+    if (m->state == READING || m->state == ANSWERING) withdraw(r->calls, m->peer, FORGONE, &m->offer.call);
 }
 
-static const hpc_request_kind kind = {waits_for, drop, 0};
+static void unlist(hpc_request *r) {
+    hpc_parcel *m = (hpc_parcel *)(void *)r, **at = is_recv(m) ? &r->calls->recvs : &r->calls->sends;
+    while (*at != m) at = &(*at)->next;
+    *at = m->next;
+}
+
+static void drop(hpc_request *r) {
+    free(r);
+}
+
+static const hpc_request_kind kind = {waits_for, give_up, unlist, drop, 0};
 
 /* ---- calls ---- */
 

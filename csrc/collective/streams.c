@@ -1,4 +1,5 @@
 /* Which streams and folds a collective has, stage by stage. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -288,7 +289,22 @@ static int waits_for(hpc_request *r, int *ranks) {
     return n;
 }
 
-static const hpc_request_kind work_kind = {waits_for, drop, 1};
+/* Ranks no longer agree on their next collective, so this rank makes no more. */
+static void give_up(hpc_request *r) {
+    char *broken = r->calls->broken;
+    if (broken[0] == 0) snprintf(broken, HPC_COMPLAINT_BYTES, "%s was given up before its end", r->op);
+}
+
+/* A work is in no list until it is whole. */
+static void unlist(hpc_request *r) {
+    hpc_moving **at = &r->calls->first;
+    while (*at != NULL && &(*at)->request != r) at = &(*at)->next;
+    if (*at == NULL) return;
+    *at = (*at)->next;
+    if (*at == NULL) r->calls->last = at;
+}
+
+static const hpc_request_kind work_kind = {waits_for, give_up, unlist, drop, 1};
 
 /* Allocates a work with its lists. calloc takes longer than malloc: it does not use the
  * thread's list of freed memory. */
@@ -323,9 +339,13 @@ int hpc_moving_make(hpc_calls *calls, const hpc_collective_call *c, hpc_moving *
     hpc_call_uses(c, g->rank, g->size, w->request.uses);
     w->by_hosts = goes_by_hosts(calls, c);
     status = hpc_request_add(calls, &w->request);
-    if (status == HPC_OK) status = hpc_moving_open(w);
     if (status != HPC_OK) {
-        if (calls->requests == &w->request) calls->requests = w->request.next;
+        drop(&w->request);
+        return status;
+    }
+    status = hpc_moving_open(w);
+    if (status != HPC_OK) {
+        hpc_request_remove(&w->request);
         drop(&w->request);
         return status;
     }

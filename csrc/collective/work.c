@@ -373,8 +373,6 @@ void hpc_works_go_on(hpc_calls *calls) {
         if (calls->broken[0] != 0 && has_lost_a_rank(calls)) return;
         const int status = calls->broken[0] != 0 ? HPC_ERR_CONFIG : go_on(w);
         if (status == HPC_IN_PROGRESS) return;
-        calls->first = w->next;
-        if (calls->first == NULL) calls->last = &calls->first;
         const char *why = status == HPC_OK ? "" : calls->broken[0] != 0 ? calls->broken : hpc_last_error()->message;
         if (status < 0 && why[0] == 0) why = "it failed";
         if (status < 0 && calls->broken[0] == 0) snprintf(calls->broken, sizeof calls->broken, "%s", why);
