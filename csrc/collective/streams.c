@@ -28,6 +28,24 @@ static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, 
     }
 }
 
+/* Opens streams of blocks of an array among a team: this rank's block goes out, the others' come in. at: where blocks
+ * begin. blocks: of each rank of the team, the number of its block; they are `stride` apart. */
+static void open_shares(hpc_moving *w, hpc_stream_part part, const hpc_team *t, char *array, const uint64_t *at,
+                        const int *blocks, int stride) {
+    const int mine = blocks[t->me * stride];
+    for (int i = 0; i < t->n; i++) {
+        const int p = t->ranks[i], its = blocks[i * stride];
+        if (i == t->me) continue;
+        open_stream(&w->out[part][p], array + at[mine], bytes_of(at, mine), 0);
+        open_stream(&w->in[part][p], array + at[its], bytes_of(at, its), 0);
+    }
+}
+
+/* Does so where the block of each rank has the number of its place in the team. */
+static void open_parts(hpc_moving *w, hpc_stream_part part, const hpc_team *t, char *array, const uint64_t *at) {
+    open_shares(w, part, t, array, at, w->request.calls->all.ranks, 1);
+}
+
 /* ---- folds ----
  *
  * A team is a list of ranks that fold together: all ranks, those of one host, or those that have the same place on each
@@ -66,11 +84,7 @@ static int open_fold(hpc_moving *w, const hpc_team *t, const uint64_t *at, int w
 
 /* Opens a fold whose results go to the whole team. */
 static int open_fold_for_all(hpc_moving *w, const hpc_team *t, const uint64_t *at, const char *send, char *recv) {
-    for (int i = 0; i < t->n; i++) {
-        if (i == t->me) continue;
-        open_stream(&w->out[HPC_SECOND][t->ranks[i]], recv + at[t->me], bytes_of(at, t->me), 0);
-        open_stream(&w->in[HPC_SECOND][t->ranks[i]], recv + at[i], bytes_of(at, i), 0);
-    }
+    open_parts(w, HPC_SECOND, t, recv, at);
     return open_fold(w, t, at, 0, send, recv + at[t->me], w->call.op);
 }
 
@@ -124,14 +138,18 @@ static void open_copies(hpc_moving *w) {
  * Most calls have one stage. Where several hosts have equally many ranks, and more than one each, some go by hosts, so
  * that fewer bytes leave a host, and a rank talks to fewer ranks:
  *
- *   allreduce   the ranks of a host fold, a part each; the ranks of one place on each host fold their part and share
- * the result; the ranks of a host share the parts. Of few bytes each folds all, twice. allgather   the ranks of one
- * place share their blocks; then those of a host share them, in a stage for each host broadcast   the root sends to the
- * ranks of its place on the other hosts; these, and the root, send to their hosts
+ *   allreduce   1. the ranks of a host fold a part each
+ *               2. the ranks of one place on each host fold their part, and share the result
+ *               3. the ranks of a host share the parts
+ *   few bytes   1. and 2. each rank folds all
+ *   allgather   1. the ranks of one place on each host share their blocks
+ *               2. the ranks of a host share these blocks, in a stage for each host
+ *   broadcast   1. the root sends to the ranks of its place on the other hosts
+ *               2. these ranks, and the root, send to the other ranks of their hosts
  *
  * The owners in a reduce and a reduce_scatter fold by hosts too, so all reductions give the same bits. */
 
-/* In an allreduce of so many bytes, times the ranks, each rank folds all. */
+/* If an allreduce has at most so many bytes, times the ranks, each rank folds all. */
 static const uint64_t FEW_BYTES = 64 << 10;
 
 /* Sums and products of 16-bit floats are rounded once, so their ranks fold all at once. */
@@ -156,11 +174,7 @@ static int open_allreduce_by_hosts(hpc_moving *w, int whole) {
         if (whole) return open_fold(w, across, w->at[1], 1, recv, recv, w->call.op);
         return open_fold_for_all(w, across, w->at[1], part, part);
     }
-    for (int i = 0; i < host->n; i++) {
-        if (i == host->me) continue;
-        open_stream(&w->out[HPC_FIRST][host->ranks[i]], part, nbytes, 0);
-        open_stream(&w->in[HPC_FIRST][host->ranks[i]], recv + w->at[0][i], bytes_of(w->at[0], i), 0);
-    }
+    open_parts(w, HPC_FIRST, host, recv, w->at[0]);
     return HPC_OK;
 }
 
@@ -197,31 +211,20 @@ static int open_broadcast(hpc_moving *w) {
     return HPC_OK;
 }
 
-/* Opens streams of blocks of recv among a team: that of this rank's place goes out. blocks: their ranks, one for each
- * rank of the team, `stride` apart. */
-static void open_shares(hpc_moving *w, const hpc_team *t, const int *blocks, int stride) {
-    const uint64_t *at = w->at[1];
-    char *recv = w->call.recv;
-    for (int i = 0; i < t->n; i++) {
-        const int mine = blocks[t->me * stride], its = blocks[i * stride];
-        if (i == t->me) continue;
-        open_stream(&w->out[HPC_FIRST][t->ranks[i]], recv + at[mine], bytes_of(at, mine), 0);
-        open_stream(&w->in[HPC_FIRST][t->ranks[i]], recv + at[its], bytes_of(at, its), 0);
-    }
-}
-
 static int open_allgather(hpc_moving *w) {
     const hpc_calls *calls = w->request.calls;
     const int me = calls->all.me, n_hosts = calls->across.n;
-    lay(w->at[1], calls->all.n, w->call.recv_counts, w->call.count, 0, w->request.element);
-    if (w->stage == 0) copy_own((char *)w->call.recv + w->at[1][me], w->call.send, bytes_of(w->at[1], me));
+    uint64_t *at = w->at[0];
+    char *recv = w->call.recv;
+    lay(at, calls->all.n, w->call.recv_counts, w->call.count, 0, w->request.element);
+    if (w->stage == 0) copy_own(recv + at[me], w->call.send, bytes_of(at, me));
     w->last_stage = w->by_hosts ? n_hosts : 0;
     if (!w->by_hosts)
-        open_shares(w, &calls->all, calls->all.ranks, 1);
+        open_parts(w, HPC_FIRST, &calls->all, recv, at);
     else if (w->stage == 0)
-        open_shares(w, &calls->across, calls->across.ranks, 1);
+        open_shares(w, HPC_FIRST, &calls->across, recv, at, calls->across.ranks, 1);
     else
-        open_shares(w, &calls->host, calls->grid + w->stage - 1, n_hosts);
+        open_shares(w, HPC_FIRST, &calls->host, recv, at, calls->grid + w->stage - 1, n_hosts);
     return HPC_OK;
 }
 
