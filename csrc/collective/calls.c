@@ -67,6 +67,17 @@ void hpc_request_remove(hpc_request *r) {
     *at = r->next;
 }
 
+int hpc_request_lends(hpc_request *r, hpc_box *box, int peer, const char *at, uint64_t nbytes, int both_ways) {
+    if (!hpc_mail_lends(box->mail, peer, at, nbytes, both_ways)) return 0;
+    if (r->lease == NULL) r->lease = hpc_box_lease(box, r->call.number);
+    return r->lease != NULL;
+}
+
+void hpc_request_lend(const hpc_request *r, hpc_letter_head *head, const char *at) {
+    head->lent = (uintptr_t)at;
+    head->lease = (uintptr_t)r->lease;
+}
+
 int hpc_request_is_deserted(hpc_request *r, int peer) {
     static const double PATIENCE = 1;
     if (r->deserter < 0) {

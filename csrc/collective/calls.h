@@ -76,6 +76,11 @@ void hpc_calls_enter(hpc_calls *calls);
 void hpc_calls_leave(hpc_calls *calls);
 /* Adds a request; fails if it would share memory that it or a started one writes. The caller has entered. */
 int hpc_request_add(hpc_calls *calls, hpc_request *request);
+/* Returns whether the request lends the peer these bytes, and begins its lease if they are its first ones. both_ways:
+ * the peer, too, sends as much. */
+int hpc_request_lends(hpc_request *request, hpc_box *box, int peer, const char *at, uint64_t nbytes, int both_ways);
+/* Lets a letter of the request lend bytes instead of carrying them. */
+void hpc_request_lend(const hpc_request *request, hpc_letter_head *head, const char *at);
 /* The peer has ended its lease. Returns whether the request must fail for that: the reason of the peer's own failure,
  * such as a death, may reach this rank a little later. */
 int hpc_request_is_deserted(hpc_request *request, int peer);

@@ -40,7 +40,7 @@ typedef struct hpc_parcel {
     hpc_request request; /* first; call.root: the tag */
     struct hpc_parcel *next;
     hpc_message_state state;
-    int peer;    /* of a recv: HPC_ANY, until it has a message */
+    int peer; /* of a recv: HPC_ANY, until it has a message */
     char *at;
     uint64_t nbytes, done;
     hpc_letter_head offer;   /* of a recv: the message that it has */
@@ -262,12 +262,8 @@ static int begin_send(hpc_parcel *m) {
         if (status == HPC_OK) end(m);
         return status;
     }
-    if (hpc_mail_lends(calls->mail, m->peer, m->at, m->nbytes, 0))
-        m->request.lease = hpc_box_lease(box_of(calls), m->request.call.number);
-    if (m->request.lease != NULL) {
-        head.lent = (uintptr_t)m->at;
-        head.lease = (uintptr_t)m->request.lease;
-    }
+    if (hpc_request_lends(&m->request, box_of(calls), m->peer, m->at, m->nbytes, 0))
+        hpc_request_lend(&m->request, &head, m->at);
     m->state = OFFERED;
     return post(calls, m->peer, OFFER, &m->request.call, head, NULL);
 }

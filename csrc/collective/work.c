@@ -6,8 +6,6 @@
 #include "collective/call.h"
 
 enum {
-    LENT_PIECE = 1 << 20, /* of a result, so that its receivers do not wait for all of it */
-    MOST_LENT = 1 << 30,  /* bytes of one letter */
     READ_PIECE = 4 << 20, /* that is read in one go */
     PIECES = 512 << 10,   /* of all ranks' lent bytes that are folded in one go */
     LEAST_PIECE = 16 << 10,
@@ -68,10 +66,13 @@ static int check_letter(hpc_moving *w, int peer, const hpc_letter_head *head, in
     return fail_mismatch(w, peer, &head->call, head->call.number < number ? " before" : " afterwards");
 }
 
-static int check_stream(hpc_moving *w, int peer, const hpc_letter_head *head, const hpc_stream *s) {
+/* Finds the way of the stream in its first letter. */
+static int check_stream(hpc_moving *w, int peer, const hpc_letter_head *head, hpc_stream *s) {
     char mine[96], why[HPC_COMPLAINT_BYTES];
-    const uint64_t left = s->nbytes - s->done + s->used, most = head->lent ? left : least_of(left, box_of(w)->room);
-    const int is_sound = head->nbytes <= most && (head->nbytes > 0) == (left > 0);
+    const hpc_stream_way *way = hpc_stream_way_of(head);
+    const uint64_t left = s->nbytes - s->done + s->used, most = least_of(left, way->most(w, head->part % HPC_PARTS));
+    if (s->way == NULL) s->way = way;
+    const int is_sound = way == s->way && head->nbytes <= most && (head->nbytes > 0) == (left > 0);
     if (s->open && head->stream == s->nbytes && is_sound) return HPC_OK;
     snprintf(why, sizeof why, "%s: rank %d sends %llu elements to rank %d, which expects %llu in its %s", w->request.op,
              peer, (unsigned long long)(head->stream / w->request.element), rank_of(w),
@@ -97,32 +98,20 @@ static int check_notes(hpc_moving *w) {
 
 /* ---- streams ---- */
 
-static int lends(hpc_moving *w, int peer, const hpc_stream *s) {
-    const int what = w->request.call.what;
-    const int one_way = what == HPC_BROADCAST || what == HPC_GATHER || what == HPC_SCATTER;
-    if (!hpc_mail_lends(w->request.calls->mail, peer, s->at + s->done, s->nbytes - s->done, !one_way)) return 0;
-    if (w->request.lease == NULL) w->request.lease = hpc_box_lease(box_of(w), w->request.call.number);
-    return w->request.lease != NULL;
-}
-
 /* Sends the next letter of a stream, if it is complete. Returns HPC_IN_PROGRESS if it is not. */
 static int send_part(hpc_moving *w, int peer, int part) {
     hpc_stream *s = &w->out[part][peer];
     const uint64_t left = s->nbytes - s->done, ready = (part == HPC_FIRST ? s->nbytes : w->fold.done) - s->done;
-    const int lent = s->open && lends(w, peer, s);
-    const uint64_t n = least_of(left, !lent ? box_of(w)->room : part == HPC_FIRST ? MOST_LENT : LENT_PIECE);
-    if (!s->open || ready < n) return HPC_IN_PROGRESS;
+    if (!s->open) return HPC_IN_PROGRESS;
+    if (s->way == NULL) s->way = hpc_stream_way_to(w, peer, s);
+    const uint64_t n = least_of(left, s->way->most(w, part));
+    if (ready < n) return HPC_IN_PROGRESS;
     hpc_letter_head head = {.call = w->request.call,
                             .stream = s->nbytes,
                             .nbytes = (uint32_t)n,
                             .part = (uint32_t)(w->stage * HPC_PARTS + part)};
-    if (lent) {
-        head.lent = (uintptr_t)(s->at + s->done);
-        head.lease = (uintptr_t)w->request.lease;
-    }
-    const int status = hpc_box_send(box_of(w), peer, &head, s->at + s->done);
+    const int status = s->way->send(w, peer, s, &head);
     if (status != HPC_OK) return status;
-    if (lent) s->letters = box_of(w)->peers[peer].sent;
     s->done += n;
     s->open = s->done < s->nbytes;
     return HPC_OK;
@@ -157,11 +146,7 @@ static int take(hpc_moving *w, int peer, hpc_stream *s, const hpc_letter_head *h
  * which a wait finds out. */
 static int copy(hpc_moving *w, int peer, const hpc_letter_head *head, const hpc_stream *s, void *to, uint64_t n) {
     char mine[96], why[HPC_COMPLAINT_BYTES];
-    if (head->lent == 0) {
-        if (n > 0) memcpy(to, (const char *)hpc_letter_bytes(head) + s->used, n);
-        return HPC_OK;
-    }
-    int status = hpc_mail_read(w->request.calls->mail, peer, head, s->used, to, n);
+    int status = s->way->copy(w, peer, head, s->used, to, n);
     if (status != HPC_GONE) return status;
     status = check_notes(w); /* the peer may have said why */
     if (status != HPC_OK) return status;
@@ -212,7 +197,7 @@ static int find_inputs(hpc_moving *w, const hpc_letter_head **heads, uint64_t *n
     *n = w->fold.nbytes - w->fold.done;
     for (int i = 0; i < t->n; i++) {
         const int p = t->ranks[i];
-        const hpc_stream *s = &w->in[HPC_FIRST][p];
+        hpc_stream *s = &w->in[HPC_FIRST][p];
         const hpc_letter_head *head = heads[i] = i == t->me ? NULL : hpc_box_next(box_of(w), p);
         if (i == t->me) continue;
         if (head == NULL || head->call.number > w->request.call.number || !s->open) return HPC_IN_PROGRESS;
@@ -221,7 +206,7 @@ static int find_inputs(hpc_moving *w, const hpc_letter_head **heads, uint64_t *n
         if (status == HPC_OK) status = check_stream(w, p, head, s);
         if (status != HPC_OK) return status;
         *n = least_of(*n, head->nbytes - s->used);
-        if (head->lent || w->fold.combine_host != NULL) *n = least_of(*n, piece_of(w));
+        if (s->way->see == NULL || w->fold.combine_host != NULL) *n = least_of(*n, piece_of(w));
     }
     return HPC_OK;
 }
@@ -234,8 +219,8 @@ static int gather_inputs(hpc_moving *w, const hpc_letter_head **heads, const voi
         const hpc_stream *s = &w->in[HPC_FIRST][p];
         if (i == t->me) {
             in[i] = w->fold.mine + w->fold.done;
-        } else if (heads[i]->lent == 0) {
-            in[i] = (const char *)hpc_letter_bytes(heads[i]) + s->used;
+        } else if (s->way->see != NULL) {
+            in[i] = s->way->see(heads[i], s->used);
         } else {
             const size_t piece = piece_of(w);
             if (w->fold.pieces == NULL) w->fold.pieces = aligned_alloc(4096, (size_t)t->n * piece);
