@@ -10,11 +10,11 @@
  *   reduce_scatter         each rank sends block r to rank r, which folds it
  *   the others             streams alone
  *
- * The owner of a block folds it in the order of ranks, so the bits do not depend on who owns it. streams.c has the
+ * The owner of a block folds it in the order of ranks, so the bits do not depend on its owner. streams.c has the
  * calls that go by hosts.
  *
- * A stream of many bytes lends them, if its receiver can read this rank's memory (context/lend.c). So its sender waits
- * until the receiver has taken them.
+ * A stream of many bytes lends them, if its receiver can read this rank's memory (ways.c, context/lend.c). Its sender
+ * then waits until the receiver has taken them.
  */
 #ifndef HPC_CALL_H
 #define HPC_CALL_H
@@ -28,8 +28,8 @@ typedef enum hpc_stream_part { HPC_FIRST, HPC_SECOND, HPC_PARTS } hpc_stream_par
 typedef struct hpc_stream {
     const struct hpc_stream_way *way; /* NULL before its first letter */
     char *at;
-    uint64_t nbytes, done; /* done: that were sent, or taken */
-    uint64_t letters;      /* to the peer, up to the last one of this stream that lends bytes */
+    uint64_t nbytes, done; /* done: bytes that were sent, or taken */
+    uint64_t letters;      /* number of letters to the peer, up to the last one of this stream; 0: it lends none */
     uint32_t used;         /* bytes of the peer's letter that were taken */
     int open;
     int folds; /* of a first stream to this rank: its bytes are folded */

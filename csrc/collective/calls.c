@@ -1,4 +1,4 @@
-/* Who works on calls, and what all kinds of requests have in common. */
+/* Lets one thread at a time work on calls, and does the work that all kinds of requests share. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,15 +2,15 @@
  *
  * A short message is one letter with its bytes. A longer one begins with an OFFER, which may lend the bytes:
  *
- *   lent        the receiver reads them when a recv asks for the message, and answers DONE
- *   not lent    the receiver answers GO when a recv asks for it; then the bytes come in letters of DATA
+ *   lent        the receiver reads the bytes when a recv asks for the message, and answers DONE
+ *   not lent    the receiver answers GO when a recv asks for the message; then the bytes come in letters of DATA
  *
- * A recv that expects another type or number of elements answers REFUSED, and its own call as the head tells it; one
- * that is given up FORGONE. A sender that has given up a message answers a GO by WITHDRAWN.
+ * A recv that expects another type or number of elements answers REFUSED; the head of that letter describes its own
+ * call. A recv that is given up answers FORGONE. A sender that has given up a message answers a GO by WITHDRAWN.
  *
- * A receiver takes every letter at once, whatever its recvs ask for, so no message holds up another one: short messages
- * that no recv asks for are copied, of longer ones the offer is kept. Messages of a sender are matched in the order of
- * their sends, and recvs in the order of their starts. */
+ * A receiver takes every letter at once, so no message holds up another one. If no recv asks for a message, the
+ * receiver copies a short message, and keeps the offer of a longer one. Messages of a sender are matched in the order
+ * of their sends, and recvs in the order of their starts. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,20 +20,20 @@
 #include "kernel/combine.h"
 
 enum {
-    READ_PIECE = 32 << 20 /* that is read in one go */
+    READ_PIECE = 32 << 20 /* bytes of one read */
 };
 
 typedef enum hpc_message_part { SHORT, OFFER, GO, DONE, REFUSED, FORGONE, DATA, WITHDRAWN } hpc_message_part;
 
-/* What a message does next. */
+/* The next step of a message. */
 typedef enum hpc_message_state {
-    QUEUED,    /* a send: its first letter */
-    OFFERED,   /* a send: nothing; the receiver answers */
-    SENDING,   /* a send: its next letter of DATA */
-    POSTED,    /* a recv: nothing; no message has come */
-    READING,   /* a recv: reads lent bytes */
-    ANSWERING, /* a recv: sends its answer */
-    RECEIVING, /* a recv: nothing; DATA comes */
+    QUEUED,    /* a send posts its first letter */
+    OFFERED,   /* a send waits for the answer */
+    SENDING,   /* a send posts its next letter of DATA */
+    POSTED,    /* a recv waits for a message */
+    READING,   /* a recv reads lent bytes */
+    ANSWERING, /* a recv posts its answer */
+    RECEIVING, /* a recv waits for DATA */
 } hpc_message_state;
 
 typedef struct hpc_parcel {
@@ -308,7 +308,7 @@ static int give_answer(hpc_parcel *m) {
     return HPC_OK;
 }
 
-/* Does what the message can do now, if anything. Returns HPC_IN_PROGRESS if it can do nothing. */
+/* Makes the next step of a message. Returns HPC_IN_PROGRESS if it cannot be made now. */
 static int step(hpc_parcel *m) {
     hpc_calls *calls = m->request.calls;
     if (m->state == READING) return go_on_reading(m);

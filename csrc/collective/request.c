@@ -142,7 +142,7 @@ void hpc_request_free(hpc_request *r) {
 
 /* ---- the calls of a context ---- */
 
-/* The context is freed. */
+/* Ends all calls, because the context is freed. */
 static void forget(hpc_calls *calls) {
     if (calls->added) hpc_task_remove(&calls->task);
     for (hpc_request *r = calls->requests; r != NULL; r = r->next) {

@@ -1,4 +1,4 @@
-/* Which streams and folds a collective has, stage by stage. */
+/* Opens the streams and the fold of a collective, stage by stage. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +17,7 @@ static void copy_own(char *to, const char *from, uint64_t nbytes) {
     if (nbytes > 0 && to != from) memmove(to, from, nbytes);
 }
 
-/* Writes the places where blocks begin. The blocks have equal or given lengths, or are nearly equal parts of an array.
- */
+/* Writes the places where blocks begin. Blocks have equal or given lengths, or are nearly equal parts of an array. */
 static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, int parts, size_t element) {
     const uint64_t each = count / (unsigned)size, more = count % (unsigned)size;
     at[0] = 0;
@@ -51,7 +50,7 @@ static void open_parts(hpc_moving *w, hpc_stream_part part, const hpc_team *t, c
  * A team is a list of ranks that fold together: all ranks, those of one host, or those that have the same place on each
  * host. */
 
-/* The op by which the ranks of one host fold before others do. */
+/* Returns the op by which the ranks of one host fold, before the hosts' results are folded. */
 static int host_op(int op) {
     return op == HPC_AVG ? HPC_SUM : op;
 }
@@ -104,7 +103,7 @@ static int open_reduce(hpc_moving *w) {
 
 /* ---- copies ---- */
 
-/* Calls that only move bytes. */
+/* Opens the streams of a call that only moves bytes. */
 static void open_copies(hpc_moving *w) {
     const hpc_collective_call *c = &w->call;
     const int me = w->request.calls->all.me, size = w->request.calls->all.n;
@@ -309,8 +308,8 @@ static void unlist(hpc_request *r) {
 
 static const hpc_request_kind work_kind = {waits_for, give_up, unlist, drop, 1};
 
-/* Allocates a work with its lists. calloc takes longer than malloc: it does not use the
- * thread's list of freed memory. */
+/* Allocates a work with its lists. calloc takes longer than malloc: it does not use the thread's list of freed
+ * memory. */
 static hpc_moving *allocate(int size) {
     const size_t streams = (size_t)size * sizeof(hpc_stream), places = ((size_t)size + 1) * sizeof(uint64_t);
     char *at = malloc(sizeof(hpc_moving) + 2 * HPC_PARTS * streams + HPC_PARTS * places);

@@ -6,8 +6,8 @@
 #include "collective/call.h"
 
 enum {
-    READ_PIECE = 4 << 20, /* that is read in one go */
-    PIECES = 512 << 10,   /* of all ranks' lent bytes that are folded in one go */
+    READ_PIECE = 4 << 20, /* bytes of one read */
+    PIECES = 512 << 10,   /* bytes of all ranks that are folded in one go */
     LEAST_PIECE = 16 << 10,
     MOST_PIECE = 256 << 10
 };
@@ -55,8 +55,8 @@ static int same_call(const hpc_described *a, const hpc_described *b) {
     return a->what == b->what && a->type == b->type && a->op == b->op && a->root == b->root && a->count == b->count;
 }
 
-/* Returns HPC_OK if the letter is of this call, HPC_IN_PROGRESS if it is of a later stage, or of a later call and none
- * of the peer's is awaited, or the failure. */
+/* Returns HPC_OK if the letter is of this call, HPC_IN_PROGRESS if it may wait, or the failure. A letter of a later
+ * stage may wait, and so may one of a later call if no letter of the peer is awaited. */
 static int check_letter(hpc_moving *w, int peer, const hpc_letter_head *head, int awaited) {
     const uint64_t number = w->request.call.number;
     if (head->call.number == number && !same_call(&head->call, &w->request.call))
@@ -84,7 +84,7 @@ static int check_stream(hpc_moving *w, int peer, const hpc_letter_head *head, hp
 static int check_notes(hpc_moving *w) {
     hpc_calls *calls = w->request.calls;
     const char *complaint = hpc_mail_complaint(calls->mail, w->request.call.number);
-    if (complaint != NULL) { /* not all ranks are near its author */
+    if (complaint != NULL) { /* tells the ranks that its author has not reached */
         char why[HPC_COMPLAINT_BYTES];
         snprintf(why, sizeof why, "%.*s", HPC_COMPLAINT_BYTES - 1, complaint);
         return break_off(w, HPC_ERR_CONFIG, why);
@@ -351,7 +351,8 @@ static int has_lost_a_rank(const hpc_calls *calls) {
     return 0;
 }
 
-/* After a failure no collective goes on: those behind it fail too, unless a rank is lost, which their waits tell. */
+/* After a failure no collective goes on. The collectives behind it fail too, unless a rank is lost: then their waits
+ * fail. */
 void hpc_works_go_on(hpc_calls *calls) {
     while (calls->first != NULL) {
         hpc_moving *w = calls->first;
