@@ -10,11 +10,11 @@
  *   reduce_scatter         each rank sends block r to rank r, which folds it
  *   the others             streams alone
  *
- * The owner of a block folds it in the order of ranks, so the bits do not depend on who owns it. streams.c has the
+ * The owner of a block folds it in the order of ranks, so the bits do not depend on its owner. streams.c has the
  * calls that go by hosts.
  *
- * A stream of many bytes lends them, if its receiver can read this rank's memory (context/lend.c). So its sender waits
- * until the receiver has taken them.
+ * A stream of many bytes lends them, if its receiver can read this rank's memory (ways.c, context/lend.c). Its sender
+ * then waits until the receiver has taken them.
  */
 #ifndef HPC_CALL_H
 #define HPC_CALL_H
@@ -26,9 +26,10 @@ typedef enum hpc_stream_part { HPC_FIRST, HPC_SECOND, HPC_PARTS } hpc_stream_par
 
 /* A stream to or from a peer. An open stream of no bytes has one empty letter, so that calls are compared. */
 typedef struct hpc_stream {
+    const struct hpc_stream_way *way; /* NULL before its first letter */
     char *at;
-    uint64_t nbytes, done; /* done: that were sent, or taken */
-    uint64_t letters;      /* to the peer, up to the last one of this stream that lends bytes */
+    uint64_t nbytes, done; /* done: bytes that were sent, or taken */
+    uint64_t letters;      /* number of letters to the peer, up to the last one of this stream; 0: it lends none */
     uint32_t used;         /* bytes of the peer's letter that were taken */
     int open;
     int folds; /* of a first stream to this rank: its bytes are folded */
@@ -77,6 +78,24 @@ void hpc_call_uses(const hpc_collective_call *call, int rank, int size, hpc_exte
 int hpc_moving_open(hpc_moving *w);
 /* Makes the work of a checked call, and opens its first stage. */
 int hpc_moving_make(hpc_calls *calls, const hpc_collective_call *call, hpc_moving **work);
+
+/* ---- ways.c ---- */
+
+/* A way in which the bytes of a stream travel. */
+typedef struct hpc_stream_way {
+    uint64_t (*most)(const hpc_moving *w, int part); /* bytes of a letter */
+    /* Sends the next letter of a stream. */
+    int (*send)(hpc_moving *w, int peer, hpc_stream *s, hpc_letter_head *head);
+    /* Copies bytes of the peer's letter. Returns HPC_GONE if the peer has ended its lease or has gone. */
+    int (*copy)(const hpc_moving *w, int peer, const hpc_letter_head *head, uint64_t offset, void *to, uint64_t n);
+    /* Returns where the bytes of a letter lie in this rank. NULL: they lie in the peer. */
+    const void *(*see)(const hpc_letter_head *head, uint64_t offset);
+} hpc_stream_way;
+
+/* Chooses the way of a stream to the peer. */
+const hpc_stream_way *hpc_stream_way_to(hpc_moving *w, int peer, const hpc_stream *s);
+/* Returns the way that the peer has chosen for the stream of this letter. */
+const hpc_stream_way *hpc_stream_way_of(const hpc_letter_head *head);
 
 /* ---- work.c ---- */
 

@@ -1,4 +1,4 @@
-/* Who works on calls, and what all kinds of requests have in common. */
+/* Lets one thread at a time work on calls, and does the work that all kinds of requests share. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,11 +51,31 @@ int hpc_request_add(hpc_calls *calls, hpc_request *r) {
 }
 
 void hpc_request_end(hpc_request *r, int status, const char *why) {
+    r->kind->unlist(r);
     hpc_lease_end(r->lease);
     r->lease = NULL;
-    if (status < 0 && (r->why = malloc(strlen(why) + 1)) != NULL) strcpy(r->why, why);
+    if (status < 0 && why[0] != 0 && (r->why = malloc(strlen(why) + 1)) != NULL) strcpy(r->why, why);
     atomic_fetch_sub_explicit(&r->calls->going, 1, memory_order_relaxed);
     atomic_store_explicit(&r->status, status, memory_order_release);
+}
+
+void hpc_request_remove(hpc_request *r) {
+    hpc_request **at = &r->calls->requests;
+    if (atomic_load_explicit(&r->status, memory_order_relaxed) == HPC_IN_PROGRESS)
+        hpc_request_end(r, HPC_ERR_INVALID, "");
+    while (*at != r) at = &(*at)->next;
+    *at = r->next;
+}
+
+int hpc_request_lends(hpc_request *r, hpc_box *box, int peer, const char *at, uint64_t nbytes, int both_ways) {
+    if (!hpc_mail_lends(box->mail, peer, at, nbytes, both_ways)) return 0;
+    if (r->lease == NULL) r->lease = hpc_box_lease(box, r->call.number);
+    return r->lease != NULL;
+}
+
+void hpc_request_lend(const hpc_request *r, hpc_letter_head *head, const char *at) {
+    head->lent = (uintptr_t)at;
+    head->lease = (uintptr_t)r->lease;
 }
 
 int hpc_request_is_deserted(hpc_request *r, int peer) {

@@ -2,15 +2,15 @@
  *
  * A short message is one letter with its bytes. A longer one begins with an OFFER, which may lend the bytes:
  *
- *   lent        the receiver reads them when a recv asks for the message, and answers DONE
- *   not lent    the receiver answers GO when a recv asks for it; then the bytes come in letters of DATA
+ *   lent        the receiver reads the bytes when a recv asks for the message, and answers DONE
+ *   not lent    the receiver answers GO when a recv asks for the message; then the bytes come in letters of DATA
  *
- * A recv that expects another type or number of elements answers REFUSED, and its own call as the head tells it; one
- * that is given up FORGONE. A sender that has given up a message answers a GO by WITHDRAWN.
+ * A recv that expects another type or number of elements answers REFUSED; the head of that letter describes its own
+ * call. A recv that is given up answers FORGONE. A sender that has given up a message answers a GO by WITHDRAWN.
  *
- * A receiver takes every letter at once, whatever its recvs ask for, so no message holds up another one: short messages
- * that no recv asks for are copied, of longer ones the offer is kept. Messages of a sender are matched in the order of
- * their sends, and recvs in the order of their starts. */
+ * A receiver takes every letter at once, so no message holds up another one. If no recv asks for a message, the
+ * receiver copies a short message, and keeps the offer of a longer one. Messages of a sender are matched in the order
+ * of their sends, and recvs in the order of their starts. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,28 +20,27 @@
 #include "kernel/combine.h"
 
 enum {
-    READ_PIECE = 32 << 20 /* that is read in one go */
+    READ_PIECE = 32 << 20 /* bytes of one read */
 };
 
 typedef enum hpc_message_part { SHORT, OFFER, GO, DONE, REFUSED, FORGONE, DATA, WITHDRAWN } hpc_message_part;
 
-/* What a message does next. */
+/* The next step of a message. */
 typedef enum hpc_message_state {
-    QUEUED,    /* a send: its first letter */
-    OFFERED,   /* a send: nothing; the receiver answers */
-    SENDING,   /* a send: its next letter of DATA */
-    POSTED,    /* a recv: nothing; no message has come */
-    READING,   /* a recv: reads lent bytes */
-    ANSWERING, /* a recv: sends its answer */
-    RECEIVING, /* a recv: nothing; DATA comes */
+    QUEUED,    /* a send posts its first letter */
+    OFFERED,   /* a send waits for the answer */
+    SENDING,   /* a send posts its next letter of DATA */
+    POSTED,    /* a recv waits for a message */
+    READING,   /* a recv reads lent bytes */
+    ANSWERING, /* a recv posts its answer */
+    RECEIVING, /* a recv waits for DATA */
 } hpc_message_state;
 
 typedef struct hpc_parcel {
     hpc_request request; /* first; call.root: the tag */
     struct hpc_parcel *next;
     hpc_message_state state;
-    int in_list; /* it is not over */
-    int peer;    /* of a recv: HPC_ANY, until it has a message */
+    int peer; /* of a recv: HPC_ANY, until it has a message */
     char *at;
     uint64_t nbytes, done;
     hpc_letter_head offer;   /* of a recv: the message that it has */
@@ -81,26 +80,17 @@ static uint64_t least_of(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-static void unlink_message(hpc_calls *calls, hpc_parcel *m) {
-    hpc_parcel **at = is_recv(m) ? &calls->recvs : &calls->sends;
-    while (*at != NULL && *at != m) at = &(*at)->next;
-    if (*at != NULL) *at = m->next;
-    m->in_list = 0;
-}
-
 static void append(hpc_parcel **list, hpc_parcel *m) {
     while (*list != NULL) list = &(*list)->next;
     *list = m;
-    m->in_list = 1;
 }
 
-static void end(hpc_parcel *m, int status, const char *why) {
-    unlink_message(m->request.calls, m);
-    hpc_request_end(&m->request, status, why);
+static void end(hpc_parcel *m) {
+    hpc_request_end(&m->request, HPC_OK, "");
 }
 
 static void end_as_last(hpc_parcel *m, int status) {
-    end(m, status, hpc_last_error()->message);
+    hpc_request_end(&m->request, status, hpc_last_error()->message);
 }
 
 /* ---- sentences ---- */
@@ -148,7 +138,7 @@ static void deliver(hpc_parcel *m, int from, const hpc_letter_head *head, const 
     m->offer = *head;
     if (head->part == SHORT && fits) {
         if (head->nbytes > 0) memcpy(m->at, bytes, head->nbytes);
-        end(m, HPC_OK, "");
+        end(m);
     } else if (head->part == SHORT) {
         fail_mismatch(m, from, &head->call, me, &m->request.call);
         end_as_last(m, HPC_ERR_CONFIG);
@@ -205,7 +195,7 @@ static void take_answer(hpc_calls *calls, int peer, const hpc_letter_head *head)
     } else if (head->part == GO) {
         m->state = SENDING;
     } else if (head->part == DONE) {
-        end(m, HPC_OK, "");
+        end(m);
     } else if (head->part == FORGONE) {
         hpc_fail(HPC_ERR_CONFIG, hpc_send_op, "send: rank %d has given up its recv (tag %d) before it had all", peer,
                  m->request.call.root);
@@ -226,7 +216,7 @@ static void take_data(hpc_calls *calls, int peer, const hpc_letter_head *head) {
     }
     memcpy(m->at + m->done, hpc_letter_bytes(head), head->nbytes);
     m->done += head->nbytes;
-    if (m->done == m->nbytes) end(m, HPC_OK, "");
+    if (m->done == m->nbytes) end(m);
 }
 
 /* Takes all letters of the peer. Returns how many. */
@@ -269,15 +259,11 @@ static int begin_send(hpc_parcel *m) {
     if (m->nbytes <= box_of(calls)->room) {
         head.nbytes = (uint32_t)m->nbytes;
         const int status = post(calls, m->peer, SHORT, &m->request.call, head, m->at);
-        if (status == HPC_OK) end(m, HPC_OK, "");
+        if (status == HPC_OK) end(m);
         return status;
     }
-    if (hpc_mail_lends(calls->mail, m->peer, m->at, m->nbytes, 0))
-        m->request.lease = hpc_box_lease(box_of(calls), m->request.call.number);
-    if (m->request.lease != NULL) {
-        head.lent = (uintptr_t)m->at;
-        head.lease = (uintptr_t)m->request.lease;
-    }
+    if (hpc_request_lends(&m->request, box_of(calls), m->peer, m->at, m->nbytes, 0))
+        hpc_request_lend(&m->request, &head, m->at);
     m->state = OFFERED;
     return post(calls, m->peer, OFFER, &m->request.call, head, NULL);
 }
@@ -289,7 +275,7 @@ static int go_on_sending(hpc_parcel *m) {
     const int status = post(calls, m->peer, DATA, &m->request.call, head, m->at + m->done);
     if (status != HPC_OK) return status;
     m->done += n;
-    if (m->done == m->nbytes) end(m, HPC_OK, "");
+    if (m->done == m->nbytes) end(m);
     return HPC_OK;
 }
 
@@ -314,7 +300,7 @@ static int give_answer(hpc_parcel *m) {
     if (m->answer == GO) {
         m->state = RECEIVING;
     } else if (m->answer == DONE) {
-        end(m, HPC_OK, "");
+        end(m);
     } else {
         fail_mismatch(m, m->peer, &m->offer.call, group_of(calls)->rank, &m->request.call);
         end_as_last(m, HPC_ERR_CONFIG);
@@ -322,7 +308,7 @@ static int give_answer(hpc_parcel *m) {
     return HPC_OK;
 }
 
-/* Does what the message can do now, if anything. Returns HPC_IN_PROGRESS if it can do nothing. */
+/* Makes the next step of a message. Returns HPC_IN_PROGRESS if it cannot be made now. */
 static int step(hpc_parcel *m) {
     hpc_calls *calls = m->request.calls;
     if (m->state == READING) return go_on_reading(m);
@@ -398,17 +384,24 @@ static int waits_for(hpc_request *r, int *ranks) {
     return 1;
 }
 
-static void drop(hpc_request *r) {
-    hpc_parcel *m = (hpc_parcel *)(void *)r;
-    const int is_bare = r->calls == NULL || !m->in_list; /* it had ended */
-    if (!is_bare) unlink_message(r->calls, m);
-    if (!is_bare && m->state == SENDING) withdraw(r->calls, m->peer, WITHDRAWN, &r->call);
-    if (!is_bare && (m->state == READING || m->state == ANSWERING))
-        withdraw(r->calls, m->peer, FORGONE, &m->offer.call);
-    free(m);
+/* A peer that waits for more of the message is told. */
+static void give_up(hpc_request *r) {
+    const hpc_parcel *m = (const hpc_parcel *)(const void *)r;
+    if (m->state == SENDING) withdraw(r->calls, m->peer, WITHDRAWN, &r->call);
+    if (m->state == READING || m->state == ANSWERING) withdraw(r->calls, m->peer, FORGONE, &m->offer.call);
 }
 
-static const hpc_request_kind kind = {waits_for, drop, 0};
+static void unlist(hpc_request *r) {
+    hpc_parcel *m = (hpc_parcel *)(void *)r, **at = is_recv(m) ? &r->calls->recvs : &r->calls->sends;
+    while (*at != m) at = &(*at)->next;
+    *at = m->next;
+}
+
+static void drop(hpc_request *r) {
+    free(r);
+}
+
+static const hpc_request_kind kind = {waits_for, give_up, unlist, drop, 0};
 
 /* ---- calls ---- */
 

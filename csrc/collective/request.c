@@ -84,7 +84,7 @@ int hpc_request_wait(hpc_request *r, double timeout) {
                            .ready = is_done,
                            .waiting_for = waits_for,
                            .arg = r,
-                           .every = r->kind->ends_all,
+                           .every = r->kind->every,
                            .later = leave_notes,
                            .after = NOTE_SECONDS};
     const int status = hpc_wait_for(group_of(r->calls), &wait, timeout);
@@ -120,13 +120,6 @@ int hpc_request_test(hpc_request *r) {
     return status == HPC_OK ? HPC_IN_PROGRESS : status;
 }
 
-static void unlink_work(hpc_calls *calls, const hpc_request *r) {
-    hpc_moving **at = &calls->first;
-    while (*at != NULL && &(*at)->request != r) at = &(*at)->next;
-    if (*at != NULL) *at = (*at)->next;
-    for (calls->last = &calls->first; *calls->last != NULL;) calls->last = &(*calls->last)->next;
-}
-
 static void drop(hpc_request *r) {
     free(r->why);
     r->kind->drop(r);
@@ -141,24 +134,15 @@ void hpc_request_free(hpc_request *r) {
     }
     if (!hpc_group_is_mine(group_of(calls))) return;
     hpc_calls_enter(calls);
-    if (status_of(r) == HPC_IN_PROGRESS) {
-        if (r->kind->ends_all && calls->broken[0] == 0)
-            snprintf(calls->broken, sizeof calls->broken, "%s was given up before its end", r->op);
-        if (r->kind->ends_all) unlink_work(calls, r);
-        hpc_request_end(r, HPC_ERR_INVALID, "");
-    }
-    for (hpc_request **at = &calls->requests; *at != NULL; at = &(*at)->next)
-        if (*at == r) {
-            *at = r->next;
-            break;
-        }
+    if (status_of(r) == HPC_IN_PROGRESS) r->kind->give_up(r);
+    hpc_request_remove(r);
     drop(r);
     hpc_calls_leave(calls);
 }
 
 /* ---- the calls of a context ---- */
 
-/* The context is freed. */
+/* Ends all calls, because the context is freed. */
 static void forget(hpc_calls *calls) {
     if (calls->added) hpc_task_remove(&calls->task);
     for (hpc_request *r = calls->requests; r != NULL; r = r->next) {

@@ -1,4 +1,5 @@
-/* Which streams and folds a collective has, stage by stage. */
+/* Opens the streams and the fold of a collective, stage by stage. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,8 +17,7 @@ static void copy_own(char *to, const char *from, uint64_t nbytes) {
     if (nbytes > 0 && to != from) memmove(to, from, nbytes);
 }
 
-/* Writes the places where blocks begin. The blocks have equal or given lengths, or are nearly equal parts of an array.
- */
+/* Writes the places where blocks begin. Blocks have equal or given lengths, or are nearly equal parts of an array. */
 static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, int parts, size_t element) {
     const uint64_t each = count / (unsigned)size, more = count % (unsigned)size;
     at[0] = 0;
@@ -27,12 +27,30 @@ static void lay(uint64_t *at, int size, const uint64_t *counts, uint64_t count, 
     }
 }
 
+/* Opens streams of blocks of an array among a team: this rank's block goes out, the others' come in. at: where blocks
+ * begin. blocks: of each rank of the team, the number of its block; they are `stride` apart. */
+static void open_shares(hpc_moving *w, hpc_stream_part part, const hpc_team *t, char *array, const uint64_t *at,
+                        const int *blocks, int stride) {
+    const int mine = blocks[t->me * stride];
+    for (int i = 0; i < t->n; i++) {
+        const int p = t->ranks[i], its = blocks[i * stride];
+        if (i == t->me) continue;
+        open_stream(&w->out[part][p], array + at[mine], bytes_of(at, mine), 0);
+        open_stream(&w->in[part][p], array + at[its], bytes_of(at, its), 0);
+    }
+}
+
+/* Does so where the block of each rank has the number of its place in the team. */
+static void open_parts(hpc_moving *w, hpc_stream_part part, const hpc_team *t, char *array, const uint64_t *at) {
+    open_shares(w, part, t, array, at, w->request.calls->all.ranks, 1);
+}
+
 /* ---- folds ----
  *
  * A team is a list of ranks that fold together: all ranks, those of one host, or those that have the same place on each
  * host. */
 
-/* The op by which the ranks of one host fold before others do. */
+/* Returns the op by which the ranks of one host fold, before the hosts' results are folded. */
 static int host_op(int op) {
     return op == HPC_AVG ? HPC_SUM : op;
 }
@@ -65,11 +83,7 @@ static int open_fold(hpc_moving *w, const hpc_team *t, const uint64_t *at, int w
 
 /* Opens a fold whose results go to the whole team. */
 static int open_fold_for_all(hpc_moving *w, const hpc_team *t, const uint64_t *at, const char *send, char *recv) {
-    for (int i = 0; i < t->n; i++) {
-        if (i == t->me) continue;
-        open_stream(&w->out[HPC_SECOND][t->ranks[i]], recv + at[t->me], bytes_of(at, t->me), 0);
-        open_stream(&w->in[HPC_SECOND][t->ranks[i]], recv + at[i], bytes_of(at, i), 0);
-    }
+    open_parts(w, HPC_SECOND, t, recv, at);
     return open_fold(w, t, at, 0, send, recv + at[t->me], w->call.op);
 }
 
@@ -89,7 +103,7 @@ static int open_reduce(hpc_moving *w) {
 
 /* ---- copies ---- */
 
-/* Calls that only move bytes. */
+/* Opens the streams of a call that only moves bytes. */
 static void open_copies(hpc_moving *w) {
     const hpc_collective_call *c = &w->call;
     const int me = w->request.calls->all.me, size = w->request.calls->all.n;
@@ -123,14 +137,18 @@ static void open_copies(hpc_moving *w) {
  * Most calls have one stage. Where several hosts have equally many ranks, and more than one each, some go by hosts, so
  * that fewer bytes leave a host, and a rank talks to fewer ranks:
  *
- *   allreduce   the ranks of a host fold, a part each; the ranks of one place on each host fold their part and share
- * the result; the ranks of a host share the parts. Of few bytes each folds all, twice. allgather   the ranks of one
- * place share their blocks; then those of a host share them, in a stage for each host broadcast   the root sends to the
- * ranks of its place on the other hosts; these, and the root, send to their hosts
+ *   allreduce   1. the ranks of a host fold a part each
+ *               2. the ranks of one place on each host fold their part, and share the result
+ *               3. the ranks of a host share the parts
+ *   few bytes   1. and 2. each rank folds all
+ *   allgather   1. the ranks of one place on each host share their blocks
+ *               2. the ranks of a host share these blocks, in a stage for each host
+ *   broadcast   1. the root sends to the ranks of its place on the other hosts
+ *               2. these ranks, and the root, send to the other ranks of their hosts
  *
  * The owners in a reduce and a reduce_scatter fold by hosts too, so all reductions give the same bits. */
 
-/* In an allreduce of so many bytes, times the ranks, each rank folds all. */
+/* If an allreduce has at most so many bytes, times the ranks, each rank folds all. */
 static const uint64_t FEW_BYTES = 64 << 10;
 
 /* Sums and products of 16-bit floats are rounded once, so their ranks fold all at once. */
@@ -155,11 +173,7 @@ static int open_allreduce_by_hosts(hpc_moving *w, int whole) {
         if (whole) return open_fold(w, across, w->at[1], 1, recv, recv, w->call.op);
         return open_fold_for_all(w, across, w->at[1], part, part);
     }
-    for (int i = 0; i < host->n; i++) {
-        if (i == host->me) continue;
-        open_stream(&w->out[HPC_FIRST][host->ranks[i]], part, nbytes, 0);
-        open_stream(&w->in[HPC_FIRST][host->ranks[i]], recv + w->at[0][i], bytes_of(w->at[0], i), 0);
-    }
+    open_parts(w, HPC_FIRST, host, recv, w->at[0]);
     return HPC_OK;
 }
 
@@ -196,31 +210,20 @@ static int open_broadcast(hpc_moving *w) {
     return HPC_OK;
 }
 
-/* Opens streams of blocks of recv among a team: that of this rank's place goes out. blocks: their ranks, one for each
- * rank of the team, `stride` apart. */
-static void open_shares(hpc_moving *w, const hpc_team *t, const int *blocks, int stride) {
-    const uint64_t *at = w->at[1];
-    char *recv = w->call.recv;
-    for (int i = 0; i < t->n; i++) {
-        const int mine = blocks[t->me * stride], its = blocks[i * stride];
-        if (i == t->me) continue;
-        open_stream(&w->out[HPC_FIRST][t->ranks[i]], recv + at[mine], bytes_of(at, mine), 0);
-        open_stream(&w->in[HPC_FIRST][t->ranks[i]], recv + at[its], bytes_of(at, its), 0);
-    }
-}
-
 static int open_allgather(hpc_moving *w) {
     const hpc_calls *calls = w->request.calls;
     const int me = calls->all.me, n_hosts = calls->across.n;
-    lay(w->at[1], calls->all.n, w->call.recv_counts, w->call.count, 0, w->request.element);
-    if (w->stage == 0) copy_own((char *)w->call.recv + w->at[1][me], w->call.send, bytes_of(w->at[1], me));
+    uint64_t *at = w->at[0];
+    char *recv = w->call.recv;
+    lay(at, calls->all.n, w->call.recv_counts, w->call.count, 0, w->request.element);
+    if (w->stage == 0) copy_own(recv + at[me], w->call.send, bytes_of(at, me));
     w->last_stage = w->by_hosts ? n_hosts : 0;
     if (!w->by_hosts)
-        open_shares(w, &calls->all, calls->all.ranks, 1);
+        open_parts(w, HPC_FIRST, &calls->all, recv, at);
     else if (w->stage == 0)
-        open_shares(w, &calls->across, calls->across.ranks, 1);
+        open_shares(w, HPC_FIRST, &calls->across, recv, at, calls->across.ranks, 1);
     else
-        open_shares(w, &calls->host, calls->grid + w->stage - 1, n_hosts);
+        open_shares(w, HPC_FIRST, &calls->host, recv, at, calls->grid + w->stage - 1, n_hosts);
     return HPC_OK;
 }
 
@@ -288,10 +291,25 @@ static int waits_for(hpc_request *r, int *ranks) {
     return n;
 }
 
-static const hpc_request_kind work_kind = {waits_for, drop, 1};
+/* Ranks no longer agree on their next collective, so this rank makes no more. */
+static void give_up(hpc_request *r) {
+    char *broken = r->calls->broken;
+    if (broken[0] == 0) snprintf(broken, HPC_COMPLAINT_BYTES, "%s was given up before its end", r->op);
+}
 
-/* Allocates a work with its lists. calloc takes longer than malloc: it does not use the
- * thread's list of freed memory. */
+/* A work is in no list until it is whole. */
+static void unlist(hpc_request *r) {
+    hpc_moving **at = &r->calls->first;
+    while (*at != NULL && &(*at)->request != r) at = &(*at)->next;
+    if (*at == NULL) return;
+    *at = (*at)->next;
+    if (*at == NULL) r->calls->last = at;
+}
+
+static const hpc_request_kind work_kind = {waits_for, give_up, unlist, drop, 1};
+
+/* Allocates a work with its lists. calloc takes longer than malloc: it does not use the thread's list of freed
+ * memory. */
 static hpc_moving *allocate(int size) {
     const size_t streams = (size_t)size * sizeof(hpc_stream), places = ((size_t)size + 1) * sizeof(uint64_t);
     char *at = malloc(sizeof(hpc_moving) + 2 * HPC_PARTS * streams + HPC_PARTS * places);
@@ -323,9 +341,13 @@ int hpc_moving_make(hpc_calls *calls, const hpc_collective_call *c, hpc_moving *
     hpc_call_uses(c, g->rank, g->size, w->request.uses);
     w->by_hosts = goes_by_hosts(calls, c);
     status = hpc_request_add(calls, &w->request);
-    if (status == HPC_OK) status = hpc_moving_open(w);
     if (status != HPC_OK) {
-        if (calls->requests == &w->request) calls->requests = w->request.next;
+        drop(&w->request);
+        return status;
+    }
+    status = hpc_moving_open(w);
+    if (status != HPC_OK) {
+        hpc_request_remove(&w->request);
         drop(&w->request);
         return status;
     }

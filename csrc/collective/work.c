@@ -6,10 +6,8 @@
 #include "collective/call.h"
 
 enum {
-    LENT_PIECE = 1 << 20, /* of a result, so that its receivers do not wait for all of it */
-    MOST_LENT = 1 << 30,  /* bytes of one letter */
-    READ_PIECE = 4 << 20, /* that is read in one go */
-    PIECES = 512 << 10,   /* of all ranks' lent bytes that are folded in one go */
+    READ_PIECE = 4 << 20, /* bytes of one read */
+    PIECES = 512 << 10,   /* bytes of all ranks that are folded in one go */
     LEAST_PIECE = 16 << 10,
     MOST_PIECE = 256 << 10
 };
@@ -57,8 +55,8 @@ static int same_call(const hpc_described *a, const hpc_described *b) {
     return a->what == b->what && a->type == b->type && a->op == b->op && a->root == b->root && a->count == b->count;
 }
 
-/* Returns HPC_OK if the letter is of this call, HPC_IN_PROGRESS if it is of a later stage, or of a later call and none
- * of the peer's is awaited, or the failure. */
+/* Returns HPC_OK if the letter is of this call, HPC_IN_PROGRESS if it may wait, or the failure. A letter of a later
+ * stage may wait, and so may one of a later call if no letter of the peer is awaited. */
 static int check_letter(hpc_moving *w, int peer, const hpc_letter_head *head, int awaited) {
     const uint64_t number = w->request.call.number;
     if (head->call.number == number && !same_call(&head->call, &w->request.call))
@@ -68,10 +66,13 @@ static int check_letter(hpc_moving *w, int peer, const hpc_letter_head *head, in
     return fail_mismatch(w, peer, &head->call, head->call.number < number ? " before" : " afterwards");
 }
 
-static int check_stream(hpc_moving *w, int peer, const hpc_letter_head *head, const hpc_stream *s) {
+/* Finds the way of the stream in its first letter. */
+static int check_stream(hpc_moving *w, int peer, const hpc_letter_head *head, hpc_stream *s) {
     char mine[96], why[HPC_COMPLAINT_BYTES];
-    const uint64_t left = s->nbytes - s->done + s->used, most = head->lent ? left : least_of(left, box_of(w)->room);
-    const int is_sound = head->nbytes <= most && (head->nbytes > 0) == (left > 0);
+    const hpc_stream_way *way = hpc_stream_way_of(head);
+    const uint64_t left = s->nbytes - s->done + s->used, most = least_of(left, way->most(w, head->part % HPC_PARTS));
+    if (s->way == NULL) s->way = way;
+    const int is_sound = way == s->way && head->nbytes <= most && (head->nbytes > 0) == (left > 0);
     if (s->open && head->stream == s->nbytes && is_sound) return HPC_OK;
     snprintf(why, sizeof why, "%s: rank %d sends %llu elements to rank %d, which expects %llu in its %s", w->request.op,
              peer, (unsigned long long)(head->stream / w->request.element), rank_of(w),
@@ -83,7 +84,7 @@ static int check_stream(hpc_moving *w, int peer, const hpc_letter_head *head, co
 static int check_notes(hpc_moving *w) {
     hpc_calls *calls = w->request.calls;
     const char *complaint = hpc_mail_complaint(calls->mail, w->request.call.number);
-    if (complaint != NULL) { /* not all ranks are near its author */
+    if (complaint != NULL) { /* tells the ranks that its author has not reached */
         char why[HPC_COMPLAINT_BYTES];
         snprintf(why, sizeof why, "%.*s", HPC_COMPLAINT_BYTES - 1, complaint);
         return break_off(w, HPC_ERR_CONFIG, why);
@@ -97,32 +98,20 @@ static int check_notes(hpc_moving *w) {
 
 /* ---- streams ---- */
 
-static int lends(hpc_moving *w, int peer, const hpc_stream *s) {
-    const int what = w->request.call.what;
-    const int one_way = what == HPC_BROADCAST || what == HPC_GATHER || what == HPC_SCATTER;
-    if (!hpc_mail_lends(w->request.calls->mail, peer, s->at + s->done, s->nbytes - s->done, !one_way)) return 0;
-    if (w->request.lease == NULL) w->request.lease = hpc_box_lease(box_of(w), w->request.call.number);
-    return w->request.lease != NULL;
-}
-
 /* Sends the next letter of a stream, if it is complete. Returns HPC_IN_PROGRESS if it is not. */
 static int send_part(hpc_moving *w, int peer, int part) {
     hpc_stream *s = &w->out[part][peer];
     const uint64_t left = s->nbytes - s->done, ready = (part == HPC_FIRST ? s->nbytes : w->fold.done) - s->done;
-    const int lent = s->open && lends(w, peer, s);
-    const uint64_t n = least_of(left, !lent ? box_of(w)->room : part == HPC_FIRST ? MOST_LENT : LENT_PIECE);
-    if (!s->open || ready < n) return HPC_IN_PROGRESS;
+    if (!s->open) return HPC_IN_PROGRESS;
+    if (s->way == NULL) s->way = hpc_stream_way_to(w, peer, s);
+    const uint64_t n = least_of(left, s->way->most(w, part));
+    if (ready < n) return HPC_IN_PROGRESS;
     hpc_letter_head head = {.call = w->request.call,
                             .stream = s->nbytes,
                             .nbytes = (uint32_t)n,
                             .part = (uint32_t)(w->stage * HPC_PARTS + part)};
-    if (lent) {
-        head.lent = (uintptr_t)(s->at + s->done);
-        head.lease = (uintptr_t)w->request.lease;
-    }
-    const int status = hpc_box_send(box_of(w), peer, &head, s->at + s->done);
+    const int status = s->way->send(w, peer, s, &head);
     if (status != HPC_OK) return status;
-    if (lent) s->letters = box_of(w)->peers[peer].sent;
     s->done += n;
     s->open = s->done < s->nbytes;
     return HPC_OK;
@@ -157,11 +146,7 @@ static int take(hpc_moving *w, int peer, hpc_stream *s, const hpc_letter_head *h
  * which a wait finds out. */
 static int copy(hpc_moving *w, int peer, const hpc_letter_head *head, const hpc_stream *s, void *to, uint64_t n) {
     char mine[96], why[HPC_COMPLAINT_BYTES];
-    if (head->lent == 0) {
-        if (n > 0) memcpy(to, (const char *)hpc_letter_bytes(head) + s->used, n);
-        return HPC_OK;
-    }
-    int status = hpc_mail_read(w->request.calls->mail, peer, head, s->used, to, n);
+    int status = s->way->copy(w, peer, head, s->used, to, n);
     if (status != HPC_GONE) return status;
     status = check_notes(w); /* the peer may have said why */
     if (status != HPC_OK) return status;
@@ -212,7 +197,7 @@ static int find_inputs(hpc_moving *w, const hpc_letter_head **heads, uint64_t *n
     *n = w->fold.nbytes - w->fold.done;
     for (int i = 0; i < t->n; i++) {
         const int p = t->ranks[i];
-        const hpc_stream *s = &w->in[HPC_FIRST][p];
+        hpc_stream *s = &w->in[HPC_FIRST][p];
         const hpc_letter_head *head = heads[i] = i == t->me ? NULL : hpc_box_next(box_of(w), p);
         if (i == t->me) continue;
         if (head == NULL || head->call.number > w->request.call.number || !s->open) return HPC_IN_PROGRESS;
@@ -221,7 +206,7 @@ static int find_inputs(hpc_moving *w, const hpc_letter_head **heads, uint64_t *n
         if (status == HPC_OK) status = check_stream(w, p, head, s);
         if (status != HPC_OK) return status;
         *n = least_of(*n, head->nbytes - s->used);
-        if (head->lent || w->fold.combine_host != NULL) *n = least_of(*n, piece_of(w));
+        if (s->way->see == NULL || w->fold.combine_host != NULL) *n = least_of(*n, piece_of(w));
     }
     return HPC_OK;
 }
@@ -234,8 +219,8 @@ static int gather_inputs(hpc_moving *w, const hpc_letter_head **heads, const voi
         const hpc_stream *s = &w->in[HPC_FIRST][p];
         if (i == t->me) {
             in[i] = w->fold.mine + w->fold.done;
-        } else if (heads[i]->lent == 0) {
-            in[i] = (const char *)hpc_letter_bytes(heads[i]) + s->used;
+        } else if (s->way->see != NULL) {
+            in[i] = s->way->see(heads[i], s->used);
         } else {
             const size_t piece = piece_of(w);
             if (w->fold.pieces == NULL) w->fold.pieces = aligned_alloc(4096, (size_t)t->n * piece);
@@ -366,15 +351,14 @@ static int has_lost_a_rank(const hpc_calls *calls) {
     return 0;
 }
 
-/* After a failure no collective goes on: those behind it fail too, unless a rank is lost, which their waits tell. */
+/* After a failure no collective goes on. The collectives behind it fail too, unless a rank is lost: then their waits
+ * fail. */
 void hpc_works_go_on(hpc_calls *calls) {
     while (calls->first != NULL) {
         hpc_moving *w = calls->first;
         if (calls->broken[0] != 0 && has_lost_a_rank(calls)) return;
         const int status = calls->broken[0] != 0 ? HPC_ERR_CONFIG : go_on(w);
         if (status == HPC_IN_PROGRESS) return;
-        calls->first = w->next;
-        if (calls->first == NULL) calls->last = &calls->first;
         const char *why = status == HPC_OK ? "" : calls->broken[0] != 0 ? calls->broken : hpc_last_error()->message;
         if (status < 0 && why[0] == 0) why = "it failed";
         if (status < 0 && calls->broken[0] == 0) snprintf(calls->broken, sizeof calls->broken, "%s", why);

@@ -282,6 +282,7 @@ static void set_up(life *l, const ranks_case *c, const ranks_mode *mode, ranks_s
     l->r.config.loop_seed = mode->seed;
     l->r.config.silence = 4;
     if (c->sleepy) l->r.config.spin = l->r.config.yield = 0;
+    if (c->shares_core) l->r.config.spin = 0;
 }
 
 static void as_threads(const ranks_case *c, const ranks_mode *mode, ranks_shared *shared) {

@@ -92,6 +92,7 @@ typedef struct ranks_case {
     unsigned victims; /* bit i: rank i may end as it likes */
     double timeout;   /* of the context; 0: 20 s */
     bool sleepy;      /* waits neither spin nor yield, so that every wait is a sleep and a wake */
+    bool shares_core; /* waits yield and do not spin, so ranks lend from 128 KiB on (context/mail.h) */
     bool apart;       /* no barrier at the end: the ranks leave as they come */
     bool bare;        /* run gets no context */
     bool many;        /* one of many alike */

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/host.h"
+#include "collective/calls.h"
 #include "ranks.h"
 
 enum { MOST = 200000, VICTIM = 1, PID = 8, ENDED };
@@ -218,6 +219,53 @@ static void halves(rank *r) {
     for (int i = 0; i < N; i++) CHECK_EQ(x[i], HALF);
 }
 
+static int calls_going(const rank *r) {
+    return atomic_load(&r->context->calls->going);
+}
+
+/* A call that cannot start for lack of memory is over, and its arrays are free for the next one. */
+static void no_memory(rank *r) {
+    int64_t x[8], y[8];
+    hpc_request *request;
+    hpc_collective_call c = call_of(HPC_ALLREDUCE, x, y, 8);
+    fill(x, r->rank, 0, 8);
+    CHECK_OK(hpc_collective_run(r->context, &c, -1));
+    for (int i = 0; i < 3 && r->rank != 0 && !RANKS_ASAN && !RANKS_TSAN; i++) { /* sanitizers end such a process */
+        c = call_of(HPC_REDUCE, x, NULL, (uint64_t)1 << 50);
+        CHECK_STATUS(hpc_collective_start(r->context, &c, &request), HPC_ERR_MEMORY);
+        CHECK_EQ(calls_going(r), 0);
+    }
+    c = call_of(HPC_ALLREDUCE, x, x, 8);
+    CHECK_OK(hpc_collective_start(r->context, &c, &request));
+    CHECK_OK(hpc_request_wait(request, -1));
+    check_values(r, "allreduce", x, -1, 0, 8);
+    hpc_request_free(request);
+    CHECK_EQ(calls_going(r), 0);
+}
+
+/* A call that is given up is over, wherever it stands among the others. */
+static void given_up(rank *r) {
+    int64_t x[4][8] = {{0}};
+    hpc_request *requests[4];
+    hpc_collective_call c = call_of(HPC_ALLREDUCE, x[0], x[0], 8);
+    CHECK_OK(hpc_collective_run(r->context, &c, -1));
+    rank_meet(r);
+    for (int i = 0; i < 3 && r->rank == 0; i++) {
+        c = call_of(HPC_ALLREDUCE, x[i], x[i], 8);
+        CHECK_OK(hpc_collective_start(r->context, &c, &requests[i]));
+        CHECK_EQ(calls_going(r), i + 1);
+    }
+    static const int order[] = {1, 2, 0}; /* the middle one, the last, the first */
+    for (int i = 0; i < 3 && r->rank == 0; i++) {
+        hpc_request_free(requests[order[i]]);
+        CHECK_EQ(calls_going(r), 2 - i);
+    }
+    if (r->rank == 0) CHECK_STATUS(hpc_collective_start(r->context, &c, &requests[0]), HPC_ERR_CONFIG);
+    if (r->rank == 0) CHECK_EQ(calls_going(r), 0);
+    if (r->rank == 0) CHECK_MESSAGE("was given up before its end");
+    rank_meet(r);
+}
+
 /* A call that moves is no deadlock, however long it takes beside the looks of its waits. */
 static void looked_at(rank *r) {
     const uint64_t n = RANKS_ASAN ? 1000 : 50 << 20;
@@ -276,7 +324,9 @@ static void failure_of_several(rank *r) {
     CHECK_OK(hpc_request_wait(requests[0], -1));
     CHECK_STATUS(hpc_request_wait(requests[1], -1), HPC_ERR_CONFIG);
     CHECK_MESSAGE("all ranks must make the same calls");
+    CHECK_EQ(calls_going(r), 0);
     for (int i = 0; i < 3; i++) hpc_request_free(requests[i]);
+    CHECK_EQ(calls_going(r), 0);
     rank_meet(r);
 }
 
@@ -372,6 +422,8 @@ int main(int argc, char **argv) {
         {.name = "same_bits_3", .size = 3, .run = same_bits},
         {.name = "same_bits_hosts", .size = 6, .run = same_bits, .where = RANKS_SHM, .per_host = 3},
         {.name = "halves_hosts", .size = 6, .run = halves, .where = RANKS_SHM, .per_host = 3},
+        {.name = "no_memory", .size = 2, .run = no_memory},
+        {.name = "given_up", .size = 2, .run = given_up},
         {.name = "looked_at",
          .size = 2,
          .run = looked_at,

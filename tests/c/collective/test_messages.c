@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/host.h"
+#include "collective/calls.h"
 #include "exchange_plans.h"
 
 enum { VICTIM = 1, PID = 8, ENDED, LONG = 300000, MOST = 1 << 20, READY = 12 };
@@ -35,11 +36,16 @@ static void check_bytes(const rank *r, const char *at, size_t n, uint64_t seed) 
     check_fail_red("wrong bytes");
 }
 
-static void send(rank *r, int to, int tag, const char *at, size_t n) {
+/* Returns how many calls are not over. */
+static int going(const rank *r) {
+    return atomic_load(&r->context->calls->going);
+}
+
+static void send_to(rank *r, int to, int tag, const char *at, size_t n) {
     CHECK_OK(hpc_send(r->context, to, tag, at, n, HPC_U8, -1));
 }
 
-static void recv(rank *r, int from, int tag, char *at, size_t n, uint64_t seed) {
+static void recv_from(rank *r, int from, int tag, char *at, size_t n, uint64_t seed) {
     hpc_received got;
     memset(at, 0, n);
     CHECK_OK(hpc_recv(r->context, from, tag, at, n, HPC_U8, &got, -1));
@@ -58,7 +64,7 @@ static void ring(rank *r) {
         hpc_request *sent;
         ranks_fill(out, n, seed_of(r->rank, next, i));
         CHECK_OK(hpc_send_start(r->context, next, i, out, n, HPC_U8, &sent));
-        recv(r, last, i, in, n, seed_of(last, r->rank, i));
+        recv_from(r, last, i, in, n, seed_of(last, r->rank, i));
         CHECK_OK(hpc_request_wait(sent, -1));
         hpc_request_free(sent);
     }
@@ -77,7 +83,7 @@ static void out_of_order(rank *r) {
         CHECK_OK(hpc_send_start(r->context, 0, i, at[i], n, HPC_U8, &sent[i]));
     }
     for (int i = N - 1; i >= 0 && r->rank == 0; i--)
-        for (int p = 1; p < r->size; p++) recv(r, p, i, at[0], i % 3 ? (size_t)(100 * i) : LONG, seed_of(p, 0, i));
+        for (int p = 1; p < r->size; p++) recv_from(r, p, i, at[0], i % 3 ? (size_t)(100 * i) : LONG, seed_of(p, 0, i));
     for (int i = 0; i < N; i++) {
         if (r->rank != 0) {
             CHECK_OK(hpc_request_wait(sent[i], -1));
@@ -130,10 +136,10 @@ static void from_any(rank *r) {
             CHECK_EQ(got.rank, (int)word[0]);
             const size_t asked = word[1] % 50 == 0 ? LONG : 64;
             ranks_fill(at, asked, seed_of(0, got.rank, (int)word[1]));
-            send(r, got.rank, 2, at, asked);
+            send_to(r, got.rank, 2, at, asked);
         } else {
             CHECK_OK(hpc_send(r->context, 0, 1, word, 2, HPC_U64, -1));
-            recv(r, 0, HPC_ANY, at, n, seed_of(0, r->rank, i));
+            recv_from(r, 0, HPC_ANY, at, n, seed_of(0, r->rank, i));
         }
     }
     free(at);
@@ -143,10 +149,10 @@ static void to_itself(rank *r) {
     char *out = buffer(MOST), *in = buffer(MOST);
     hpc_request *got;
     ranks_fill(out, MOST, seed_of(r->rank, r->rank, 0));
-    send(r, r->rank, 0, out, 1000);
-    recv(r, r->rank, 0, in, 1000, seed_of(r->rank, r->rank, 0));
+    send_to(r, r->rank, 0, out, 1000);
+    recv_from(r, r->rank, 0, in, 1000, seed_of(r->rank, r->rank, 0));
     CHECK_OK(hpc_recv_start(r->context, r->rank, 3, in, MOST, HPC_U8, &got));
-    send(r, r->rank, 3, out, MOST);
+    send_to(r, r->rank, 3, out, MOST);
     CHECK_OK(hpc_request_wait(got, -1));
     check_bytes(r, in, MOST, seed_of(r->rank, r->rank, 0));
     hpc_request_free(got);
@@ -188,7 +194,7 @@ static void beside_collectives(rank *r) {
             CHECK_OK(hpc_request_wait(requests[i], -1));
             hpc_request_free(requests[i]);
         } else {
-            recv(r, peer, i, at[i], i == 0 ? LONG : 2000, seed_of(peer, r->rank, i));
+            recv_from(r, peer, i, at[i], i == 0 ? LONG : 2000, seed_of(peer, r->rank, i));
         }
         free(at[i]);
     }
@@ -215,7 +221,7 @@ static void goes_on_elsewhere(rank *r) {
         hpc_request_free(sum), hpc_request_free(message);
     } else {
         CHECK_OK(hpc_collective_run(r->context, &c, -1));
-        recv(r, 0, 0, at, LONG, seed_of(0, 1, 0));
+        recv_from(r, 0, 0, at, LONG, seed_of(0, 1, 0));
         CHECK_OK(hpc_put_signal(NULL, window, 0, NULL, 0, 0, 0, 1));
     }
     for (int i = 0; i < COUNT; i++) CHECK_EQ(x[i], 2 * (int64_t)i + 1);
@@ -267,17 +273,17 @@ static void short_ones_first(rank *r) {
         CHECK_OK(hpc_recv_start(r->context, last, 99, at[0], 50, HPC_U8, &other));
         CHECK_OK(hpc_wait_signal(window, 0, 1, 1, -1, NULL));
         CHECK_OK(hpc_collective_run(r->context, &c, -1));
-        for (int i = N - 1; i >= 0; i--) recv(r, 1, i, at[1], 50, seed_of(1, 0, i));
+        for (int i = N - 1; i >= 0; i--) recv_from(r, 1, i, at[1], 50, seed_of(1, 0, i));
         CHECK_OK(hpc_request_wait(other, -1));
         hpc_request_free(other);
     } else {
         for (int i = 0; i < N && r->rank == 1; i++) {
             ranks_fill(at[i], 50, seed_of(1, 0, i));
-            send(r, 0, i, at[i], 50);
+            send_to(r, 0, i, at[i], 50);
         }
         if (r->rank == 1) CHECK_OK(hpc_put_signal(NULL, window, 0, NULL, 0, 0, 0, 1));
         CHECK_OK(hpc_collective_run(r->context, &c, -1));
-        if (r->rank == last) send(r, 0, 99, at[0], 50);
+        if (r->rank == last) send_to(r, 0, 99, at[0], 50);
     }
     rank_meet(r);
     hpc_window_free(window);
@@ -331,14 +337,40 @@ static void overlapping(rank *r) {
 
 /* ---- given up ---- */
 
+/* Sends and recvs are over when they end, fail or are given up, in whatever order. */
+static void counted(rank *r) {
+    enum { N = 6 };
+    char at[N][64] = {{0}};
+    hpc_request *requests[N], *other;
+    send_to(r, r->rank, 0, at[0], 8);
+    CHECK_EQ(going(r), 0);
+    for (int i = 0; i < N; i++) {
+        CHECK_OK(hpc_recv_start(r->context, i % 2 ? HPC_ANY : 1, 5 + i, at[i], 64, HPC_U8, &requests[i]));
+        CHECK_STATUS(hpc_recv_start(r->context, 1, 1, at[i], 8, HPC_U8, &other), HPC_ERR_INVALID);
+        CHECK_EQ(going(r), i + 1);
+    }
+    CHECK_OK(hpc_send(r->context, r->rank, 5 + 3, at[0], 0, HPC_U8, -1));
+    CHECK_STATUS(hpc_request_wait(requests[3], -1), HPC_ERR_CONFIG);
+    CHECK_EQ(going(r), N - 1);
+    hpc_request_free(requests[3]);
+    CHECK_EQ(going(r), N - 1);
+    hpc_request_free(requests[5]);
+    hpc_request_free(requests[2]);
+    CHECK_EQ(going(r), N - 3);
+    hpc_request_free(requests[0]);
+    hpc_request_free(requests[1]);
+    hpc_request_free(requests[4]);
+    CHECK_EQ(going(r), 0);
+}
+
 /* A send and a recv that time out and are given up harm no later message. arg: the length. */
 static void given_up(rank *r) {
     const size_t n = (size_t)r->arg;
     char *at = buffer(n);
     hpc_request *request;
     ranks_fill(at, n, 1);
-    send(r, r->rank ^ 1, 0, at, 10);
-    recv(r, r->rank ^ 1, 0, at, 10, 1);
+    send_to(r, r->rank ^ 1, 0, at, 10);
+    recv_from(r, r->rank ^ 1, 0, at, 10, 1);
     CHECK_STATUS(hpc_recv(r->context, r->rank ^ 1, 9, at, n, HPC_U8, NULL, ranks_patience(0.05)), HPC_ERR_TIMEOUT);
     CHECK(ranks_error_waits_for(r->rank ^ 1));
     if (r->rank == 0) {
@@ -356,7 +388,7 @@ static void given_up(rank *r) {
     }
     ranks_fill(at, n, 2);
     if (r->rank == 0) CHECK_OK(hpc_send_start(r->context, 1, 1, at, n, HPC_U8, &request));
-    if (r->rank == 1) recv(r, 0, 1, at, n, 2);
+    if (r->rank == 1) recv_from(r, 0, 1, at, n, 2);
     if (r->rank == 0) CHECK_OK(hpc_request_wait(request, -1));
     if (r->rank == 0) hpc_request_free(request);
     free(at);
@@ -369,8 +401,8 @@ static void given_up_silently(rank *r) {
     hpc_request *request;
     ranks_fill(at, LONG, 1);
     CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, -1, &window));
-    send(r, r->rank ^ 1, 0, at, 10); /* so the offer goes out at once */
-    recv(r, r->rank ^ 1, 0, at, 10, 1);
+    send_to(r, r->rank ^ 1, 0, at, 10); /* so the offer goes out at once */
+    recv_from(r, r->rank ^ 1, 0, at, 10, 1);
     if (r->rank == 0) {
         CHECK_OK(hpc_send_start(r->context, 1, 1, at, LONG, HPC_U8, &request));
         hpc_request_free(request);
@@ -422,7 +454,7 @@ static void dies(rank *r) {
     ranks_fill(at, MOST, 1);
     if (r->rank == VICTIM) {
         hpc_request *request = NULL;
-        recv(r, 0, 0, at, 10, 1);
+        recv_from(r, 0, 0, at, 10, 1);
         if (r->arg == RECEIVES) { /* dies while its message is offered */
             CHECK_OK(hpc_send_start(r->context, 0, 1, at, MOST, HPC_U8, &request));
         }
@@ -433,7 +465,7 @@ static void dies(rank *r) {
         return;
     }
     int status = HPC_OK;
-    if (r->rank == 0) send(r, VICTIM, 0, at, 10);
+    if (r->rank == 0) send_to(r, VICTIM, 0, at, 10);
     rank_await(r, READY, 1);
     if (r->arg == SENDS_LONG) status = hpc_send(r->context, VICTIM, 1, at, MOST, HPC_U8, -1);
     for (int i = 0; i < 100000 && r->arg == SENDS_MANY && status == HPC_OK; i++)
@@ -450,12 +482,12 @@ static void stops(rank *r) {
     char *at = buffer(MOST);
     ranks_fill(at, MOST, 1);
     if (r->rank == VICTIM) {
-        recv(r, 0, 0, at, 10, 1);
+        recv_from(r, 0, 0, at, 10, 1);
         rank_set(r, PID, (uint64_t)getpid());
         raise(SIGSTOP);
         return;
     }
-    send(r, VICTIM, 0, at, 10);
+    send_to(r, VICTIM, 0, at, 10);
     const pid_t victim = (pid_t)rank_await(r, PID, 1);
     while (!hpc_host_is_stopped("", victim)) sched_yield();
     for (int i = 0; i < 3; i++) {
@@ -474,16 +506,16 @@ static void leaves(rank *r) {
     char *at = buffer(MOST);
     ranks_fill(at, MOST, 1);
     if (r->rank == VICTIM) {
-        for (int i = 0; i < 2; i++) send(r, 0, i, at, 1000);
-        send(r, 0, 2, at, MOST);
-        send(r, 0, 3, at, 500);
+        for (int i = 0; i < 2; i++) send_to(r, 0, i, at, 1000);
+        send_to(r, 0, 2, at, MOST);
+        send_to(r, 0, 3, at, 500);
         CHECK_OK(hpc_context_close(r->context));
         rank_set(r, ENDED, 1);
     } else {
-        recv(r, VICTIM, 2, at, MOST, 1);
+        recv_from(r, VICTIM, 2, at, MOST, 1);
         rank_await(r, ENDED, 1);
-        for (int i = 0; i < 2; i++) recv(r, VICTIM, i, at, 1000, 1);
-        recv(r, HPC_ANY, 3, at, 500, 1);
+        for (int i = 0; i < 2; i++) recv_from(r, VICTIM, i, at, 1000, 1);
+        recv_from(r, HPC_ANY, 3, at, 500, 1);
         hpc_request *request;
         int status = HPC_IN_PROGRESS;
         CHECK_OK(hpc_recv_start(r->context, HPC_ANY, 3, at, 500, HPC_U8, &request));
@@ -514,6 +546,7 @@ int main(int argc, char **argv) {
         {.name = "misfit_short", .size = 2, .run = misfit, .arg = 1000},
         {.name = "misfit_long", .size = 2, .run = misfit, .arg = LONG},
         {.name = "overlapping", .size = 2, .run = overlapping},
+        {.name = "counted", .size = 2, .run = counted},
         {.name = "given_up_long", .size = 2, .run = given_up, .arg = LONG},
         {.name = "given_up_silently", .size = 2, .run = given_up_silently},
         {.name = "lender_gives_up", .size = 2, .run = lender_gives_up, .apart = true},
