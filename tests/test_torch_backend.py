@@ -424,11 +424,18 @@ def ended(folder: str) -> None:
     from torch.nn.parallel import DistributedDataParallel as Ddp  # noqa: PLC0415
 
     with job(folder):
-        torch.manual_seed(0)
-        model = Ddp(Net())
-        with model.join():
-            for _ in range(1 + dist.get_rank()):
-                model(torch.ones(2, 64)).sum().backward()
+        for by_all in (True, False):  # divides by all ranks, or by those that still have inputs
+            torch.manual_seed(0)
+            model: Any = Ddp(Net())
+            with model.join(divide_by_initial_world_size=by_all):
+                for _ in range(1 + dist.get_rank()):
+                    model.zero_grad()
+                    model(torch.ones(2, 64)).sum().backward()
+            torch.manual_seed(0)
+            alone = Net()
+            alone(torch.ones(2, 64)).sum().backward()
+            for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+                assert dist.get_rank() == 0 or torch.allclose(p.grad, q.grad / (2 if by_all else 1))
 
 
 @pytest.mark.parametrize("body", [order, objects, models, ended])

@@ -2,6 +2,7 @@
 asks for them are in process_group.py."""
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,7 @@ class Member:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.line = Line()
         self.messages: set[MessageWork] = set()  # those that go on: torch lets a program drop their works
+        self._flags = deque[Any](maxlen=16)  # DDP's join leaves such a work to C++ alone, which then finds no future in it
         self._most = 16  # with more messages than so many, the next one asks which have ended
         self._ranks = () if list(ranks) == list(range(size)) else tuple(ranks)
         self._address = _core.address_of(self.ctx._handle)
@@ -75,7 +77,10 @@ class Member:
             steps.append((_ALLREDUCE, kind, op, 0, at, at, count, None, None, count * mine.element_size()))
             if after is not None:
                 afters.append(after)
-        return self._run(steps, tensors, timeout, is_async, _all(afters), tensors)
+        work = self._run(steps, tensors, timeout, is_async, _all(afters), tensors)
+        if is_async and tensors[0].numel() == 1:
+            self._flags.append(work)
+        return work
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
         name = "all_reduce_coalesced"
