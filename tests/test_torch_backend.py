@@ -83,7 +83,9 @@ def strided(tensor: Tensor) -> Tensor:
 def combined(parts: list[Tensor], op: Any) -> Tensor:
     if op in (ReduceOp.SUM, ReduceOp.AVG):
         whole = torch.stack(parts).sum(0, dtype=parts[0].dtype)
-        return whole / len(parts) if op == ReduceOp.AVG else whole
+        if op == ReduceOp.SUM:
+            return whole
+        return whole / len(parts) if whole.is_floating_point() else whole.div(len(parts), rounding_mode="trunc")
     kinds = {
         ReduceOp.MIN: torch.minimum,
         ReduceOp.MAX: torch.maximum,
@@ -106,7 +108,7 @@ def reductions(folder: str) -> None:
         for dtype, size in itertools.product([*FLOATS, *WHOLES, torch.int16], SIZES):
             is_float = dtype.is_floating_point
             parts = [values((n, size), dtype, rank) for rank in range(n)]
-            for op in [*ops, *([ReduceOp.AVG] if is_float else bits)]:
+            for op in [*ops, ReduceOp.AVG, *([] if is_float else bits)]:
                 expected = combined(parts, op)
                 x = parts[me].clone()
                 dist.all_reduce(x, op)
@@ -146,6 +148,9 @@ def reductions(folder: str) -> None:
             dist.all_reduce_coalesced(several)
             for size, x in zip(sizes, several, strict=True):
                 assert torch.equal(x, combined([values(size, torch.float32, rank) for rank in range(n)], ReduceOp.SUM))
+        several = [torch.tensor([-3 - me]), torch.tensor([4 + me, me])]  # AVG rounds integers towards zero
+        dist.all_reduce_coalesced(several, ReduceOp.AVG)
+        assert [x.tolist() for x in several] == ([[-3], [4, 0]] if n == 2 else [[-4], [5, 1]])
 
 
 def copies(folder: str) -> None:
@@ -570,7 +575,7 @@ def refused(folder: str) -> None:
         x = torch.ones(4)
         wrong: list[tuple[str, Callable[[], object]]] = [
             ("op is PREMUL_SUM", lambda: dist.all_reduce(x, dist._make_nccl_premul_sum(2.0))),
-            ("AVG takes no torch.int32", lambda: dist.all_reduce(x.int(), ReduceOp.AVG)),
+            ("AVG takes no torch.bool", lambda: dist.all_reduce(x.bool(), ReduceOp.AVG)),
             ("layout torch.sparse_coo", lambda: dist.all_reduce(x.to_sparse())),
             ("a tensor is on meta", lambda: dist.all_reduce(x.to("meta"))),
             ("must be one of float32", lambda: dist.all_reduce(x.to(torch.float8_e5m2))),
