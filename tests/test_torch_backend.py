@@ -251,7 +251,50 @@ def messages(folder: str) -> None:
         assert objects == [{"rank": max(0, me - 1) if me == 1 else me}]
 
 
-@pytest.mark.parametrize("body", [reductions, copies, messages])
+def sparse(folder: str) -> None:
+    """Sums of COO tensors: the dense sums, as a tensor without an index twice."""
+    with job(folder, beside=True) as gloo:
+        me, n = dist.get_rank(), dist.get_world_size()
+
+        def part(rank: int, dtype: Any, dense: tuple[int, ...] = ()) -> Tensor:
+            """A tensor of (4, 3, *dense), with an index twice. Rank 1 has none."""
+            count = 0 if rank == 1 else rank + 3
+            indices = torch.tensor([[i % 2 * 3 for i in range(count)], [(i + rank) // 2 % 3 for i in range(count)]])
+            return torch.sparse_coo_tensor(indices.long(), values((count, *dense), dtype, rank), (4, 3, *dense))
+
+        for dtype, dense in itertools.product([torch.float16, torch.float32, torch.int64], [(), (2, 5)]):
+            expected = sum(part(rank, dtype, dense).to_dense() for rank in range(n))
+            x, y, z = (part(me, dtype, dense) for _ in range(3))
+            dist.all_reduce(x)
+            assert x.is_coalesced()
+            assert torch.equal(x.to_dense(), expected), (dtype, dense)
+            work = dist.all_reduce(y, async_op=True)
+            work.wait()
+            assert torch.equal(y.to_dense(), expected)
+            assert work.result()[0] is y
+            if dtype == torch.float32:
+                dist.all_reduce(z, group=gloo)
+                assert torch.equal(z.indices(), x.indices())
+                assert torch.equal(z.values(), x.values())
+                z = part(me, dtype, dense)
+                dist.all_reduce(z, ReduceOp.AVG)
+                assert torch.equal(z.to_dense(), expected / n)
+        from torch.nn.parallel import DistributedDataParallel as Ddp  # noqa: PLC0415
+
+        rows = []
+        for group in (None, gloo):
+            torch.manual_seed(0)
+            model = Ddp(nn.Embedding(9, 4, sparse=True), process_group=group)
+            model(torch.tensor([me, 7])).sum().backward()
+            rows.append(model.module.weight.grad.to_dense())
+        assert torch.equal(*rows)
+        with pytest.raises(hpcomm.InvalidArgument, match="differ in shape"):
+            dist.all_reduce(torch.ones(5 if me else 4).to_sparse())
+        dist.all_reduce(x := torch.ones(4).to_sparse())  # the group goes on
+        assert x.to_dense().tolist() == [n] * 4
+
+
+@pytest.mark.parametrize("body", [reductions, copies, sparse, messages])
 @pytest.mark.parametrize("n", [2, 3])
 def test_every_call(body: Callable[[str], None], n: int, tmp_path: Path) -> None:
     run(n, body, tmp_path)
@@ -576,7 +619,11 @@ def refused(folder: str) -> None:
         wrong: list[tuple[str, Callable[[], object]]] = [
             ("op is PREMUL_SUM", lambda: dist.all_reduce(x, dist._make_nccl_premul_sum(2.0))),
             ("AVG takes no torch.bool", lambda: dist.all_reduce(x.bool(), ReduceOp.AVG)),
-            ("layout torch.sparse_coo", lambda: dist.all_reduce(x.to_sparse())),
+            ("op must be SUM, or AVG of floats", lambda: dist.all_reduce(x.to_sparse(), ReduceOp.MAX)),
+            ("op must be SUM, or AVG of floats", lambda: dist.all_reduce(x.int().to_sparse(), ReduceOp.AVG)),
+            ("2 sparse tensors", lambda: dist.group.WORLD.allreduce([x.to_sparse(), x.to_sparse()])),
+            ("layout torch.sparse_coo", lambda: dist.broadcast(x.to_sparse(), 0)),
+            ("layout torch.sparse_csr", lambda: dist.all_reduce(torch.eye(2).to_sparse_csr())),
             ("a tensor is on meta", lambda: dist.all_reduce(x.to("meta"))),
             ("must be one of float32", lambda: dist.all_reduce(x.to(torch.float8_e5m2))),
             ("input has 4 elements", lambda: dist.reduce_scatter_tensor(torch.ones(1), x)),

@@ -3,7 +3,7 @@ asks for them are in process_group.py."""
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ... import _core, launch
 from ..._core import collective_at
 from ...context import Context
 from ...errors import ConfigError, HpcommError, InvalidArgument, PeerFailed, Timeout
+from . import sparse
 from .line import Line
 from .memory import (
     MEAN,
@@ -83,6 +84,8 @@ class Member:
     # ---- reductions ------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
+        if tensors[0].is_sparse:
+            return self._allreduce_sparse(tensors, op, timeout, is_async)
         steps, afters = [], []
         for tensor in tensors:
             mine, after = self._in_place("all_reduce", tensor)
@@ -96,6 +99,13 @@ class Member:
         if is_async and tensors[0].numel() == 1:
             self._flags.append(work)
         return work
+
+    def _allreduce_sparse(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
+        if len(tensors) != 1 or not tensors[0].is_cpu:
+            check("all_reduce", *(tensor for tensor in tensors if not tensor.is_cpu))
+            raise InvalidArgument(f"all_reduce: {len(tensors)} sparse tensors are given: must be one")
+        steps, after = sparse.allreduce(tensors[0], op, self.rank, self.size)
+        return self._run(steps, tensors, timeout, is_async, after, tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
         name = "all_reduce_coalesced"
@@ -416,7 +426,7 @@ class Member:
 
     def _run(
         self,
-        steps: Sequence[Step],
+        steps: Iterable[Step],
         result: Any,
         timeout: float | None,
         is_async: bool,
