@@ -3,11 +3,9 @@ and functional collectives, meshes; errors name ranks; groups leave nothing."""
 
 import gc
 import itertools
-import json
 import math
 import os
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -252,7 +250,7 @@ def messages(folder: str) -> None:
 
 
 def sparse(folder: str) -> None:
-    """Sums of COO tensors: the dense sums, as a tensor without an index twice."""
+    """Sums of sparse tensors: the dense sums, as a tensor without an index twice."""
     with job(folder, beside=True) as gloo:
         me, n = dist.get_rank(), dist.get_world_size()
 
@@ -480,7 +478,7 @@ def ended(folder: str) -> None:
                     model.zero_grad()
                     model(torch.ones(2, 64)).sum().backward()
             torch.manual_seed(0)
-            alone = Net()
+            alone: Any = Net()
             alone(torch.ones(2, 64)).sum().backward()
             for p, q in zip(model.parameters(), alone.parameters(), strict=True):
                 assert dist.get_rank() == 0 or torch.allclose(p.grad, q.grad / (2 if by_all else 1))
@@ -710,62 +708,3 @@ def mixed(folder: str) -> None:
 def test_groups(body: Callable[[str], None], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     run(2, body, tmp_path)
-
-
-# ---- PyTorch's own tests ---------------------------------------------------------------------------------------------
-
-OWN = [
-    "test_DistributedDataParallelCPU_grad_is_view",
-    "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
-    "test_all_gather_coalesced_with_empty",
-    "test_all_gather_object_subgroup",
-    "test_all_reduce_coalesced_full_group_sum",
-    "test_all_reduce_complex_unsupported_ops",
-    "test_barrier_timeout_full_group",
-    "test_batch_isend_irecv_gloo_tags",
-    "test_gather_object",
-    "test_get_future",
-    "test_isend_autograd_profiler",
-    "test_reduce_sum_twice",
-    "test_scatter_object_list",
-    "test_send_recv_any_source",
-]
-REFUSED = {  # why they cannot pass
-    "test_monitored_barrier_gloo": "torch makes it with a backend of the name gloo alone",
-    "test_monitored_barrier_gloo_rank_0_timeout": "the same",
-    "test_monitored_barrier_gloo_subgroup": "the same",
-    "test_sparse_all_reduce_sum": "tensors must be dense",
-}
-
-
-def own(names: list[str], timeout: float) -> dict[str, dict[str, str]]:
-    pytest.importorskip("expecttest")
-    ran = mpi.command(
-        sys.executable,
-        "-W",
-        "ignore",
-        Path(__file__).with_name("torch_own.py"),
-        *names,
-        timeout=timeout,
-        env={"OMP_NUM_THREADS": "1", "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "60"},
-    )
-    found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    assert ran.returncode == 0, ran.stderr
-    return {each["name"]: each for each in found}
-
-
-def test_some_of_torchs_own() -> None:
-    if torch.__version__.split(".")[:2] != ["2", "13"]:
-        pytest.skip("these names are of torch 2.13")
-    found = own(OWN, 100)
-    assert [*found] == OWN
-    assert [each for each in found.values() if each["ended"] != "passed"] == []
-
-
-@pytest.mark.full
-def test_all_of_torchs_own() -> None:
-    if torch.__version__.split(".")[:2] != ["2", "13"]:
-        pytest.skip("these names are of torch 2.13")
-    found = own([], 600)
-    assert {name for name, each in found.items() if each["ended"] == "failed"} == set(REFUSED)
-    assert sum(each["ended"] == "passed" for each in found.values()) >= 89
