@@ -465,6 +465,35 @@ def models(folder: str) -> None:
             torch.testing.assert_close(trained(wrap), expected)
 
 
+def checkpoints(folder: str) -> None:
+    """Checkpoints of a sharded model, which a thread writes by a group of its own while the other group trains."""
+    from torch.distributed import checkpoint as module  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    checkpoint: Any = module
+    with job(folder):
+        me, n = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model: Any = fully_shard(Net())
+        kept = {name: p.full_tensor().clone() for name, p in model.named_parameters()}
+        saved = checkpoint.async_save(
+            {"model": model.state_dict()}, checkpoint_id=f"{folder}/saved", process_group=dist.new_group()
+        )
+        for _ in range(20):
+            dist.all_reduce(x := torch.ones(1000))
+        saved.result()
+        assert x.unique().tolist() == [n]
+        assert os.path.exists(f"{folder}/saved/__{me}_0.distcp")
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+        state = {"model": model.state_dict()}
+        checkpoint.load(state, checkpoint_id=f"{folder}/saved")
+        model.load_state_dict(state["model"])
+        for name, p in model.named_parameters():
+            assert torch.equal(p.full_tensor(), kept[name])
+
+
 def ended(folder: str) -> None:
     """Uneven inputs: DDP's join."""
     from torch.nn.parallel import DistributedDataParallel as Ddp  # noqa: PLC0415
@@ -484,7 +513,7 @@ def ended(folder: str) -> None:
                 assert dist.get_rank() == 0 or torch.allclose(p.grad, q.grad / (2 if by_all else 1))
 
 
-@pytest.mark.parametrize("body", [order, objects, models, ended])
+@pytest.mark.parametrize("body", [order, objects, models, checkpoints, ended])
 def test_torch_over_the_backend(body: Callable[[str], None], tmp_path: Path) -> None:
     run(2, body, tmp_path)
 
