@@ -3,11 +3,9 @@ and functional collectives, meshes; errors name ranks; groups leave nothing."""
 
 import gc
 import itertools
-import json
 import math
 import os
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -83,7 +81,9 @@ def strided(tensor: Tensor) -> Tensor:
 def combined(parts: list[Tensor], op: Any) -> Tensor:
     if op in (ReduceOp.SUM, ReduceOp.AVG):
         whole = torch.stack(parts).sum(0, dtype=parts[0].dtype)
-        return whole / len(parts) if op == ReduceOp.AVG else whole
+        if op == ReduceOp.SUM:
+            return whole
+        return whole / len(parts) if whole.is_floating_point() else whole.div(len(parts), rounding_mode="trunc")
     kinds = {
         ReduceOp.MIN: torch.minimum,
         ReduceOp.MAX: torch.maximum,
@@ -106,7 +106,7 @@ def reductions(folder: str) -> None:
         for dtype, size in itertools.product([*FLOATS, *WHOLES, torch.int16], SIZES):
             is_float = dtype.is_floating_point
             parts = [values((n, size), dtype, rank) for rank in range(n)]
-            for op in [*ops, *([ReduceOp.AVG] if is_float else bits)]:
+            for op in [*ops, ReduceOp.AVG, *([] if is_float else bits)]:
                 expected = combined(parts, op)
                 x = parts[me].clone()
                 dist.all_reduce(x, op)
@@ -146,6 +146,9 @@ def reductions(folder: str) -> None:
             dist.all_reduce_coalesced(several)
             for size, x in zip(sizes, several, strict=True):
                 assert torch.equal(x, combined([values(size, torch.float32, rank) for rank in range(n)], ReduceOp.SUM))
+        several = [torch.tensor([-3 - me]), torch.tensor([4 + me, me])]  # AVG rounds integers towards zero
+        dist.all_reduce_coalesced(several, ReduceOp.AVG)
+        assert [x.tolist() for x in several] == ([[-3], [4, 0]] if n == 2 else [[-4], [5, 1]])
 
 
 def copies(folder: str) -> None:
@@ -246,7 +249,50 @@ def messages(folder: str) -> None:
         assert objects == [{"rank": max(0, me - 1) if me == 1 else me}]
 
 
-@pytest.mark.parametrize("body", [reductions, copies, messages])
+def sparse(folder: str) -> None:
+    """Sums of sparse tensors: the dense sums, as a tensor without an index twice."""
+    with job(folder, beside=True) as gloo:
+        me, n = dist.get_rank(), dist.get_world_size()
+
+        def part(rank: int, dtype: Any, dense: tuple[int, ...] = ()) -> Tensor:
+            """A tensor of (4, 3, *dense), with an index twice. Rank 1 has none."""
+            count = 0 if rank == 1 else rank + 3
+            indices = torch.tensor([[i % 2 * 3 for i in range(count)], [(i + rank) // 2 % 3 for i in range(count)]])
+            return torch.sparse_coo_tensor(indices.long(), values((count, *dense), dtype, rank), (4, 3, *dense))
+
+        for dtype, dense in itertools.product([torch.float16, torch.float32, torch.int64], [(), (2, 5)]):
+            expected = sum(part(rank, dtype, dense).to_dense() for rank in range(n))
+            x, y, z = (part(me, dtype, dense) for _ in range(3))
+            dist.all_reduce(x)
+            assert x.is_coalesced()
+            assert torch.equal(x.to_dense(), expected), (dtype, dense)
+            work = dist.all_reduce(y, async_op=True)
+            work.wait()
+            assert torch.equal(y.to_dense(), expected)
+            assert work.result()[0] is y
+            if dtype == torch.float32:
+                dist.all_reduce(z, group=gloo)
+                assert torch.equal(z.indices(), x.indices())
+                assert torch.equal(z.values(), x.values())
+                z = part(me, dtype, dense)
+                dist.all_reduce(z, ReduceOp.AVG)
+                assert torch.equal(z.to_dense(), expected / n)
+        from torch.nn.parallel import DistributedDataParallel as Ddp  # noqa: PLC0415
+
+        rows = []
+        for group in (None, gloo):
+            torch.manual_seed(0)
+            model = Ddp(nn.Embedding(9, 4, sparse=True), process_group=group)
+            model(torch.tensor([me, 7])).sum().backward()
+            rows.append(model.module.weight.grad.to_dense())
+        assert torch.equal(*rows)
+        with pytest.raises(hpcomm.InvalidArgument, match="differ in shape"):
+            dist.all_reduce(torch.ones(5 if me else 4).to_sparse())
+        dist.all_reduce(x := torch.ones(4).to_sparse())  # the group goes on
+        assert x.to_dense().tolist() == [n] * 4
+
+
+@pytest.mark.parametrize("body", [reductions, copies, sparse, messages])
 @pytest.mark.parametrize("n", [2, 3])
 def test_every_call(body: Callable[[str], None], n: int, tmp_path: Path) -> None:
     run(n, body, tmp_path)
@@ -423,19 +469,55 @@ def models(folder: str) -> None:
             torch.testing.assert_close(trained(wrap), expected)
 
 
+def checkpoints(folder: str) -> None:
+    """Checkpoints of a sharded model, which a thread writes by a group of its own while the other group trains."""
+    from torch.distributed import checkpoint as module  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    checkpoint: Any = module
+    with job(folder):
+        me, n = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(0)
+        model: Any = fully_shard(Net())
+        kept = {name: p.full_tensor().clone() for name, p in model.named_parameters()}
+        saved = checkpoint.async_save(
+            {"model": model.state_dict()}, checkpoint_id=f"{folder}/saved", process_group=dist.new_group()
+        )
+        for _ in range(20):
+            dist.all_reduce(x := torch.ones(1000))
+        saved.result()
+        assert x.unique().tolist() == [n]
+        assert os.path.exists(f"{folder}/saved/__{me}_0.distcp")
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+        state = {"model": model.state_dict()}
+        checkpoint.load(state, checkpoint_id=f"{folder}/saved")
+        model.load_state_dict(state["model"])
+        for name, p in model.named_parameters():
+            assert torch.equal(p.full_tensor(), kept[name])
+
+
 def ended(folder: str) -> None:
     """Uneven inputs: DDP's join."""
     from torch.nn.parallel import DistributedDataParallel as Ddp  # noqa: PLC0415
 
     with job(folder):
-        torch.manual_seed(0)
-        model = Ddp(Net())
-        with model.join():
-            for _ in range(1 + dist.get_rank()):
-                model(torch.ones(2, 64)).sum().backward()
+        for by_all in (True, False):  # divides by all ranks, or by those that still have inputs
+            torch.manual_seed(0)
+            model: Any = Ddp(Net())
+            with model.join(divide_by_initial_world_size=by_all):
+                for _ in range(1 + dist.get_rank()):
+                    model.zero_grad()
+                    model(torch.ones(2, 64)).sum().backward()
+            torch.manual_seed(0)
+            alone: Any = Net()
+            alone(torch.ones(2, 64)).sum().backward()
+            for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+                assert dist.get_rank() == 0 or torch.allclose(p.grad, q.grad / (2 if by_all else 1))
 
 
-@pytest.mark.parametrize("body", [order, objects, models, ended])
+@pytest.mark.parametrize("body", [order, objects, models, checkpoints, ended])
 def test_torch_over_the_backend(body: Callable[[str], None], tmp_path: Path) -> None:
     run(2, body, tmp_path)
 
@@ -567,8 +649,12 @@ def refused(folder: str) -> None:
         x = torch.ones(4)
         wrong: list[tuple[str, Callable[[], object]]] = [
             ("op is PREMUL_SUM", lambda: dist.all_reduce(x, dist._make_nccl_premul_sum(2.0))),
-            ("AVG takes no torch.int32", lambda: dist.all_reduce(x.int(), ReduceOp.AVG)),
-            ("layout torch.sparse_coo", lambda: dist.all_reduce(x.to_sparse())),
+            ("AVG takes no torch.bool", lambda: dist.all_reduce(x.bool(), ReduceOp.AVG)),
+            ("op must be SUM, or AVG of floats", lambda: dist.all_reduce(x.to_sparse(), ReduceOp.MAX)),
+            ("op must be SUM, or AVG of floats", lambda: dist.all_reduce(x.int().to_sparse(), ReduceOp.AVG)),
+            ("2 sparse tensors", lambda: dist.group.WORLD.allreduce([x.to_sparse(), x.to_sparse()])),
+            ("layout torch.sparse_coo", lambda: dist.broadcast(x.to_sparse(), 0)),
+            ("layout torch.sparse_csr", lambda: dist.all_reduce(torch.eye(2).to_sparse_csr())),
             ("a tensor is on meta", lambda: dist.all_reduce(x.to("meta"))),
             ("must be one of float32", lambda: dist.all_reduce(x.to(torch.float8_e5m2))),
             ("input has 4 elements", lambda: dist.reduce_scatter_tensor(torch.ones(1), x)),
@@ -655,62 +741,3 @@ def mixed(folder: str) -> None:
 def test_groups(body: Callable[[str], None], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     run(2, body, tmp_path)
-
-
-# ---- PyTorch's own tests ---------------------------------------------------------------------------------------------
-
-OWN = [
-    "test_DistributedDataParallelCPU_grad_is_view",
-    "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
-    "test_all_gather_coalesced_with_empty",
-    "test_all_gather_object_subgroup",
-    "test_all_reduce_coalesced_full_group_sum",
-    "test_all_reduce_complex_unsupported_ops",
-    "test_barrier_timeout_full_group",
-    "test_batch_isend_irecv_gloo_tags",
-    "test_gather_object",
-    "test_get_future",
-    "test_isend_autograd_profiler",
-    "test_reduce_sum_twice",
-    "test_scatter_object_list",
-    "test_send_recv_any_source",
-]
-REFUSED = {  # why they cannot pass
-    "test_monitored_barrier_gloo": "torch makes it with a backend of the name gloo alone",
-    "test_monitored_barrier_gloo_rank_0_timeout": "the same",
-    "test_monitored_barrier_gloo_subgroup": "the same",
-    "test_sparse_all_reduce_sum": "tensors must be dense",
-}
-
-
-def own(names: list[str], timeout: float) -> dict[str, dict[str, str]]:
-    pytest.importorskip("expecttest")
-    ran = mpi.command(
-        sys.executable,
-        "-W",
-        "ignore",
-        Path(__file__).with_name("torch_own.py"),
-        *names,
-        timeout=timeout,
-        env={"OMP_NUM_THREADS": "1", "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "60"},
-    )
-    found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    assert ran.returncode == 0, ran.stderr
-    return {each["name"]: each for each in found}
-
-
-def test_some_of_torchs_own() -> None:
-    if torch.__version__.split(".")[:2] != ["2", "13"]:
-        pytest.skip("these names are of torch 2.13")
-    found = own(OWN, 100)
-    assert [*found] == OWN
-    assert [each for each in found.values() if each["ended"] != "passed"] == []
-
-
-@pytest.mark.full
-def test_all_of_torchs_own() -> None:
-    if torch.__version__.split(".")[:2] != ["2", "13"]:
-        pytest.skip("these names are of torch 2.13")
-    found = own([], 600)
-    assert {name for name, each in found.items() if each["ended"] == "failed"} == set(REFUSED)
-    assert sum(each["ended"] == "passed" for each in found.values()) >= 89

@@ -2,37 +2,48 @@
 
     python tests/torch_own.py test_barrier test_broadcast     # prints a line of JSON for each: its name, how it ended
     python tests/torch_own.py                                 # all of them
+    python tests/torch_own.py --check                         # all; fails where docs/torch_own_tests.md is wrong
+    python tests/torch_own.py --as plugin                     # with the name of an unknown backend and no other
+    python tests/torch_own.py --as gloo                       # over Gloo
 
-The tests ask for a backend by its name: some run with Gloo alone, although they use nothing of it. So the name here is
-"hpcomm" and equals "gloo". Ranks are forked, which saves them the import of torch.
+The tests ask for a backend by its name: some run with Gloo or MPI alone, although they use nothing of it. So the name
+here is "hpcomm", and equals "gloo" and "mpi". Tests of RPC that name Gloo get hpcomm. Ranks are forked, which saves
+them the import of torch.
 """
 
 import json
 import os
+import re
 import sys
 import tempfile
+import time
 import unittest
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 warnings.simplefilter("ignore")
-os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": "4", "INIT_METHOD": "file", "TEMP_DIR": tempfile.mkdtemp()}
-
-import torch  # noqa: E402
-from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
-
-DistTestCases.backend_feature["plugin"].add("hpcomm")
-
-from torch.testing._internal.distributed import distributed_test as of_torch  # noqa: E402
-
-import hpcomm.torch  # noqa: E402, F401 - makes the backend
+CHECKS = sys.argv[1:] == ["--check"]
+NAMES = [] if CHECKS else sys.argv[1:]
+WAY = "hpcomm"
+GROUPS_OF_RPC = (  # the others make no process group
+    "test_deadlock",
+    "test_dynamic_and_static_init_rpc_together",
+    "test_init_pg_then_rpc",
+    "test_init_rpc_then_pg",
+    "test_pg_init_no_rpc_init",
+)
+if NAMES[:1] == ["--as"]:
+    WAY, NAMES = NAMES[1], NAMES[2:]
+VERSION = "2.13"  # of docs/torch_own_tests.md
 
 
 class _Name(str):
     __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
-        return other in ("hpcomm", "gloo")
+        return other in ("hpcomm", "gloo", "mpi")
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -41,29 +52,129 @@ class _Name(str):
         return hash("gloo")
 
 
+folder = tempfile.TemporaryDirectory()
+OURS = "gloo" if WAY == "gloo" else "hpcomm"
+os.environ |= {"BACKEND": OURS, "WORLD_SIZE": "4", "INIT_METHOD": f"file://{folder.name}/store"}
+if WAY == "hpcomm":  # torch takes the name from the environment, and asks for it while it makes the tests
+    environment: Any = os.environ
+    plain = environment.decodevalue
+    environment.decodevalue = lambda value: _Name("hpcomm") if value == b"hpcomm" else plain(value)
+
+import torch  # noqa: E402
+from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
+
+DistTestCases.backend_feature["plugin"].add("hpcomm")
+
+from torch.testing._internal.common_distributed import MultiProcessTestCase  # noqa: E402
+from torch.testing._internal.distributed import distributed_test as of_torch  # noqa: E402
+
+import hpcomm.torch  # noqa: E402, F401 - makes the backend
+
 distributed_test: Any = of_torch
-distributed_test.BACKEND = _Name("hpcomm")
+cases: Any = MultiProcessTestCase
+dist: Any = torch.distributed
+init, sleep = dist.init_process_group, time.sleep
+
+
+def begin(backend: Any = None, *args: Any, **options: Any) -> None:
+    init(OURS if backend == "gloo" else backend, *args, **options)
+
+
+def spawn(test: Any) -> None:
+    test._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+
+def nap(seconds: Any) -> None:
+    """Sleeps. The tests' ranks wait for each other in steps of 0.1 seconds, which takes most of their time."""
+    sleep(0.01 if seconds == 0.1 else seconds)
 
 
 class TestOwn(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):  # type: ignore[misc]
     def setUp(self) -> None:
         super().setUp()
-        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+        spawn(self)
 
 
-def ended(name: str) -> dict[str, str]:
-    """Runs a test, and says how it ended: "passed", "skipped" or "failed", and why."""
+def tests() -> Iterator[tuple[str, Any]]:
+    """Yields the names and classes of the tests: of all, or of those that the command line names."""
+    dist.init_process_group, cases._spawn_processes, time.sleep = begin, spawn, nap
+    every = unittest.TestLoader().getTestCaseNames(TestOwn)
+    yield from ((name, TestOwn) for name in every if not NAMES or name in NAMES)
+    if NAMES and set(NAMES) <= set(every):
+        return
+    for suite in beside_rpc():
+        for name in unittest.TestLoader().getTestCaseNames(suite):
+            if ("Ddp" in suite.__name__ or name in GROUPS_OF_RPC) and (not NAMES or name in NAMES):
+                yield name, suite
+
+
+def beside_rpc() -> list[Any]:
+    from torch.testing._internal.distributed import ddp_under_dist_autograd_test as ddp  # noqa: PLC0415
+    from torch.testing._internal.distributed.rpc import rpc_test as rpc  # noqa: PLC0415
+    from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import (  # noqa: PLC0415
+        TensorPipeRpcAgentTestFixture as Agent,
+    )
+    from torch.testing._internal.distributed.rpc_utils import generate_tests  # noqa: PLC0415
+
+    suites: Any = [ddp.DdpUnderDistAutogradTest, ddp.DdpComparisonTest, ddp.CudaDdpComparisonTest]
+    suites += [rpc.RpcTest, rpc.TensorPipeAgentRpcTest]
+    return [*generate_tests("", Agent, suites, __name__).values()]
+
+
+def ended(name: str, suite: Any) -> dict[str, Any]:
+    """Runs a test, and says how it ended: "passed", "skipped" or "failed", why, and after how many seconds."""
     result = unittest.TestResult()
-    test: Any = TestOwn(name)
-    test.run(result)
+    began = time.monotonic()
+    suite(name).run(result)
+    told = {"name": name, "seconds": round(time.monotonic() - began, 2)}
     for how, found in (("failed", result.failures + result.errors), ("skipped", result.skipped)):
         if found:
-            return {"name": name, "ended": how, "why": found[0][1]}
-    return {"name": name, "ended": "passed", "why": ""}
+            return {**told, "ended": how, "why": found[0][1]}
+    return {**told, "ended": "passed", "why": ""}
+
+
+def listed() -> set[str]:
+    """Returns the tests that the page lists as those that do not pass."""
+    page = Path(__file__).resolve().parents[1] / "docs/torch_own_tests.md"
+    names = page.read_text(encoding="utf-8").partition("## The names\n")[2]
+    return set(re.findall(r"^test_\w+$", names, re.MULTILINE))
+
+
+def check() -> int:
+    """Runs all tests, and a failed one once more. Returns 0 if exactly the listed ones do not pass, 77 if this is
+    another torch."""
+    if not torch.__version__.startswith(f"{VERSION}."):
+        print(f"skipped: the page is of torch {VERSION}, and this is {torch.__version__}")
+        return 77
+    passed, others = set(), {}
+    for name, suite in tests():
+        found = ended(name, suite)
+        if found["ended"] == "failed" and name not in listed():
+            again = ended(name, suite)
+            if again["ended"] == "passed":
+                print(f"FLAKY {name} {found['why']}", flush=True)
+            found = again
+        if found["ended"] == "passed":
+            passed.add(name)
+        else:
+            others[name] = found
+    print(f"{len(passed)} of {len(passed) + len(others)} tests of torch {torch.__version__} passed")
+    for name in sorted(set(others) - listed()):
+        print(f"{name} {others[name]['ended']}, which the page does not say: {others[name]['why']}")
+    for name in sorted(listed() - set(others)):
+        print(f"{name} {'passed' if name in passed else 'is no test here'}: the page lists it")
+    return int(set(others) != listed())
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    with folder:
+        if CHECKS:
+            return check()
+        for each in tests():
+            print(json.dumps(ended(*each)), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for each in sys.argv[1:] or unittest.TestLoader().getTestCaseNames(TestOwn):
-        print(json.dumps(ended(each)), flush=True)
-    distributed_test.cleanup_temp_dir()
+    sys.exit(main())

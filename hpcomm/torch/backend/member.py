@@ -2,7 +2,8 @@
 asks for them are in process_group.py."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -14,8 +15,23 @@ from ... import _core, launch
 from ..._core import collective_at, message_at
 from ...context import Context
 from ...errors import ConfigError, HpcommError, InvalidArgument, PeerFailed, Timeout
+from . import sparse
 from .line import Line
-from .memory import SUM, U8, adjacent, check, copied_type, is_plain, joined, readable, reduced_type, same, spread
+from .memory import (
+    MEAN,
+    SUM,
+    U8,
+    adjacent,
+    check,
+    copied_type,
+    is_integer,
+    is_plain,
+    joined,
+    readable,
+    reduced_type,
+    same,
+    spread,
+)
 from .store import StoreGroup
 from .work import BackendWork, JoinedWork, MessageWork, QueuedWork
 
@@ -47,6 +63,7 @@ class Member:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.line = Line()
         self.messages: set[MessageWork] = set()  # those that go on: torch lets a program drop their works
+        self._flags = deque[Any](maxlen=16)  # works that DDP's join leaves to C++, which needs their Python part
         self._most = 16  # with more messages than so many, the next one asks which have ended
         self._ranks = () if list(ranks) == list(range(size)) else tuple(ranks)
         self._address = _core.address_of(self.ctx._handle)
@@ -74,15 +91,28 @@ class Member:
     # ---- reductions ------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
+        if tensors[0].is_sparse:
+            return self._allreduce_sparse(tensors, op, timeout, is_async)
         steps, afters = [], []
         for tensor in tensors:
             mine, after = self._in_place("all_reduce", tensor)
             at, count = mine.data_ptr(), mine.numel()
             kind = reduced_type("all_reduce", mine, op)
-            steps.append((_ALLREDUCE, kind, op, 0, at, at, count, None, None, count * mine.element_size()))
+            code, after = (op, after) if op != MEAN else self._mean(mine, after, op)
+            steps.append((_ALLREDUCE, kind, code, 0, at, at, count, None, None, count * mine.element_size()))
             if after is not None:
                 afters.append(after)
-        return self._run(steps, tensors, timeout, is_async, _all(afters), tensors)
+        work = self._run(steps, tensors, timeout, is_async, _all(afters), tensors)
+        if is_async and tensors[0].numel() == 1:
+            self._flags.append(work)
+        return work
+
+    def _allreduce_sparse(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
+        if len(tensors) != 1 or not tensors[0].is_cpu:
+            check("all_reduce", *(tensor for tensor in tensors if not tensor.is_cpu))
+            raise InvalidArgument(f"all_reduce: {len(tensors)} sparse tensors are given: must be one")
+        steps, after = sparse.allreduce(tensors[0], op, self.rank, self.size)
+        return self._run(steps, tensors, timeout, is_async, after, tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
         name = "all_reduce_coalesced"
@@ -93,8 +123,9 @@ class Member:
         whole = joined(tensors)
         at, count = whole.data_ptr(), whole.numel()
         kind = reduced_type(name, whole, op)
+        op, after = self._mean(whole, lambda: spread(whole, tensors), op)
         step = (_ALLREDUCE, kind, op, 0, at, at, count, None, None, count * whole.element_size())
-        return self._run([step], tensors, timeout, is_async, lambda: spread(whole, tensors), (whole, tensors))
+        return self._run([step], tensors, timeout, is_async, after, (whole, tensors))
 
     def reduce(self, tensor: Tensor, op: int, root: int, timeout: float | None, is_async: bool) -> Any:
         self._check_root("reduce", root)
@@ -102,6 +133,7 @@ class Member:
         at, count = mine.data_ptr(), mine.numel()
         is_root = root == self.rank
         kind = reduced_type("reduce", mine, op)
+        op, after = self._mean(mine, after, op)
         step = (_REDUCE, kind, op, root, at, at if is_root else 0, count, None, None, count * mine.element_size())
         return self._run([step], [tensor], timeout, is_async, after if is_root else None, mine)
 
@@ -141,6 +173,7 @@ class Member:
         before = count * self.rank if counts is None else sum(counts[: self.rank])
         send = self._apart(send, recv, send.data_ptr() + before * size)
         kind = reduced_type(name, recv, op)
+        op, after = self._mean(recv, after, op)
         step = (
             _REDUCE_SCATTER,
             kind,
@@ -397,7 +430,7 @@ class Member:
 
     def _run(
         self,
-        steps: Sequence[Step],
+        steps: Iterable[Step],
         result: Any,
         timeout: float | None,
         is_async: bool,
@@ -478,6 +511,19 @@ class Member:
         check(name, tensor)
         copy = tensor.detach().contiguous() if reads else torch.empty(tensor.shape, dtype=tensor.dtype)
         return copy, lambda: spread(copy.view(-1), [tensor])
+
+    def _mean(self, mine: Tensor, after: After | None, op: int) -> tuple[int, After | None]:
+        """Returns the op of a call, and the function that follows it. C has no mean of integers: it is their sum,
+        divided as NCCL does, rounded towards zero."""
+        if op != MEAN or not is_integer(mine):
+            return op, after
+
+        def divide() -> None:
+            mine.div_(self.size, rounding_mode="trunc")
+            if after is not None:
+                after()
+
+        return SUM, divide
 
     def _gathered(self, outs: Sequence[Tensor]) -> tuple[Tensor, After | None]:
         """Returns a flat tensor for the blocks that go to outs, and what copies them there if it is other memory."""

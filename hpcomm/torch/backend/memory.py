@@ -27,7 +27,8 @@ _NAMES = {
     ReduceOp.BXOR: "xor",
 }
 _CODES = {op: OPS[name] for op, name in _NAMES.items()}
-_MEAN = OPS["mean"]
+MEAN = OPS["mean"]
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)  # those that torch divides
 _strided = torch.strided
 
 
@@ -60,9 +61,14 @@ def reduced_type(name: str, tensor: Tensor, op: int) -> int:
     if kind is None:
         known = ", ".join(str(known).removeprefix("torch.") for known in TYPES)
         raise InvalidArgument(f"{name}: a tensor is {dtype}: must be one of {known}")
-    if op == _MEAN and not (dtype.is_floating_point or dtype.is_complex):
+    if op == MEAN and not (dtype.is_floating_point or dtype.is_complex or dtype in _INTEGERS):
         raise InvalidArgument(f"{name}: op AVG takes no {dtype}: convert to float32 first, or take SUM and divide")
     return kind
+
+
+def is_integer(tensor: Tensor) -> bool:
+    """Returns whether a mean of such tensors is an integral quotient."""
+    return tensor.dtype in _INTEGERS
 
 
 def copied_type(tensor: Tensor) -> tuple[int, int]:

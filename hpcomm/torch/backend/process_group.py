@@ -1,6 +1,7 @@
 """The backend "hpcomm" of torch.distributed, for torch 2.7 and newer: a ProcessGroup whose methods are names for the
 calls of a Member."""
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -303,8 +304,8 @@ class HpcommProcessGroup(_ProcessGroup):  # type: ignore[misc]
             other.abort()
         self._others.clear()
 
-    def __del__(self) -> None:
-        if self.__dict__.get("_member") is not None:
+    def __del__(self, ends: Any = sys.is_finalizing) -> None:
+        if not ends() and self.__dict__.get("_member") is not None:  # when Python ends, its contexts are closed
             self.shutdown()
 
     def _calls(self) -> Member:

@@ -1,7 +1,7 @@
 """The works that calls return, and their futures."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -133,11 +133,11 @@ class BackendWork(dist.Work):
 class QueuedWork(BackendWork):
     """A call in the line of its group: the helper thread makes it."""
 
-    def __init__(self, result: Any, member: Any, steps: Sequence[Any], after: Callable[[], None] | None, keep: Any):
+    def __init__(self, result: Any, member: Any, steps: Iterable[Any], after: Callable[[], None] | None, keep: Any):
         super().__init__(result)
         self._over = False
         self._member, self._after, self._keep = member, after, keep
-        self._steps: Sequence[Any] | None = steps
+        self._steps: Iterable[Any] | None = steps
         self._latch = threading.Lock()
         self._latch.acquire()
         self._request: Any = None  # C's work, while this call is the one that goes on
