@@ -62,6 +62,7 @@ if _typing.TYPE_CHECKING:
     from .presets import broadcast, parameter_flow, parameter_hub, stochastic_reduce
     from .queue import Queue
     from .recovery import recover, run
+    from .service import ServiceContext, connect_service, create_service
     from .topology import Hierarchy, ParameterServer, PeerToPeer, Tree
     from .window import Window
 
@@ -88,6 +89,7 @@ _FROM = {
     "presets": "broadcast parameter_flow parameter_hub stochastic_reduce",
     "queue": "Queue",
     "recovery": "recover run",
+    "service": "ServiceContext connect_service create_service",
     "topology": "Hierarchy ParameterServer PeerToPeer Tree",
     "window": "Window",
 }
@@ -107,6 +109,7 @@ _MODULES = (
     "optim",
     "prox",
     "recovery",
+    "service",
     "stats",
     "topology",
     "window",
@@ -148,12 +151,15 @@ __all__ = [
     "PlanOptions",
     "ProxSGD",
     "Queue",
+    "ServiceContext",
     "Timeout",
     "TransportError",
     "Tree",
     "Window",
     "__version__",
     "broadcast",
+    "connect_service",
+    "create_service",
     "devices",
     "init",
     "latest",

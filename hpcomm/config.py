@@ -153,6 +153,9 @@ class Config:
         _integer(0, 65535),
         "port of rank 0 where the job starts without mpirun; 0: MASTER_PORT, or chosen by SLURM's job id",
     )
+    service: str = _setting(
+        "", "text", str, "connect_service: the job at a hub, the text that create_service or `hpcomm hub create` gave"
+    )
     timeline: str = _setting(
         "",
         "path",
@@ -192,6 +195,7 @@ class Settings(TypedDict, total=False):
     devices: str | None
     secret_file: str | os.PathLike[str] | None
     master_port: int | None
+    service: str | None
     timeline: str | os.PathLike[str] | None
     debug: str | None
     overlap: bool | None
@@ -254,15 +258,16 @@ def resolve(environ: Mapping[str, str], arguments: Mapping[str, object]) -> Conf
     return Config(**values)
 
 
-def read_secret(path: str) -> bytes | None:
-    """Returns the secret in a file, without the newline at its end, or None if path is "".
+def read_secret(path: str, told_as: str | None = None) -> bytes | None:
+    """Returns the secret in a file, without the newline at its end, or None if path is "". told_as: the words for the
+    file in errors.
 
     Raises:
         ConfigError: the file cannot be read, other users may read or write it, or the secret is too short or too long.
     """
     if not path:
         return None
-    told = f"{variable('secret_file')}={path}"
+    told = f"{variable('secret_file')}={path}" if told_as is None else told_as
     least, most = SECRET_BYTES
     try:
         with open(path, "rb") as file:

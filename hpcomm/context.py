@@ -144,8 +144,9 @@ class Context(Collectives, Messages):
         "size",
     )
 
-    def __init__(self, group: Group, config: Config, engine: Any = NULL) -> None:
-        secret, sources = read_secret(config.secret_file), Sources()
+    def __init__(self, group: Group, config: Config, engine: Any = NULL, secret: bytes | None = None) -> None:
+        """secret: the job's secret; None: the one in config.secret_file."""
+        secret, sources = read_secret(config.secret_file) if secret is None else secret, Sources()
         handle = _core.context_create(group.rank, group.size, config, launch.threads(), secret, engine, sources)
         self._begin(handle, config, secret, sources)
         try:

@@ -140,6 +140,37 @@ def meeting(environ: Mapping[str, str], port: int = 0) -> Meeting | None:
     return _by_rank(environ, port) or _by_slurm(environ, port) or _by_trainer(environ, port)
 
 
+_NUMBERED = (  # the variables of a rank and of the number of ranks, in the order in which they are asked
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("RANK", "WORLD_SIZE"),
+    ("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
+    ("PET_NODE_RANK", "PET_NNODES"),
+)
+
+
+def numbered(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """Returns this process's rank and the number of ranks from the variables of its launcher (mpirun, torchrun, srun,
+    Kubernetes), for ranks that meet without it; (0, 1) without a launcher. It imports no MPI.
+
+    Raises:
+        ConfigError: the rank is not below the number of ranks.
+    """
+    env = os.environ if environ is None else environ
+    pairs = _NUMBERED[4:] if "TORCHELASTIC_RUN_ID" in env else _NUMBERED
+    for first, second in pairs:
+        if first.startswith("SLURM") and "SLURM_STEP_ID" not in env:  # a batch script, which no srun has started
+            continue
+        if env.get(first, "").isdigit() and env.get(second, "").isdigit():
+            rank, size = int(env[first]), int(env[second])
+            if rank >= size:
+                raise ConfigError(f"{first}={rank}, but {second}={size}: ranks are numbered from 0")
+            return rank, size
+    return 0, 1
+
+
 def _number(env: Mapping[str, str], name: str, needed_by: str, least: int, most: int) -> int:
     text = env.get(name, "")
     if not text:

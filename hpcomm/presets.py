@@ -13,6 +13,7 @@ from .exchange.arguments import refuse
 from .exchange.options import Consistencies, EngineOptions
 from .graphs import root_expander
 from .optim import SGD, Average, Nesterov, RuleOrRules, or_default
+from .service import hub_exchange
 from .topology import HostGraph, ParameterServer, Tree
 from .topology.automatic import Automatic
 from .topology.given import Given, as_topology
@@ -33,7 +34,7 @@ def parameter_hub(
     *,
     topology: Given = "auto",
     placement: str | None = None,
-    servers: int | Iterable[int] | None = None,
+    servers: int | Iterable[int] | str | None = None,
     affinity: str | None = None,
     interfaces: int | None = None,
     apply_at: str | None = None,
@@ -54,7 +55,9 @@ def parameter_hub(
             several hosts and some host has several ranks, or several known racks and some rack has several hosts; in
             all other cases it is "flat".
         placement, servers, affinity, interfaces, apply_at, tree: fields of the ParameterServer. To set apply_at of a
-            Hierarchy, give topology=Hierarchy(apply_at=...).
+            Hierarchy, give topology=Hierarchy(apply_at=...). servers="hub": the hubs of a context of connect_service
+            serve (docs/service.md). They take no code: rules and codecs are those of hpcomm. placement and tree are
+            left out then.
         options: further arguments of Exchange. If plan is given, it is used instead of a topology.
     """
     given = {
@@ -66,6 +69,10 @@ def parameter_hub(
         "tree": tree,
     }
     named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if isinstance(servers, str) and servers == "hub":
+        del named["servers"]
+        hub_rule = or_default(rule, _RULE, getattr(ctx, "rank", -1))
+        return hub_exchange(ctx, params, topology, named, consistency, hub_rule, options)
     try:
         if named and topology not in ("auto", "flat"):
             raise InvalidArgument(f"topology and {next(iter(named))} are given: give the topology alone")

@@ -27,6 +27,7 @@ __init__
 local
 recovery
 presets checkpoint factors
+service
 exchange
 measure
 context

@@ -1,9 +1,9 @@
-"""The hpcomm command: info, doctor, bench, graph, status and timeline."""
+"""The hpcomm command: info, doctor, bench, graph, hub, status and timeline."""
 
 import click
 
 from .. import __version__
-from . import bench, doctor, graph, info, status, timeline
+from . import bench, doctor, graph, hub, info, status, timeline
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -16,5 +16,6 @@ main.add_command(info.command)
 main.add_command(doctor.command)
 main.add_command(bench.command)
 main.add_command(graph.command)
+main.add_command(hub.command)
 main.add_command(status.command)
 main.add_command(timeline.command)

@@ -356,7 +356,10 @@ def make(options: Any, _backend_options: Any = None) -> HpcommProcessGroup:
     Raises:
         NotSupported: this torch is too old.
     """
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):  # it drops the Python half of works that C++ waits for
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (
+        2,
+        7,
+    ):  # it drops the Python half of works that C++ waits for
         raise NotSupported(f"the backend {NAME} needs torch 2.7 or newer: this is {torch.__version__}")
     ranks = list(options.global_ranks_in_group)
     return HpcommProcessGroup(

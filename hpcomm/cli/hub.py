@@ -1,0 +1,185 @@
+"""hpcomm hub: runs a hub, creates jobs there, and administers it."""
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ..config import read_secret
+from ..errors import HpcommError
+from ..service import ADMIN, HubConnection, address, create_service
+from ..service.config import read_config
+from ..service.hub import Hub
+
+_SECONDS = 10.0
+
+
+def _fail(error: HpcommError) -> None:
+    click.echo(f"hpcomm hub: {error}", err=True)
+    sys.exit(1)
+
+
+@click.group("hub")
+def command() -> None:
+    """Run a hub, which serves the parameters of many jobs, or ask one.
+
+    serve runs a hub. create makes a job there for HPCOMM_SERVICE. status, jobs, evict and drain are the
+    administrator's: they need the token of admin_token_file.
+    """
+
+
+def _print_now(sentence: str) -> None:
+    click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')} hpcomm hub: {sentence}")
+
+
+@command.command("serve")
+@click.option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free port. It replaces the file's.")
+@click.option(
+    "--config", "file", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The hub's file, in TOML."
+)
+def serve(listen: str | None, file: Path) -> None:
+    """Run a hub until SIGTERM.
+
+    SIGTERM drains it: the hub takes no new jobs, tells those that run, and exits with 0 when they have ended, or after
+    drain_seconds; a second SIGTERM ends them at once. SIGHUP reads the file again.
+    """
+    try:
+        hub = Hub(lambda: read_config(file, listen), _print_now)
+        asyncio.run(hub.serve(lambda where: _print_now(f"listens at {where}")))
+    except HpcommError as error:
+        _fail(error)
+    _print_now("has drained")
+
+
+@command.command("create")
+@click.argument("hubs", metavar="HOST:PORT...", nargs=-1, required=True)
+@click.option("--namespace", required=True, help="The tenant's namespace.")
+@click.option("--token-file", required=True, help="The file of the namespace's token, which its owner alone may read.")
+@click.option("--job", help="The job's name; left out, the hub chooses one.")
+def create(hubs: tuple[str, ...], namespace: str, token_file: str, job: str | None) -> None:
+    """Create a job and print its handle, for HPCOMM_SERVICE.
+
+    The job waits for its workers, which call hpcomm.connect_service().
+    """
+    try:
+        token = read_secret(token_file, f"--token-file {token_file}")
+        click.echo(create_service(list(hubs), namespace, token, job))
+    except HpcommError as error:
+        _fail(error)
+
+
+_HUB = click.argument("hub", metavar="HOST:PORT")
+_TOKEN = click.option("--token-file", required=True, help="The file of the administrator's token.")
+_JSON = click.option("--json", "json_", is_flag=True, help="Print JSON.")
+
+
+def _asked(hub: str, token_file: str, **request: Any) -> dict[str, Any]:
+    try:
+        token = read_secret(token_file, f"--token-file {token_file}")
+        assert token is not None
+        connection = HubConnection(address(hub), ADMIN, token, _SECONDS)
+        try:
+            return connection.ask(request)
+        finally:
+            connection.close()
+    except HpcommError as error:
+        _fail(error)
+        raise
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False, emoji=False)
+    return console if console.is_terminal else Console(width=160, highlight=False, markup=False, emoji=False)
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    console = _console()
+    drains = "" if found["drains_in"] is None else f", drains, {found['drains_in']:.0f} s left"
+    console.print(
+        f"hub of process {found['pid']}, hpcomm {found['version']}, up {found['seconds']:.0f} s{drains}: "
+        f"{found['jobs']} jobs, {found['memory']} of {found['memory_quota']} bytes, {found['cores']} cores, "
+        f"{found['descriptors']} descriptors, {found['threads']} threads"
+    )
+    table = _table("namespace", "jobs", "memory", "weight")
+    for name, one in found["namespaces"].items():
+        jobs, memory = f"{one['jobs']} of {one['job_quota']}", f"{one['memory']} of {one['memory_quota']}"
+        table.add_row(name, jobs, memory, f"{one['weight']:g}")
+    console.print(table)
+    for what, n in found["counts"].items():
+        console.print(f"{n:6} {what}")
+
+
+@command.command("status")
+@_HUB
+@_TOKEN
+@_JSON
+def status(hub: str, token_file: str, json_: bool) -> None:
+    """Show a hub: its namespaces with their quotas, and how often it has refused what."""
+    found = _asked(hub, token_file, op="status")
+    if json_:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _print_status(found)
+
+
+def _print_jobs(found: list[dict[str, Any]]) -> None:
+    table = _table("job", "state", "workers", "exchanges", "memory", "seconds")
+    for job in found:
+        waits = f", for rank {', '.join(map(str, job['missing'][:16]))}" if job["missing"] else ""
+        numbers = (str(job[name]) for name in ("workers", "exchanges", "memory"))
+        table.add_row(job["job"], job["state"] + waits, *numbers, f"{job['seconds']:.0f}")
+    _console().print(table)
+
+
+@command.command("jobs")
+@_HUB
+@_TOKEN
+@_JSON
+def jobs(hub: str, token_file: str, json_: bool) -> None:
+    """Show the jobs of a hub."""
+    found = _asked(hub, token_file, op="jobs")["jobs"]
+    if json_:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _print_jobs(found)
+
+
+@command.command("evict")
+@_HUB
+@click.argument("job", metavar="NAMESPACE/JOB")
+@_TOKEN
+@_JSON
+def evict(hub: str, job: str, token_file: str, json_: bool) -> None:
+    """End a job. Its workers get PeerFailed, with the reason."""
+    found = _asked(hub, token_file, op="evict", job=job)
+    if json_:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _print_jobs([found])
+
+
+@command.command("drain")
+@_HUB
+@click.option("--seconds", type=click.FloatRange(min=0), help="How long jobs may go on; left out: drain_seconds.")
+@_TOKEN
+@_JSON
+def drain(hub: str, seconds: float | None, token_file: str, json_: bool) -> None:
+    """Let a hub take no new jobs, tell those that run, and exit when they have ended or the time is up."""
+    found = _asked(hub, token_file, op="drain", seconds=seconds)
+    if json_:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _print_status(found)

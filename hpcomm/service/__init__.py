@@ -1,0 +1,21 @@
+"""The hub as a service: one set of servers for the jobs of many tenants (PHub, sections 3.1, 3.3 and 3.4).
+
+`hpcomm hub serve` runs a hub (hub.py). A tenant calls create_service once, connect_service on each worker, and
+parameter_hub(ctx, params, servers="hub"). docs/service.md is the guide to both.
+"""
+
+from .client import HubConnection, ServiceContext, connect_service, create_service, hub_exchange
+from .config import ADMIN
+from .handle import Address, Handle, address
+
+__all__ = [
+    "ADMIN",
+    "Address",
+    "Handle",
+    "HubConnection",
+    "ServiceContext",
+    "address",
+    "connect_service",
+    "create_service",
+    "hub_exchange",
+]

@@ -1,0 +1,508 @@
+"""A tenant's side of a hub: the calls that create a job there, join it, and make its exchanges.
+
+A worker has two contexts. The first one, a ServiceContext, is that of the workers alone: barriers, collectives and
+windows are theirs, and its size is the number of workers. The second one also has the hubs as its last ranks; only
+exchanges use it. Both meet through the hub's port, and both have a secret that is made of the token and of the job's
+nonce.
+"""
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from .. import _core, errors, launch
+from .._core import NULL
+from ..config import Config, read_secret
+from ..context import Context
+from ..engine import Engine, handle_of
+from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeout, TransportError
+from ..exchange import Exchange
+from ..exchange.arguments import checked_params, refuse
+from ..exchange.options import EngineOptions, check_keywords, engine_options, plan_options
+from ..plan import Plan
+from . import proof
+from .config import ADMIN
+from .described import Described, described, with_cores
+from .handle import Address, Handle, addresses, checked_name
+from .handle import parsed as parsed_handle
+
+MOST_BYTES = 64 << 20  # of a frame from a hub: the addresses of all ranks
+_ANSWER_SECONDS = 10.0  # for a hub's answer to a question
+_GRACE = 2.0  # seconds by which a rank waits longer than the hub, whose error names the missing ranks
+
+
+class HubConnection:
+    """A proven connection to a hub."""
+
+    def __init__(self, hub: Address, name: str, token: bytes, timeout: float) -> None:
+        """name: the namespace, or ADMIN.
+
+        Raises:
+            TransportError: no hub answers at this address.
+            AuthError: the hub does not know the namespace, or one of the two has another token.
+            ConfigError: the hub speaks another version.
+        """
+        self.hub, self.name, self.notices = hub, name, list[str]()
+        until = time.monotonic() + timeout
+        try:
+            self._socket = socket.create_connection((hub.host, hub.port), timeout=timeout)
+        except OSError as error:
+            raise TransportError(
+                f"there is no hub at {hub}: {error.strerror or error}", transport="tcp", detail=str(error)
+            ) from None
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._seal = self._proven(token, until)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _proven(self, token: bytes, until: float) -> proof.Seal:
+        greeting = self._read(proof.HELLO, until)
+        if not proof.is_hello(greeting):
+            raise ConfigError(f"{self.hub} is no hub of this version of hpcomm, {_core.version()}")
+        claim = proof.claim(greeting, self.name, token)
+        self._write(claim, until)
+        answer = self._read(proof.ANSWER, until)
+        try:
+            proof.check_answer(greeting, claim, answer, token)
+        except proof.BadProof:
+            what = "administrator" if self.name == ADMIN else f"namespace {self.name!r}"
+            raise AuthError(f"the hub at {self.hub} has no {what} with this token") from None
+        return proof.seal(greeting, claim, token, is_hub=False)
+
+    def ask(self, request: Mapping[str, Any], timeout: float = _ANSWER_SECONDS) -> dict[str, Any]:
+        """Sends a request and returns the answer. Raises the refusal of the hub, Timeout and TransportError."""
+        until = time.monotonic() + timeout
+        self.tell(request, timeout)
+        found: dict[str, Any] = json.loads(self.receive(until)[1])
+        return found
+
+    def tell(self, request: Mapping[str, Any], timeout: float = _ANSWER_SECONDS) -> None:
+        self.send(b"J", json.dumps(request).encode(), time.monotonic() + timeout)
+
+    def send(self, kind: bytes, body: bytes, until: float) -> None:
+        self._write(self._seal.closed(kind, body), until)
+
+    def receive(self, until: float) -> tuple[bytes, bytes]:
+        """Returns the next frame that is no notice. Raises the refusal that the hub sends, if it sends one."""
+        while True:
+            kind, body = self._frame(until)
+            if kind == b"X":
+                raise _refusal(json.loads(body))
+            if kind != b"N":
+                return kind, body
+            self.notices.append(body.decode("utf-8", "replace"))
+
+    def take_notices(self) -> None:
+        """Takes the notices that have come, without waiting. Raises nothing if the hub is gone."""
+        try:
+            while self._has_input():
+                self.receive(time.monotonic() + 1)
+        except HpcommError as ended:
+            self.notices.append(str(ended))
+
+    def _has_input(self) -> bool:
+        self._socket.settimeout(0)
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
+    def _frame(self, until: float) -> tuple[bytes, bytes]:
+        try:
+            n = proof.length_of(self._read(proof.HEAD, until), MOST_BYTES)
+            return self._seal.opened(self._read(n, until))
+        except proof.BadProof as wrong:
+            raise AuthError(f"the hub at {self.hub} sent bytes that fail their proof: {wrong}") from None
+
+    def _read(self, n: int, until: float) -> bytes:
+        found = bytearray()
+        while len(found) < n:
+            try:
+                self._socket.settimeout(max(until - time.monotonic(), 1e-3))
+                part = self._socket.recv(min(n - len(found), 1 << 20))
+            except TimeoutError:
+                raise Timeout(f"the hub at {self.hub} did not answer in time", op="connect_service") from None
+            except OSError as error:
+                raise self._broken(error.strerror) from None
+            if not part:
+                raise self._broken("it hung up")
+            found += part
+        return bytes(found)
+
+    def _write(self, data: bytes, until: float) -> None:
+        try:
+            self._socket.settimeout(max(until - time.monotonic(), 1e-3))
+            self._socket.sendall(data)
+        except TimeoutError:
+            raise Timeout(f"the hub at {self.hub} takes no bytes", op="connect_service") from None
+        except OSError as error:
+            raise self._broken(error.strerror) from None
+
+    def _broken(self, why: str | None) -> TransportError:
+        return TransportError(
+            f"the connection to the hub at {self.hub} broke: {why}", transport="tcp", detail=why or ""
+        )
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _refusal(told: Mapping[str, str]) -> HpcommError:
+    kind = getattr(errors, str(told.get("kind")), None)
+    good = isinstance(kind, type) and issubclass(kind, HpcommError)
+    return (kind if good else HpcommError)(str(told.get("text")))  # type: ignore[misc]
+
+
+def create_service(
+    hubs: str | list[str],
+    namespace: str,
+    token: str | bytes | None = None,
+    job: str | None = None,
+    *,
+    timeout: float = _ANSWER_SECONDS,
+) -> str:
+    """Creates a job at a hub, and returns its handle (PHub, section 3.1: PHub::CreateService).
+
+        handle = hpcomm.create_service("hub7:7700", "vision", token)
+
+    One process calls it, and gives the handle to all workers, e.g. by the variable HPCOMM_SERVICE. The handle is no
+    secret: a worker needs the token too. It is good for one job.
+
+    Args:
+        hubs: where the hub listens, "HOST:PORT"; or several, which then share the job's parameters.
+        namespace: the tenant's namespace at the hubs.
+        token: the namespace's token; None: the contents of the file that HPCOMM_SECRET_FILE names.
+        job: the job's name: letters, digits, '.', '_' and '-'. None: the hub chooses one.
+        timeout: seconds for each hub's answer.
+
+    Raises:
+        InvalidArgument: hubs, namespace, token or job is malformed.
+        TransportError, Timeout: no hub answers.
+        AuthError: the hub does not know the namespace or the token.
+        ConfigError: the namespace has a job of this name, or has as many jobs as it may have; the hub drains; or it
+            runs another version.
+    """
+    secret, space = _token(token), checked_name("namespace", namespace)
+    named = None if job is None else checked_name("job", job)
+    places = addresses(hubs)
+    made: dict[str, Any] = {}
+    opened: list[HubConnection] = []
+    try:
+        for index, hub in enumerate(places):
+            opened.append(HubConnection(hub, space, secret, timeout))
+            request = {"op": "create", "job": made.get("job", named), "nonce": made.get("nonce")}
+            place = {"index": index, "hubs": len(places), "version": _core.version()}
+            made = opened[-1].ask({**request, **place}, timeout)
+        for one in opened:  # all hubs have accepted: without this word each forgets the job
+            one.tell({"op": "keep"}, timeout)
+    finally:
+        for one in opened:
+            one.close()
+    return str(Handle(tuple(map(str, places)), space, str(made["job"]), str(made["nonce"])))
+
+
+def _token(token: str | bytes | None) -> bytes:
+    if token is None:
+        path = launch.configuration({}).secret_file
+        found = read_secret(path)
+        if found is None:
+            raise InvalidArgument("token is None, and HPCOMM_SECRET_FILE is not set: give the namespace's token")
+        return found
+    data = token.encode() if isinstance(token, str) else token
+    if not isinstance(data, bytes) or not data:
+        raise InvalidArgument(f"token is a {type(token).__name__}: must be the token, a str or bytes, or None")
+    return data
+
+
+def connect_service(
+    handle: str | None = None,
+    token: str | bytes | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+    *,
+    engine: Engine | None = None,
+    **config: Any,
+) -> "ServiceContext":
+    """Joins a job at a hub as one of its workers, waits for the other workers and the hub, and returns the context
+    (PHub, section 3.1: PHub::ConnectService).
+
+        ctx = hpcomm.connect_service(handle, token, rank, size)
+        ex = hpcomm.parameter_hub(ctx, params, servers="hub")
+
+    The ranks meet at the hub, so they need no launcher and no MASTER_ADDR.
+
+    Args:
+        handle: the text that create_service returned; None: that of HPCOMM_SERVICE.
+        token: the namespace's token; None: the contents of the file that HPCOMM_SECRET_FILE names.
+        rank, size: this worker's number, from 0, and the number of workers. None: those that the launcher's variables
+            give (mpirun, torchrun, srun, Kubernetes); without a launcher, one worker.
+        engine, config: as in init.
+
+    Raises:
+        InvalidArgument: the token, rank or size is malformed.
+        ConfigError: the handle is malformed, or its job has ended; workers give different sizes, the same rank or
+            different settings; the job has more workers than the namespace allows; or the versions differ.
+        AuthError: the hub does not know the namespace or the token.
+        TransportError: no hub answers, or it hung up.
+        Timeout, PeerFailed: a worker did not come within init_timeout, or failed.
+    """
+    used, settings = handle_of(engine), launch.configuration(config)
+    where, secret = parsed_handle(handle or settings.service), _token(token)
+    if rank is None and size is None:
+        rank, size = launch.numbered()
+    if not _is_count(rank, 0) or not _is_count(size, 1) or rank >= size:  # type: ignore[operator]
+        raise InvalidArgument(f"rank is {rank!r} and size {size!r}: must be numbers, with rank from 0 to size - 1")
+    return ServiceContext(_Meeting(where, secret, int(rank), int(size), settings), used)  # type: ignore[arg-type]
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 20
+
+
+class _Meeting:
+    """A rank's connections to the hubs, by which contexts meet. Rank 0 is connected to all hubs, and passes on what the
+    first one and the others say to each other; other ranks are connected to the first hub."""
+
+    def __init__(self, handle: Handle, token: bytes, rank: int, size: int, config: Config) -> None:
+        self.handle, self.rank, self.size, self.config = handle, rank, size, config
+        self.secret = proof.secret_of(token, handle.nonce)
+        self._until = time.monotonic() + config.init_seconds
+        self._all: list[HubConnection] = []
+        try:
+            for index in range(len(handle.hubs) if rank == 0 else 1):
+                self._all.append(self._joined(index, token))
+        except BaseException:
+            self.close()
+            raise
+
+    def _joined(self, index: int, token: bytes) -> HubConnection:
+        config, left = self.config, max(self._until - time.monotonic(), 1e-3)
+        hub = addresses(self.handle.hubs[index])[0]
+        connection = HubConnection(hub, self.handle.namespace, token, left)
+        try:
+            answer = connection.ask(
+                {
+                    "op": "join",
+                    "job": self.handle.job,
+                    "nonce": self.handle.nonce,
+                    "rank": self.rank,
+                    "size": self.size,
+                    "version": _core.version(),
+                    "seconds": config.init_seconds,
+                    "timeout": config.timeout,
+                    "transport": config.transport,
+                    "silence": config.silence,
+                    "tcp_streams": config.tcp_streams,
+                },
+                left,
+            )
+        except BaseException:
+            connection.close()
+            raise
+        self.cores = int(answer["cores"])
+        return connection
+
+    @property
+    def hubs(self) -> int:
+        return len(self.handle.hubs)
+
+    def exchange(self, group: bytes, data: bytes, size: int, timeout: float) -> list[bytes]:
+        """Returns the data of all ranks of a group: b"w", the workers, or b"s", the workers and the hubs."""
+        until = time.monotonic() + timeout + _GRACE
+        first, *others = self._all
+        first.send(b"D", group + data, until)
+        if group == b"s":
+            for index, hub in enumerate(others, 1):
+                first.send(b"D", b"h" + bytes([index]) + self._data(hub, b"s", until), until)
+        found = self._data(first, group, until)
+        if group == b"s":
+            for hub in others:
+                hub.send(b"D", b"s" + found, until)
+        if len(found) % size:
+            raise AuthError(f"the hub at {first.hub} sent {len(found)} bytes for {size} ranks")
+        n = len(found) // size
+        return [found[i * n : (i + 1) * n] for i in range(size)]
+
+    def _data(self, hub: HubConnection, group: bytes, until: float) -> bytes:
+        kind, body = hub.receive(until)
+        if kind != b"D" or body[:1] != group:
+            raise AuthError(f"the hub at {hub.hub} sent {kind + body[:1]!r} for {group!r}")
+        return body[1:]
+
+    def tell(self, request: Mapping[str, Any]) -> None:
+        """Sends a request to all hubs that this rank is connected to. If a hub is gone, the exchange's own waits say
+        so."""
+        for hub in self._all:
+            with suppress(HpcommError):
+                hub.tell(request)
+
+    def notices(self) -> tuple[str, ...]:
+        for hub in self._all:
+            hub.take_notices()
+        return tuple(one for hub in self._all for one in hub.notices)
+
+    def close(self) -> None:
+        for hub in self._all:
+            hub.close()
+        self._all.clear()
+
+
+class _Ranks:
+    """The ranks of one of the two contexts, as launch.Group wants them."""
+
+    def __init__(self, meeting: _Meeting, group: bytes) -> None:
+        self.rank, self.size = meeting.rank, meeting.size + (meeting.hubs if group == b"s" else 0)
+        self._meeting, self._group = meeting, group
+
+    def exchange(self, data: bytes, timeout: float) -> list[bytes]:
+        return self._meeting.exchange(self._group, data, self.size, timeout)
+
+
+class _HubSide(Context):
+    """The context of the workers and the hubs, which exchanges use."""
+
+    __slots__ = ("meeting",)
+
+    def __init__(self, meeting: _Meeting, engine: Any) -> None:
+        self.meeting = meeting
+        super().__init__(_Ranks(meeting, b"s"), meeting.config, engine, meeting.secret)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self.meeting.tell({"op": "bye"})
+            self.meeting.close()
+
+    def abort(self, why: str) -> None:
+        super().abort(why)
+        self.meeting.close()
+
+
+class ServiceContext(Context):
+    """A worker's membership in a job whose parameters a hub serves. connect_service makes it.
+
+    It is a Context of the workers: `size` counts them, and hubs take no part in barriers, windows and collectives.
+    parameter_hub(ctx, params, servers="hub") makes an exchange at the hub. Other exchanges, among the workers alone,
+    are made as in any context. Closing it closes the exchanges at the hub, and tells the hub that this worker is done.
+
+    The context of an exchange at the hub (Exchange.context) has the hubs as its last ranks. Errors of such an exchange
+    give these ranks: in a job of four workers, rank 4 is the first hub.
+
+    Attributes:
+        handle: the job's handle.
+    """
+
+    __slots__ = ("_served", "handle")
+
+    _served: _HubSide | None
+
+    def __init__(self, meeting: _Meeting, engine: Any = NULL) -> None:
+        self.handle, self._served = str(meeting.handle), None
+        try:
+            super().__init__(_Ranks(meeting, b"w"), meeting.config, engine, meeting.secret)
+            self._served = _HubSide(meeting, engine)
+        except BaseException as error:
+            meeting.close()
+            if hasattr(self, "_handle"):
+                super().abort(str(error))
+            raise
+        title = f"{meeting.handle.namespace}/{meeting.handle.job}"
+        self.set_title(f"{title}, workers")
+        self._served.set_title(title)
+
+    def __enter__(self) -> "ServiceContext":
+        return self
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What the hub has told this job so far, in sentences, e.g. that it drains and ends the job in 60 s."""
+        return () if self._served is None else self._served.meeting.notices()
+
+    def close(self) -> None:
+        try:
+            if self._served is not None:
+                self._served.close()
+        finally:
+            super().close()
+
+    def abort(self, why: str) -> None:
+        if self._served is not None:
+            self._served.abort(why)
+        super().abort(why)
+
+
+def hub_exchange(
+    ctx: Any,
+    params: Mapping[str, Any],
+    topology: Any,
+    given: Mapping[str, Any],
+    consistency: Any,
+    rule: Any,
+    options: Mapping[str, Any],
+) -> Exchange:
+    """Makes an exchange whose owners are the hubs of a ServiceContext; the rest of parameter_hub.
+
+    Args:
+        given: fields of ParameterServer that the user gave, without servers.
+    """
+    if not isinstance(ctx, ServiceContext) or ctx._served is None:
+        raise InvalidArgument(f"servers is 'hub' and ctx {ctx!r}: must be a context of connect_service")
+    served = ctx._served
+    meeting = served.meeting
+    try:
+        asked = _asked(params, topology, given, consistency, rule, options, meeting.cores)
+        message = {"op": "exchange", "text": asked.text()}
+    except Exception as wrong:
+        if ctx.rank == 0:  # the hubs take part in the refusal, as in the creation
+            meeting.tell({"op": "exchange", "refused": f"{wrong}"})
+        refuse(served, wrong)
+        raise
+    if ctx.rank == 0:
+        meeting.tell(message)
+    return Exchange(
+        served,
+        params,
+        asked.topology(meeting.size, meeting.hubs),
+        asked.consistency,
+        asked.rule,
+        plan=asked.plan,
+        engine=asked.engine,
+        timeout=options.get("timeout"),
+    )
+
+
+def _asked(
+    params: Mapping[str, Any],
+    topology: Any,
+    given: Mapping[str, Any],
+    consistency: Any,
+    rule: Any,
+    options: Mapping[str, Any],
+    cores: int,
+) -> Described:
+    if topology not in ("auto", "flat"):
+        raise InvalidArgument(f"topology is {topology!r} and servers 'hub': the hubs alone serve; leave topology out")
+    wrong = next((name for name in ("placement", "tree") if name in given), None)
+    if wrong is not None:
+        raise InvalidArgument(f"{wrong} is {given[wrong]!r} and servers 'hub': leave {wrong} out")
+    plan = options.get("plan")
+    if isinstance(plan, Plan):
+        raise InvalidArgument("plan is a Plan: a hub makes plans of its own; give PlanOptions")
+    more = {name: value for name, value in options.items() if name not in ("plan", "engine", "timeout")}
+    check_keywords(more)
+    shapes = {name: value.shape for name, value in checked_params(params).items()}
+    return described(
+        shapes,
+        given,
+        consistency,
+        rule,
+        with_cores(plan_options(plan, more), cores),
+        engine_options(options.get("engine", EngineOptions()), more),
+    )

@@ -1,0 +1,186 @@
+"""A hub's configuration: a file in TOML."""
+
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config import read_secret
+from ..errors import ConfigError, InvalidArgument, NotSupported
+from .handle import Address, address, checked_name
+
+ADMIN = "@admin"  # in the place of a namespace, which cannot have this name
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|KiB|MiB|GiB|TiB)")
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """The tenants that share a token, and their quotas.
+
+    Attributes:
+        token: the bytes that prove a tenant's connections; not shown.
+        jobs: the most jobs at a time.
+        ranks: the most workers of a job.
+        memory: the most bytes that the hub holds for all jobs of the namespace together.
+        weight: the share of the hub's cores (EngineOptions.weight) of each exchange.
+    """
+
+    name: str
+    token: bytes = field(repr=False)
+    jobs: int
+    ranks: int
+    memory: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class HubConfig:
+    """The configuration of a hub.
+
+    Attributes:
+        listen: where the hub listens; port 0 stands for any free port.
+        cores: the threads that fold and apply, for all jobs together.
+        memory: the most bytes that the hub holds for all jobs.
+        drain_seconds: how long jobs may go on after SIGTERM.
+        wait_seconds: how long a job that was created may wait for its first rank.
+        admin: the token of `hpcomm hub status` and its kin; None: nobody may ask.
+        namespaces: by name.
+    """
+
+    listen: Address
+    cores: int
+    memory: int
+    drain_seconds: float
+    wait_seconds: float
+    admin: bytes | None = field(repr=False)
+    namespaces: Mapping[str, Namespace]
+
+    def token(self, name: str) -> bytes | None:
+        """Returns the token of a namespace, or of ADMIN; None if there is no such name."""
+        return self.admin if name == ADMIN else self.namespaces[name].token if name in self.namespaces else None
+
+
+def read_config(path: str | os.PathLike[str], listen: str | None = None) -> HubConfig:
+    """Reads a hub's configuration. listen: replaces the file's `listen`.
+
+    Raises:
+        ConfigError: the file cannot be read, is no TOML, or has an unknown name or a value out of range; or a token
+            file cannot be used (see HPCOMM_SECRET_FILE).
+        NotSupported: Python is older than 3.11, and tomli is not installed.
+    """
+    file = Path(path)
+    try:
+        table = _loaded(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{file} is no TOML: {error}") from None
+    try:
+        return _config(table, file.parent, listen)
+    except InvalidArgument as wrong:
+        raise ConfigError(f"{file}: {wrong}") from None
+
+
+def _loaded(data: bytes) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+    else:
+        try:
+            import tomli as tomllib  # noqa: PLC0415
+        except ModuleNotFoundError:
+            raise NotSupported("Python 3.10 has no reader of TOML: pip install tomli") from None
+    found: dict[str, Any] = tomllib.loads(data.decode("utf-8"))
+    return found
+
+
+def _config(table: dict[str, Any], folder: Path, listen: str | None) -> HubConfig:
+    of = _Table("", table)
+    cpus = len(os.sched_getaffinity(0))
+    written, admin = of.take("listen", "127.0.0.1:7700"), of.take("admin_token_file", None)
+    spaces = of.take("namespaces", {})
+    if not isinstance(spaces, dict) or not spaces:
+        raise InvalidArgument("there are no namespaces: give one by [namespaces.NAME] with a token_file")
+    found = HubConfig(
+        listen=address(written if listen is None else listen),
+        cores=of.whole("cores", cpus, 1, 64),
+        memory=of.size("memory", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2),
+        drain_seconds=of.seconds("drain_seconds", 60),
+        wait_seconds=of.seconds("wait_seconds", 600),
+        admin=None if admin is None else _token("admin_token_file", admin, folder),
+        namespaces={name: _namespace(name, spaces[name], folder) for name in spaces},
+    )
+    of.end()
+    tokens = [one.token for one in found.namespaces.values()] + ([] if found.admin is None else [found.admin])
+    if len(set(tokens)) < len(tokens):
+        raise InvalidArgument("two token files hold the same token: give each namespace and the administrator another")
+    return found
+
+
+def _namespace(name: str, table: Any, folder: Path) -> Namespace:
+    checked_name("the name of a namespace", name)
+    of = _Table(f"namespaces.{name}.", table)
+    file = of.take("token_file", None)
+    if file is None:
+        raise InvalidArgument(f"namespaces.{name} has no token_file")
+    found = Namespace(
+        name,
+        _token(f"namespaces.{name}.token_file", file, folder),
+        jobs=of.whole("jobs", 16, 1, 10000),
+        ranks=of.whole("ranks", 1024, 1, 1 << 20),
+        memory=of.size("memory", 1 << 62),
+        weight=of.number("weight", 1.0, 1e-6, 1e6),
+    )
+    of.end()
+    return found
+
+
+def _token(what: str, file: Any, folder: Path) -> bytes:
+    if not isinstance(file, str) or not file:
+        raise InvalidArgument(f"{what} is {file!r}: must be the path of a file")
+    path = str(folder / file)
+    token = read_secret(path, f"{what} = {path}")
+    assert token is not None
+    return token
+
+
+class _Table:
+    """A table of the file. Each name that is there must be taken."""
+
+    def __init__(self, prefix: str, table: Any) -> None:
+        if not isinstance(table, dict):
+            raise InvalidArgument(f"{prefix.rstrip('.')} is {table!r}: must be a table")
+        self._prefix, self._left = prefix, dict(table)
+
+    def take(self, name: str, default: Any) -> Any:
+        return self._left.pop(name, default)
+
+    def whole(self, name: str, default: int, least: int, most: int) -> int:
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise InvalidArgument(f"{self._prefix}{name} is {value!r}: must be a whole number from {least} to {most}")
+        return value
+
+    def number(self, name: str, default: float, least: float, most: float) -> float:
+        value = self.take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise InvalidArgument(f"{self._prefix}{name} is {value!r}: must be a number from {least:g} to {most:g}")
+        return float(value)
+
+    def seconds(self, name: str, default: float) -> float:
+        return self.number(name, default, 0, math.inf)
+
+    def size(self, name: str, default: int) -> int:
+        value = self.take(name, default)
+        match = _SIZE.fullmatch(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
+        if match is None:
+            raise InvalidArgument(f'{self._prefix}{name} is {value!r}: must be bytes, such as 1048576 or "8 GiB"')
+        return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+
+    def end(self) -> None:
+        if self._left:
+            raise InvalidArgument(f"{self._prefix}{next(iter(self._left))} is not a setting of a hub")

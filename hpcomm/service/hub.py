@@ -1,0 +1,478 @@
+"""The hub: a process that serves the parameters of many jobs, each a tenant, and outlives them (PHub, section 3).
+
+One thread, the hub's own, accepts connections and keeps the books; each tenant has threads of its own (tenant.py). The
+contexts of all tenants share the process's engine, control thread and reactor.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from .. import _core, launch
+from ..config import resolve
+from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeout
+from . import proof
+from .config import ADMIN, HubConfig, Namespace
+from .handle import checked_name
+from .meeting import Job, Joining, Session, again, as_request
+from .tenant import Tenant, Terms
+
+MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place
+_PROOF_SECONDS = 5.0
+_PLACE_SECONDS = 1.0  # until a caller that has proven nothing must give up its place to another one
+_REQUEST_SECONDS = 10.0  # from the proof to the first request, and from the answer to "keep"
+_MOST_SECONDS = 600.0  # that a tenant may give its workers to meet
+_MOST_TIMEOUT = 86400.0
+_STOP_SECONDS = 10.0  # for tenants that were told to stop
+_REMEMBERED = 256  # jobs that ended before they ran: their late workers are told why
+
+_BROKEN = (proof.BadProof, EOFError, OSError, TimeoutError, asyncio.TimeoutError)
+
+
+class Hub:
+    """A hub. serve runs it until it has drained."""
+
+    def __init__(self, read: Callable[[], HubConfig], tell: Callable[[str], None]) -> None:
+        """Reads the configuration.
+
+        Args:
+            read: reads the configuration, now and at each reload.
+            tell: takes sentences for the log.
+
+        Raises:
+            ConfigError, NotSupported: as read_config.
+        """
+        self._read, self.tell = read, tell
+        self.config = read()
+        self.counts: Counter[str] = Counter()
+        self.jobs: dict[tuple[str, str], Job] = {}
+        self._failed: OrderedDict[str, HpcommError] = OrderedDict()  # by nonce
+        self._memory: Counter[str] = Counter()  # by namespace
+        self._callers: dict[asyncio.StreamWriter, float] = {}
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._drains_at: float | None = None
+        self._began = time.monotonic()
+        self._over = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- the life of a hub -----------------------------------------------------------------------------------------
+
+    async def serve(self, ready: Callable[[str], None]) -> None:
+        """Serves until SIGTERM, SIGINT or `hpcomm hub drain`, and then until its jobs have ended or the deadline has
+        passed. ready: is called with the address at which the hub listens.
+
+        Raises:
+            ConfigError: the hub cannot listen at its address.
+        """
+        where = self.config.listen
+        try:
+            server = await asyncio.start_server(self._greet, where.host, where.port, backlog=256)
+        except OSError as error:
+            raise ConfigError(f"the hub cannot listen at {where}: {error.strerror}") from None
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._on_term)
+        self._loop.add_signal_handler(signal.SIGHUP, self.reload)
+        host, port = server.sockets[0].getsockname()[:2]
+        ready(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        try:
+            await self._over.wait()
+        finally:
+            server.close()
+            await self._end_all("the hub ends")
+
+    def _on_term(self) -> None:
+        self.drain(0 if self._drains_at is not None else self.config.drain_seconds)
+
+    def drain(self, seconds: float) -> None:
+        """Takes no new jobs, and ends those that are left after so many seconds."""
+        sentence = f"the hub drains: it ends this job in {seconds:g} s"
+        self._drains_at = time.monotonic() + seconds
+        self.tell(f"drains: {len(self.jobs)} jobs have {seconds:g} s")
+        for job in list(self.jobs.values()):
+            if job.tenant is None:
+                job.end(ConfigError(f"{job.title}: the hub drains, and takes no new jobs"))
+            else:
+                job.tell(sentence)
+        self._loop.call_later(seconds, self._over.set)
+        self._look()
+
+    def _look(self) -> None:
+        if self._drains_at is not None and not self.jobs:
+            self._over.set()
+
+    async def _end_all(self, why: str) -> None:
+        for job in list(self.jobs.values()):
+            job.end(ConfigError(f"{job.title}: {why}"))
+        until = time.monotonic() + _STOP_SECONDS
+        while self.jobs and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def reload(self) -> None:
+        """Reads the configuration again. Jobs of namespaces that are gone or have another token end. Without a valid
+        file nothing changes. The address and the cores stay as they are."""
+        try:
+            fresh = self._read()
+        except HpcommError as wrong:
+            self.tell(f"reload: the old configuration stays: {wrong}")
+            return
+        old, self.config = self.config, fresh
+        self.tell(f"reload: {len(fresh.namespaces)} namespaces")
+        for job in list(self.jobs.values()):
+            if fresh.token(job.namespace) != old.token(job.namespace):
+                self.counts["ended: token revoked"] += 1
+                job.end(AuthError(f"{job.title}: the token of its namespace was revoked"))
+
+    # ---- connections -----------------------------------------------------------------------------------------------
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves a connection, from its first byte to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if not await self._has_place():
+                self.counts["refused: too many strangers"] += 1
+                return
+            self._callers[writer] = time.monotonic()
+            session = await asyncio.wait_for(self._proven(reader, writer), _PROOF_SECONDS)
+            self._callers.pop(writer, None)
+            if session is not None:
+                await self._attend(session)
+        except _BROKEN:
+            if writer in self._callers:
+                self.counts["refused: strangers"] += 1
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._callers.pop(writer, None)
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _has_place(self) -> bool:
+        """Waits until one more caller may try to prove itself: at most until the oldest one has had its second, which
+        then loses its place. Returns False if too many wait already."""
+        if self._waiting >= MOST_CALLERS:
+            return False
+        self._waiting += 1
+        try:
+            while len(self._callers) >= MOST_CALLERS:
+                oldest = min(self._callers, key=self._callers.__getitem__)
+                left = self._callers[oldest] + _PLACE_SECONDS - time.monotonic()
+                if left <= 0:
+                    del self._callers[oldest]
+                    self.counts["refused: strangers"] += 1
+                    oldest.transport.abort()
+                else:
+                    await asyncio.sleep(left)
+        finally:
+            self._waiting -= 1
+        return True
+
+    async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session | None:
+        """Returns the session of a caller that has proven itself; None if the caller was refused."""
+        greeting = proof.hello()
+        writer.write(greeting)
+        claim = await reader.readexactly(proof.CLAIM)
+        name = proof.name_in(claim)
+        token = self.config.token(name)
+        try:
+            proof.check_claim(greeting, claim, token or os.urandom(16))  # an unknown name takes as long as a known one
+        except proof.BadProof:
+            self.counts["refused: unknown namespace" if token is None else "refused: wrong token"] += 1
+            writer.write(proof.refusal())
+            await writer.drain()
+            return None
+        assert token is not None
+        writer.write(proof.answer(greeting, claim, token))
+        return Session(name, proof.seal(greeting, claim, token, is_hub=True), reader, writer)
+
+    async def _attend(self, session: Session) -> None:
+        """Answers the requests of a session."""
+        request = await session.request(_REQUEST_SECONDS)
+        kind = request.get("op")
+        try:
+            if session.name == ADMIN:
+                session.answer(self._administer(request))
+            elif kind == "create":
+                await self._create(session, request)
+            elif kind == "join":
+                await self._join(session, request)
+            else:
+                raise InvalidArgument(f"a hub has no request {str(kind)[:40]!r}")
+        except HpcommError as wrong:
+            session.refuse(wrong)
+
+    # ---- tenants ---------------------------------------------------------------------------------------------------
+
+    async def _create(self, session: Session, request: Mapping[str, Any]) -> None:
+        job = self._created(self.config.namespaces[session.name], request)
+        kept = False
+        try:
+            session.answer({"job": job.name, "nonce": job.nonce})
+            kept = (await session.request(_REQUEST_SECONDS)).get("op") == "keep"
+        finally:
+            if not kept:
+                job.end(ConfigError(f"{job.title}: not all hubs took it"))
+
+    def _created(self, space: Namespace, request: Mapping[str, Any]) -> Job:
+        name, nonce = request.get("job") or f"job-{os.urandom(4).hex()}", request.get("nonce") or os.urandom(16).hex()
+        index, hubs = request.get("index"), request.get("hubs")
+        checked_name("job", name)
+        if not isinstance(nonce, str) or len(nonce) != 32 or type(index) is not int or type(hubs) is not int:
+            raise InvalidArgument("a request to create a job is malformed")
+        self._check_version(request)
+        title = f"{space.name}/{name}"
+        if not 0 <= index < hubs <= 64:
+            raise InvalidArgument(f"hub {index} of {hubs}: a job has 1 to 64 hubs")
+        if self._drains_at is not None:
+            raise self._counted("draining", f"{title}: the hub drains, and takes no new jobs")
+        if (space.name, name) in self.jobs:
+            raise self._counted("two jobs of one name", f"namespace {space.name!r} already has a job {name!r}")
+        if sum(one.namespace == space.name for one in self.jobs.values()) >= space.jobs:
+            raise self._counted("job quota", f"namespace {space.name!r} has {space.jobs} jobs, and may have no more")
+        job = self.jobs[space.name, name] = Job(space.name, name, nonce, index, hubs, self._drop)
+        job.since = time.monotonic()
+        late = ConfigError(f"{title}: no worker has come in {self.config.wait_seconds:g} s")
+        job.timer = self._loop.call_later(self.config.wait_seconds, job.end, late)
+        self.counts["jobs created"] += 1
+        return job
+
+    def _check_version(self, request: Mapping[str, Any]) -> None:
+        theirs, mine = str(request.get("version"))[:40], _core.version()
+        if theirs != mine:
+            raise self._counted("another version", f"the hub runs hpcomm {mine}, and this process {theirs}")
+
+    def _counted(self, what: str, sentence: str) -> ConfigError:
+        self.counts[f"refused: {what}"] += 1
+        return ConfigError(sentence)
+
+    async def _join(self, session: Session, request: Mapping[str, Any]) -> None:
+        job, rank = self._joined(session, request)
+        if job.is_whole:
+            self._start(job)
+        try:
+            while rank not in job.done and job.ended is None:
+                kind, body = await session.receive(None)
+                if kind == b"D":
+                    job.post(rank, body)
+                else:
+                    self._asked(job, rank, as_request(kind, body))
+        except proof.BadProof as wrong:
+            self.counts["refused: broken tenants"] += 1
+            job.end(AuthError(f"{job.title}: rank {rank} sent bytes that the hub does not take: {wrong}"))
+        finally:
+            job.lost(rank)
+
+    def _joined(self, session: Session, request: Mapping[str, Any]) -> tuple[Job, int]:
+        space = self.config.namespaces[session.name]
+        nonce = str(request.get("nonce"))
+        if nonce in self._failed:
+            raise again(self._failed[nonce])
+        job = self.jobs.get((space.name, str(request.get("job"))))
+        if job is None or job.nonce != nonce:
+            name = str(request.get("job"))[:63]
+            raise self._counted("old handles", f"{space.name}/{name} has ended: a handle is good for one job")
+        says = self._says(request)
+        try:
+            self._check_version(request)
+        except ConfigError as wrong:
+            raise again(job.end(ConfigError(f"{job.title}: rank {says.rank}: {wrong}"))) from None
+        had = job.ended
+        try:
+            job.join(says, session, space.ranks)
+        except ConfigError:
+            self.counts["refused: used handles" if had is job.ended else "refused: workers that do not agree"] += 1
+            raise
+        if job.timer is not None and len(job.members) == 1:
+            job.timer.cancel()
+            job.timer = self._loop.call_later(says.seconds, self._miss, job, says.seconds)
+        session.answer({"cores": self.config.cores})
+        return job, says.rank
+
+    def _says(self, request: Mapping[str, Any]) -> Joining:
+        """Returns what a worker says of itself. Raises InvalidArgument for values out of range."""
+        try:
+            says = Joining(
+                rank=int(request["rank"]),
+                size=int(request["size"]),
+                seconds=min(float(request["seconds"]), _MOST_SECONDS),
+                timeout=min(float(request["timeout"]), _MOST_TIMEOUT),
+                transport=str(request["transport"]),
+                silence=float(request["silence"]),
+                tcp_streams=int(request["tcp_streams"]),
+            )
+            resolve({}, says.settings)
+        except (ConfigError, KeyError, OverflowError, TypeError, ValueError) as wrong:
+            raise InvalidArgument(f"a request to join a job is malformed: {wrong}") from None
+        good = 0 <= says.rank < says.size and says.seconds > 0 and says.timeout > 0 and 0.1 <= says.silence <= 3600
+        if not good or "loop" in says.transport.split(","):
+            raise InvalidArgument(f"a hub does not take a worker with {says}")
+        return says
+
+    def _miss(self, job: Job, seconds: float) -> None:
+        missing = ", ".join(map(str, job.missing[:16]))
+        job.end(Timeout(f"{job.title}: rank {missing} did not come in {seconds:g} s"))
+
+    def _asked(self, job: Job, rank: int, request: Mapping[str, Any]) -> None:
+        """Does what a worker of a running job asks for."""
+        kind = request.get("op")
+        if kind == "bye":
+            job.leave(rank)
+        elif kind == "exchange" and rank == 0 and job.tenant is not None:
+            job.tenant.asked(str(request.get("text", "")), str(request.get("refused", "")))
+        else:
+            raise proof.BadProof(f"a request {str(kind)[:40]!r}")
+
+    def _start(self, job: Job) -> None:
+        """Lets a tenant begin: all its workers have come."""
+        if job.timer is not None:
+            job.timer.cancel()
+        assert job.first is not None
+        space, base, loop = self.config.namespaces[job.namespace], launch.configuration({}), self._loop
+        own = {"socket_ifname": base.socket_ifname, "tcp_congestion": base.tcp_congestion, "devices": base.devices}
+        terms = Terms(
+            title=job.title,
+            rank=job.first.size + job.index,
+            workers=job.first.size,
+            hubs=job.hubs,
+            secret=proof.secret_of(space.token, job.nonce),
+            config=resolve({}, {**own, **job.first.config(base)}),
+            weight=space.weight,
+            cores=self.config.cores,
+        )
+
+        def over(why: str, kind: str) -> None:
+            _soon(loop, self._ended, job, why, kind)
+
+        job.tenant = Tenant(
+            terms,
+            post=lambda data: _soon(loop, job.post_own, data),
+            claim=lambda nbytes: self._claim(space.name, nbytes),
+            over=over,
+            count=lambda what: _soon(loop, self._count, what),
+        )
+        self.tell(f"{job.title} begins, with {job.first.size} workers")
+
+    def _count(self, what: str) -> None:
+        self.counts[what] += 1
+
+    def _claim(self, space: str, nbytes: int) -> str | None:
+        """Takes memory for an exchange, or gives it back; returns the refusal. Tenants' threads call it: a lock
+        keeps them apart."""
+        with self._lock:
+            return self._taken(space, nbytes)
+
+    def _taken(self, space: str, nbytes: int) -> str | None:
+        own = self.config.namespaces.get(space)
+        have, of_all = self._memory[space], sum(self._memory.values())
+        if nbytes > 0 and (own is None or have + nbytes > own.memory):
+            most = 0 if own is None else own.memory
+            return (
+                f"the exchange needs {nbytes} bytes, and namespace {space!r} has {max(most - have, 0)} of {most} left"
+            )
+        if nbytes > 0 and of_all + nbytes > self.config.memory:
+            return f"the exchange needs {nbytes} bytes, and the hub has {max(self.config.memory - of_all, 0)} left"
+        self._memory[space] += nbytes
+        return None
+
+    def _ended(self, job: Job, why: str, kind: str) -> None:
+        if why and job.ended is None:
+            self.counts[f"ended: {kind}"] += 1
+            job.end(ConfigError(f"{job.title}: {why}"))
+        else:
+            self.counts["jobs done"] += not why
+        self.tell(f"{job.title} has ended{f': {why}' if why else ''}")
+        self._drop(job)
+
+    def _drop(self, job: Job) -> None:
+        if self.jobs.get((job.namespace, job.name)) is job:
+            del self.jobs[job.namespace, job.name]
+        for session in job.members.values():
+            session.close()
+        if job.tenant is None and job.ended is not None:
+            self._failed[job.nonce] = job.ended
+            while len(self._failed) > _REMEMBERED:
+                self._failed.popitem(last=False)
+        self._look()
+
+    # ---- the administrator -----------------------------------------------------------------------------------------
+
+    def _administer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        kind = request.get("op")
+        if kind == "status":
+            return self._status()
+        if kind == "jobs":
+            return {"jobs": [self._told(job) for job in self.jobs.values()]}
+        if kind == "evict":
+            space, _, name = str(request.get("job")).partition("/")
+            job = self.jobs.get((space, name))
+            if job is None:
+                raise InvalidArgument(f"the hub has no job {request.get('job')!r}")
+            self.counts["ended: evicted"] += 1
+            job.end(ConfigError(f"{job.title}: the administrator of the hub has ended it"))
+            return self._told(job)
+        if kind == "drain":
+            seconds = request.get("seconds")
+            self.drain(self.config.drain_seconds if seconds is None else max(float(seconds), 0.0))
+            return self._status()
+        raise InvalidArgument(f"a hub has no request {str(kind)[:40]!r}")
+
+    def _status(self) -> dict[str, Any]:
+        left = None if self._drains_at is None else max(self._drains_at - time.monotonic(), 0.0)
+        by_space = Counter(job.namespace for job in self.jobs.values())
+        return {
+            "version": _core.version(),
+            "pid": os.getpid(),
+            "seconds": time.monotonic() - self._began,
+            "drains_in": left,
+            "cores": self.config.cores,
+            "jobs": len(self.jobs),
+            "memory": sum(self._memory.values()),
+            "memory_quota": self.config.memory,
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")),
+            "resident": _resident(),
+            "namespaces": {
+                name: {
+                    "jobs": by_space[name],
+                    "job_quota": one.jobs,
+                    "memory": self._memory[name],
+                    "memory_quota": one.memory,
+                    "weight": one.weight,
+                }
+                for name, one in self.config.namespaces.items()
+            },
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+    def _told(self, job: Job) -> dict[str, Any]:
+        return {
+            "job": job.title,
+            "state": job.state,
+            "workers": 0 if job.first is None else job.first.size,
+            "missing": [] if job.tenant else job.missing,
+            "exchanges": 0 if job.tenant is None else job.tenant.exchanges,
+            "memory": 0 if job.tenant is None else job.tenant.memory,
+            "seconds": time.monotonic() - job.since,
+        }
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
+    with suppress(RuntimeError):  # the loop has ended, and so do the tenants
+        loop.call_soon_threadsafe(call, *args)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,252 @@
+"""A tenant at its hub: a thread that joins the job's context, makes the exchanges that the job asks for, and serves
+them until the workers have closed them."""
+
+import gc
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ..config import Config
+from ..context import Context
+from ..errors import ConfigError, HpcommError, InvalidArgument, Timeout
+from ..exchange import Exchange
+from ..exchange.arguments import refuse
+from .described import Described, parsed
+
+_CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
+_STARTED = 5.0  # for the end of a thread whose context was aborted
+_FATAL = (errors.PeerFailed, errors.Timeout, errors.TransportError, errors.AuthError)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a hub grants to a job.
+
+    Attributes:
+        title: NAMESPACE/JOB.
+        rank: this hub's rank among workers and hubs.
+        workers, hubs: how many there are.
+        secret: the secret of the job's contexts.
+        weight: the share of the hub's cores for each exchange.
+        cores: the hub's cores.
+    """
+
+    title: str
+    rank: int
+    workers: int
+    hubs: int
+    secret: bytes = field(repr=False)
+    config: Config
+    weight: float
+    cores: int
+
+
+class Stopped(HpcommError):
+    """This job has ended."""
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """Why a job ends: a sentence, and the kind of the error if it failed by itself."""
+
+    why: str
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A worker's request for an exchange. refused: why the worker itself does not make it."""
+
+    text: str
+    refused: str = ""
+
+
+class Tenant:
+    """The hub's part of a job. Its methods are called by the hub's own thread, and do not wait."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        post: Callable[[bytes], None],
+        claim: Callable[[int], str | None],
+        over: Callable[[str, str], None],
+        count: Callable[[str], None],
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            post: sends this hub's part of a round of the meeting.
+            claim: takes bytes of the namespace's memory, or gives them back if negative; returns the refusal.
+            over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
+            count: counts an event by its name.
+        """
+        self.terms, self._post, self._claim, self._over, self._count = terms, post, claim, over, count
+        self.rank, self.size = terms.rank, terms.workers + terms.hubs
+        self.exchanges = self.memory = 0
+        self._inbox: queue.SimpleQueue[_Asked | _Stop | None] = queue.SimpleQueue()
+        self._parts: queue.SimpleQueue[list[bytes] | _Stop] = queue.SimpleQueue()
+        self._serving: list[threading.Thread] = []
+        self._context: Context | None = None
+        # the first reason why the job ends; no exception, since the traceback of one would keep the context alive
+        self._why: _Stop | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"tenant {terms.title}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the workers and the hubs have met."""
+        return self._context is not None
+
+    # ---- calls of the hub ------------------------------------------------------------------------------------------
+
+    def asked(self, text: str, refused: str = "") -> None:
+        """Makes an exchange, together with the workers."""
+        self._inbox.put(_Asked(text, refused))
+
+    def take(self, parts: list[bytes]) -> None:
+        """Takes the data of all ranks of a round."""
+        self._parts.put(parts)
+
+    def finish(self) -> None:
+        """Ends the job: all workers have said that they are done."""
+        self._inbox.put(None)
+
+    def stop(self, why: str) -> None:
+        """Ends the job, whatever it does. Its workers are told why."""
+        with self._lock:
+            if self._why is not None:
+                return
+            self._why = _Stop(why)
+            context = self._context
+        self._parts.put(self._why)
+        self._inbox.put(self._why)
+        if context is not None:  # which ends the waits of the tenant's threads; it may take a moment
+            threading.Thread(target=context.abort, args=(why,), daemon=True).start()
+
+    # ---- launch.Group ----------------------------------------------------------------------------------------------
+
+    def exchange(self, data: bytes, timeout: float) -> list[bytes]:
+        self._post(data)
+        try:
+            found = self._parts.get(timeout=timeout)
+        except queue.Empty:
+            raise Timeout(f"not all workers of {self.terms.title} came in {timeout:.3g} s", op="init") from None
+        if isinstance(found, _Stop):
+            raise Stopped(found.why)
+        return found
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._take_part()
+        except Exception as failed:
+            self._fail(failed)
+        for thread in self._serving:
+            thread.join(_STARTED)
+        self._context = None
+        self._serving.clear()
+        gc.collect()  # frees memory and descriptors of the context now
+        self._over(*((self._why.why, self._why.kind) if self._why else ("", "")))
+
+    def _fail(self, failed: Exception) -> _Stop:
+        """Keeps why the job ends, unless it is known; returns the reason that counts."""
+        with self._lock:
+            if self._why is None:
+                self._why = _Stop(str(failed) or type(failed).__name__, type(failed).__name__)
+            return self._why
+
+    def _take_part(self) -> None:
+        context = Context(self, self.terms.config, secret=self.terms.secret)
+        try:
+            context.set_title(f"{self.terms.title}, hub")
+            with self._lock:
+                self._context = context
+            while (asked := self._inbox.get()) is not None:
+                if isinstance(asked, _Stop):
+                    raise Stopped(asked.why)
+                self._make(context, asked)
+            for thread in self._serving:
+                thread.join(_CLOSE_SECONDS)
+            context.close()
+        except Exception as failed:
+            context.abort(self._fail(failed).why)
+
+    def _make(self, context: Context, asked: _Asked) -> None:
+        """Makes an exchange, or tells the workers why not."""
+        nbytes, exchange = 0, None
+        try:
+            described = self._checked(asked)
+            far = sum(not peer.maps for peer in context.peers[: self.terms.workers])
+            nbytes = described.memory(self.terms.workers, far) // self.terms.hubs
+            refused = self._claim(nbytes)
+            if refused is not None:
+                nbytes = 0
+                self._count("refused: memory quota")
+                raise ConfigError(refused)
+        except HpcommError as wrong:
+            self._count("refused: exchange")
+            refuse(context, wrong)
+            return
+        try:
+            exchange = self._made(context, described)
+        except _FATAL:
+            raise
+        except HpcommError:  # every rank has raised it; the job may try again
+            self._count("refused: exchange")
+        finally:
+            if exchange is None:
+                self._claim(-nbytes)
+        if exchange is None:
+            return
+        self.exchanges += 1
+        self.memory += nbytes
+        name = f"serves {self.terms.title}"
+        thread = threading.Thread(target=self._serve, args=(exchange, nbytes), name=name, daemon=True)
+        self._serving[:] = [one for one in self._serving if one.is_alive()]
+        self._serving.append(thread)
+        thread.start()
+
+    def _checked(self, asked: _Asked) -> Described:
+        if asked.refused:
+            raise InvalidArgument(asked.refused)
+        described = parsed(asked.text)
+        if described.plan.cores is None or not 1 <= described.plan.cores <= self.terms.cores:
+            raise InvalidArgument(f"cores is {described.plan.cores}: the hub has {self.terms.cores}")
+        return described
+
+    def _made(self, context: Context, described: Described) -> Exchange:
+        return Exchange(
+            context,
+            {name: _zeros(shape) for name, shape in described.shapes.items()},
+            described.topology(self.terms.workers, self.terms.hubs),
+            described.consistency,
+            described.rule,
+            plan=described.plan,
+            engine=replace(described.engine, progress="thread", weight=self.terms.weight),
+        )
+
+    def _serve(self, exchange: Exchange, nbytes: int) -> None:
+        """Serves an exchange until all workers have closed it; then frees it."""
+        try:
+            exchange.serve()
+            exchange.close()
+        except HpcommError as failed:
+            self._inbox.put(self._fail(failed))
+        finally:
+            del exchange
+            gc.collect()
+            self.exchanges -= 1
+            self.memory -= nbytes
+            self._claim(-nbytes)
+
+
+def _zeros(shape: tuple[int, ...]) -> Any:
+    """Returns values that are never read: every rank starts from those of worker 0. They take no memory."""
+    return np.zeros(shape, np.float32)

@@ -1,0 +1,794 @@
+"""The hub as a service: a hub process, and jobs of worker processes that come and go."""
+
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import mpi
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import on_both
+
+import hpcomm
+from hpcomm import launch
+from hpcomm.cli import main
+from hpcomm.service import ADMIN, HubConnection, address, proof
+from hpcomm.service import handle as handles
+from hpcomm.service.config import read_config
+from hpcomm.service.described import described, parsed
+from hpcomm.service.tenant import Tenant
+
+TOKENS = {name: f"{name} has a token of its own" for name in ("a", "b", "small", "admin")}
+SECONDS = 20.0
+
+
+# ---- a hub, and what a test asks it --------------------------------------------------------------------------------
+
+
+class Served:
+    """A hub in a process."""
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        self.folder = folder
+        for name, token in TOKENS.items():
+            self.token(name, token)
+        self.configure(more=more)
+        line = [sys.executable, "-m", "hpcomm", "hub", "serve", "--listen", "127.0.0.1:0", "--config", str(self.file)]
+        self.process = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines: list[str] = []
+        self._fresh: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.where = self.until("listens at ").rpartition(" ")[2]
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "hub.toml"
+
+    def token(self, name: str, token: str) -> None:
+        path = self.folder / f"{name}.token"
+        path.touch(0o600)
+        path.write_text(token, encoding="utf-8")
+
+    def configure(self, names: tuple[str, ...] = ("a", "b", "small"), more: dict[str, Any] | None = None) -> None:
+        top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 30, **(more or {})}
+        own = {"small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2', "b": "weight = 3.0"}
+        tables = [f'[namespaces.{name}]\ntoken_file = "{name}.token"\n{own.get(name, "")}' for name in names]
+        text = [f"{name} = {json.dumps(value)}" for name, value in top.items()]
+        self.file.write_text("\n".join([*text, *tables]), encoding="utf-8")
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            self._fresh.put(line)
+        self._fresh.put("")
+
+    def until(self, words: str) -> str:
+        """The hub's next line with these words."""
+        until = time.monotonic() + SECONDS * mpi.PATIENCE
+        while True:
+            try:
+                line = self._fresh.get(timeout=max(until - time.monotonic(), 0))
+            except queue.Empty:
+                line = ""
+            assert line, f"the hub has not said {words!r}\n{''.join(self.lines)}"
+            if words in line:
+                return line.strip()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        with closing(HubConnection(address(self.where), ADMIN, TOKENS["admin"].encode(), 10)) as hub:
+            return hub.ask(request)
+
+    def counts(self, what: str) -> int:
+        return int(self.ask(op="status")["counts"].get(what, 0))
+
+    def create(self, namespace: str = "a", job: str | None = None) -> str:
+        return hpcomm.create_service(self.where, namespace, TOKENS[namespace], job)
+
+    def has_only(self, before: dict[str, Any]) -> None:
+        """Waits until the hub has as many descriptors, threads and bytes as before."""
+        names = ("descriptors", "threads", "memory", "jobs")
+        until, now = time.monotonic() + SECONDS * mpi.PATIENCE, before
+        while time.monotonic() < until:
+            now = self.ask(op="status")
+            if all(now[name] <= before[name] for name in names):
+                break
+        assert {name: now[name] for name in names} == {name: before[name] for name in names}
+        assert now["resident"] < before["resident"] + (8 << 20)
+
+    def end(self) -> int:
+        self.process.terminate()
+        try:
+            return self.process.wait(SECONDS)
+        finally:
+            self.process.kill()
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("hub"), drain_seconds=0)
+    with closing(caller(served)) as silent:
+        yield served
+        assert len(rest(silent)) == proof.HELLO, "the hub has dropped it long ago"
+    assert served.end() == 0
+
+
+@pytest.fixture
+def own_hub(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path, drain_seconds=0)
+    yield served
+    served.end()
+
+
+def numbered(n: int, **more: str) -> list[dict[str, str]]:
+    return [{"RANK": str(rank), "WORLD_SIZE": str(n), **more} for rank in range(n)]
+
+
+def run(n: int, body: Callable[..., Any], handle: str, *args: Any, token: str = TOKENS["a"]) -> list[Any]:
+    """What the workers of a job return."""
+    return mpi.start(numbered(n), body, handle, token, *args, timeout=SECONDS).values
+
+
+def join(handle: str, token: str, **config: Any) -> hpcomm.ServiceContext:
+    return hpcomm.connect_service(handle, token, **{"timeout": 15, **config})
+
+
+def said(call: Callable[[], Any]) -> list[str]:
+    """The kind and the sentence of the error that a call raises."""
+    try:
+        call()
+    except hpcomm.HpcommError as error:
+        return [type(error).__name__, str(error)]
+    return ["", ""]
+
+
+def numbers(shape: tuple[int, ...], seed: int) -> Any:
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
+
+
+SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
+VALUES = {name: numbers(shape, len(name)) for name, shape in SHAPES.items()}
+
+
+def trained(ex: hpcomm.Exchange, rank: int, steps: int = 4) -> dict[str, Any]:
+    """The parameters after steps with gradients that differ by rank and step."""
+    for step in range(steps):
+        ex.step({name: numbers(shape, 100 * rank + step) for name, shape in SHAPES.items()})
+    return {name: ex.params[name].copy() for name in SHAPES}
+
+
+# ---- exchanges -----------------------------------------------------------------------------------------------------
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"rule": hpcomm.Adam(lr=0.125), "plan": hpcomm.PlanOptions(chunk_bytes=4096)},
+    {"rule": {"w": hpcomm.SGD(lr=0.5), "b": hpcomm.Momentum(lr=0.25), "big": hpcomm.AdamW()}, "reduce": "sum"},
+    {"codec": "float16", "plan": hpcomm.PlanOptions(codec_out="bfloat16")},
+    {"codec": {"w": hpcomm.codec.TopK(0.1), "big": hpcomm.codec.OneBit()}, "apply_at": "receivers"},
+    {"codec": hpcomm.codec.ErrorFeedback(hpcomm.codec.Float4())},
+    {"consistency": {"w": hpcomm.SSP(0)}, "engine": hpcomm.EngineOptions(groups=[["w", "b"], ["big"]])},
+]
+
+
+def make_all(handle: str, token: str) -> int:
+    """Makes exchanges at the hub one after the other, and compares each with one whose owner is worker 0."""
+    with join(handle, token) as ctx:
+        for more in CASES:
+            case: dict[str, Any] = {"rule": hpcomm.Nesterov(lr=0.5), **more}
+            place: dict[str, Any] = {"placement": "CC"}
+            with hpcomm.parameter_hub(ctx, VALUES, servers="hub", **case) as ex:
+                found = trained(ex, ctx.rank)
+                assert ex.plan.workers == (0, 1)
+                assert set(ex.plan.rows.column("owner")) >= {2}
+            with hpcomm.parameter_hub(ctx, VALUES, **place, **case) as reference:
+                expected = trained(reference, ctx.rank)
+            for name in SHAPES:
+                assert found[name].tobytes() == expected[name].tobytes(), (case, name)
+        assert ctx.size == 2
+        assert [int(one[0]) for one in ctx.allgather(bytes([ctx.rank]))] == [0, 1]
+    return len(CASES)
+
+
+@on_both
+def test_a_hub_gives_the_bits_of_a_server_in_the_job(hub: Served, ranks_by: str) -> None:
+    handle = hub.create()
+    assert run(2, make_all, handle) == [len(CASES)] * 2
+    hub.until("has ended")
+    assert hub.ask(op="jobs") == {"jobs": []}
+
+
+def go_apart(handle: str, token: str) -> list[float]:
+    """SSP, ASYNC and a quorum: sums of gradients of ones are exact, whatever the order."""
+    sums = []
+    with join(handle, token) as ctx:
+        for consistency in (hpcomm.SSP(2), hpcomm.ASYNC, hpcomm.Consistency(quorum=1, grace=30.0)):
+            values = {"w": np.zeros(5000, np.float32)}
+            with hpcomm.parameter_hub(
+                ctx, values, servers="hub", consistency=consistency, rule=hpcomm.SGD(lr=1.0), reduce="sum"
+            ) as ex:
+                for _ in range(5):
+                    ex.push_pull("w", np.ones(5000, np.float32))
+                ex.pull("w")
+                ctx.barrier()
+                w = ex.pull("w")
+                assert (w == w[0]).all()
+                sums.append(float(w[0]))
+    return sums
+
+
+@on_both
+def test_workers_may_go_apart(hub: Served, ranks_by: str) -> None:
+    assert run(2, go_apart, hub.create()) == [[-10.0] * 3] * 2
+
+
+def train(handle: str, token: str, steps: int = 4) -> str:
+    with join(handle, token) as ctx:
+        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.Nesterov(lr=0.5))
+        return "".join(array.tobytes().hex()[:4000] for array in trained(ex, ctx.rank, steps).values())
+
+
+def test_two_hubs_share_a_job(hub: Served, own_hub: Served) -> None:
+    handle = hpcomm.create_service([hub.where, own_hub.where], "a", TOKENS["a"])
+    alone = run(2, train, hub.create())
+    assert run(2, train, handle) == alone
+    assert run(2, both_own, hpcomm.create_service([hub.where, own_hub.where], "a", TOKENS["a"])) == [[2, 3]] * 2
+    own_hub.until("has ended")
+    own_hub.until("has ended")
+
+
+def both_own(handle: str, token: str) -> list[int]:
+    with join(handle, token) as ctx, hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD()) as ex:
+        return sorted({int(owner) for owner in ex.plan.rows.column("owner")})
+
+
+# ---- tenants beside each other -------------------------------------------------------------------------------------
+
+
+def train_until_killed(handle: str, token: str, folder: str) -> None:
+    """Trains; worker 1 kills itself with a push under way, at a step that the process number chooses."""
+    with join(handle, token) as ctx:
+        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD())
+        Path(folder, str(ctx.rank)).touch()
+        for step in range(10_000):
+            ex.push("big", numbers(SHAPES["big"], step))
+            if ctx.rank == 1 and step == os.getpid() % 7:
+                os.kill(os.getpid(), signal.SIGKILL)
+            ex.pull("big")
+
+
+def survive(handle: str, token: str, folder: str) -> list[str]:
+    return said(lambda: train_until_killed(handle, token, folder))
+
+
+def test_a_killed_job_leaves_nothing_and_disturbs_no_other(hub: Served, tmp_path: Path) -> None:
+    bits = run(2, train, hub.create("b", "before"), 40, token=TOKENS["b"])
+    hub.until("b/before has ended")
+    before = hub.ask(op="status")
+    found: list[Any] = []
+    beside = threading.Thread(
+        target=lambda: found.extend(run(2, train, hub.create("b", "beside"), 40, token=TOKENS["b"]))
+    )
+    beside.start()
+    ended = mpi.start(numbered(2), survive, hub.create("a", "dies"), TOKENS["a"], str(tmp_path), check=False)
+    beside.join(SECONDS)
+    assert found == bits
+    assert ended.codes[1] == -signal.SIGKILL
+    kind, sentence = ended.values[0]
+    assert kind == "PeerFailed"
+    assert "rank 1" in sentence
+    hub.has_only(before)
+    assert run(2, train, hub.create("a", "dies"), 1)[0] == run(2, train, hub.create("a"), 1)[1]
+
+
+def push_nan(handle: str, token: str) -> bool:
+    with join(handle, token) as ctx, hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD()) as ex:
+        return bool(np.isnan(ex.push_pull("b", np.full(70, np.nan, np.float32))).all())
+
+
+def test_a_tenant_that_pushes_nan_harms_itself(hub: Served) -> None:
+    assert run(1, push_nan, hub.create()) == [True]
+    assert run(2, train, hub.create(), 1)[0] == run(2, train, hub.create("b"), 1, token=TOKENS["b"])[0]
+
+
+def test_a_namespace_has_its_weight(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hub.ask(op="status")["namespaces"]["b"]["weight"] == 3.0
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr("hpcomm.service.tenant.Exchange", lambda *args, **options: made.append(options))
+    tenant = Tenant.__new__(Tenant)
+    tenant.terms = type("Terms", (), {"workers": 2, "hubs": 1, "weight": 3.0})()
+    tenant._made(None, a_description())  # type: ignore[arg-type]
+    assert (made[0]["engine"].weight, made[0]["engine"].progress) == (3.0, "thread")
+
+
+# ---- refusals ------------------------------------------------------------------------------------------------------
+
+
+def refused_at_start(handle: str, token: str, sizes: list[int], ranks: list[int], tokens: list[str]) -> list[str]:
+    """What worker i is told, if it says ranks[i] of sizes[i] and has tokens[i]."""
+    i = launch.numbered()[0]
+    with suppress(TypeError):
+        return said(lambda: join(handle, tokens[i], rank=ranks[i], size=sizes[i]))
+    return []
+
+
+def start(hub: Served, handle: str, sizes: list[int], ranks: list[int], tokens: list[str] | None = None) -> list[Any]:
+    tokens = [TOKENS["a"]] * len(sizes) if tokens is None else tokens
+    return run(len(sizes), refused_at_start, handle, sizes, ranks, tokens)
+
+
+def test_workers_that_do_not_agree_are_refused_on_every_rank(hub: Served) -> None:
+    ends = "give all the same size"
+    for sizes, ranks, sentence in (([2, 3], [0, 1], ends), ([2, 2], [0, 0], "two workers say that they are rank 0")):
+        before = hub.counts("refused: workers that do not agree")
+        told = start(hub, hub.create("a", "apart"), sizes, ranks)
+        assert [kind for kind, _ in told] == ["ConfigError"] * 2
+        assert told[0] == told[1]
+        assert sentence in told[0][1]
+        assert hub.counts("refused: workers that do not agree") == before + 1
+
+
+def test_a_wrong_token_and_an_unknown_namespace_are_refused(hub: Served) -> None:
+    names = ("refused: wrong token", "refused: unknown namespace")
+    before = [hub.counts(name) for name in names]
+    told = start(hub, hub.create(), [2, 2], [0, 1], ["a token that is wrong"] * 2)
+    sentence = f"the hub at {hub.where} has no namespace 'a' with this token"
+    assert told == [["AuthError", sentence]] * 2
+    kind, text = said(lambda: hpcomm.create_service(hub.where, "nobody", TOKENS["a"]))
+    assert (kind, text) == ("AuthError", sentence.replace("'a'", "'nobody'"))
+    assert [hub.counts(name) for name in names] == [before[0] + 2, before[1] + 1]
+
+
+def test_a_handle_is_good_for_one_job(hub: Served) -> None:
+    handle = hub.create("a", "once")
+    kind, text = said(lambda: hub.create("a", "once"))
+    assert (kind, text) == ("ConfigError", "namespace 'a' already has a job 'once'")
+    run(1, train, handle, 1)
+    hub.until("a/once has ended")
+    again = hub.create("a", "once")
+    told = start(hub, handle, [2, 2], [0, 1])
+    assert told == [["ConfigError", "a/once has ended: a handle is good for one job"]] * 2
+    assert run(1, train, again, 1) == run(1, train, hub.create(), 1)
+    assert hub.counts("refused: two jobs of one name") == 1
+    assert hub.counts("refused: old handles") == 2
+
+
+def another_version(handle: str, token: str) -> list[str]:
+    hpcomm._core.version = lambda: "9.9"
+    return said(lambda: join(handle, token))
+
+
+def test_another_version_is_refused_on_every_rank(hub: Served) -> None:
+    told = run(2, another_version, hub.create("a", "old"))
+    assert [kind for kind, _ in told] == ["ConfigError"] * 2
+    assert told[0] == told[1]
+    assert told[0][1].endswith(f"the hub runs hpcomm {hpcomm.__version__}, and this process 9.9")
+    assert hub.counts("refused: another version")
+
+
+def test_quotas_of_jobs_and_ranks(hub: Served) -> None:
+    handle = hub.create("small", "first")
+    kind, text = said(lambda: hub.create("small", "second"))
+    assert (kind, text) == ("ConfigError", "namespace 'small' has 1 jobs, and may have no more")
+    told = run(3, refused_at_start, handle, [3] * 3, [0, 1, 2], [TOKENS["small"]] * 3, token=TOKENS["small"])
+    assert told == [["ConfigError", "small/first: it has 3 workers, and the namespace allows 2 for a job"]] * 3
+    assert hub.counts("refused: job quota") == 1
+    hub.create("small", "second")
+    hub.ask(op="evict", job="small/second")
+
+
+def refused_exchanges(handle: str, token: str) -> list[list[str]]:
+    """What a job is told about exchanges that the hub or another rank refuses; then it makes a good one."""
+    with join(handle, token) as ctx:
+        more = {"x": np.zeros(9 + ctx.rank, np.float32)}
+        own = hpcomm.optim.Rule(apply=1 << 40)
+        told = [
+            said(lambda: hpcomm.parameter_hub(ctx, {"x": np.zeros(1 << 20, np.float32)}, servers="hub", rule=RULE)),
+            said(lambda: hpcomm.parameter_hub(ctx, more, servers="hub", rule=RULE)),
+            said(lambda: hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=own)),
+            said(lambda: hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=RULE, codec="auto")),
+            said(lambda: hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=RULE, placement="CS")),
+            said(lambda: hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=RULE, topology=hpcomm.Tree())),
+        ]
+        with hpcomm.parameter_hub(ctx, {"x": np.zeros(9, np.float32)}, servers="hub", rule=RULE) as ex:
+            told.append([str(float(ex.push_pull("x", np.ones(9, np.float32))[8])), ""])
+    return told
+
+
+RULE = hpcomm.SGD(lr=1.0)
+
+
+def test_exchanges_that_a_hub_does_not_take_are_refused_on_every_rank(hub: Served) -> None:
+    told = run(2, refused_exchanges, hub.create("small"), token=TOKENS["small"])
+    for ours, theirs in zip(*told, strict=True):
+        assert ours[0] == theirs[0] != ""
+    quota, shapes, own, auto, placement, tree, good = told[0]
+    assert "namespace 'small' has 6291456 of 6291456 left" in quota[1]
+    assert told[1][0][1] == quota[1]
+    assert "key 0 is x of 10 elements on rank 1 and x of 9 on rank 0" in shapes[1]
+    assert told[1][1][1] == shapes[1]
+    assert "a hub runs none of its tenants' code" in own[1]
+    assert "a hub measures no codecs" in auto[1]
+    assert "leave placement out" in placement[1]
+    assert "the hubs alone serve" in tree[1]
+    assert good[0] == "-1.0"
+    assert hub.counts("refused: memory quota") == 1
+
+
+def test_no_hub_there() -> None:
+    where = f"127.0.0.1:{mpi.free_port()}"
+    kind, text = said(lambda: hpcomm.create_service(where, "a", TOKENS["a"]))
+    assert (kind, text) == ("TransportError", f"there is no hub at {where}: Connection refused")
+    gone = str(handles.Handle((where,), "a", "x", "0" * 32))
+    assert said(lambda: join(gone, TOKENS["a"], rank=0, size=1)) == [kind, text]
+
+
+def test_a_worker_that_does_not_come_is_named(hub: Served) -> None:
+    told = said(lambda: join(hub.create("a", "half"), TOKENS["a"], rank=0, size=3, init_timeout=0.3))
+    assert told == ["Timeout", "a/half: rank 1, 2 did not come in 0.3 s"]
+
+
+def leave_at_the_start(handle: str, token: str) -> list[str]:
+    if launch.numbered()[0] == 0:
+        return said(lambda: join(handle, token))
+    where, secret = handles.parsed(handle), token.encode()
+    hub = HubConnection(address(where.hubs[0]), where.namespace, secret, 5)
+    request = {"op": "join", "job": where.job, "nonce": where.nonce, "rank": 1, "size": 3, "seconds": 15}
+    config = {"timeout": 15, "transport": "", "silence": 10, "tcp_streams": 1, "version": hpcomm.__version__}
+    hub.ask({**request, **config, "transport": os.environ.get("HPCOMM_TRANSPORT", "")})
+    hub.close()
+    return ["ConfigError", ""]
+
+
+def test_a_worker_that_dies_at_the_start_is_named(hub: Served) -> None:
+    handle = hub.create("a", "dies-early")
+    told = mpi.start(
+        [{"RANK": str(rank), "WORLD_SIZE": "3"} for rank in (0, 1)], leave_at_the_start, handle, TOKENS["a"]
+    )
+    kind, text = told.values[0]
+    assert kind == "ConfigError"
+    assert text.startswith("a/dies-early: rank 1 is gone")
+
+
+# ---- strangers -----------------------------------------------------------------------------------------------------
+
+
+def caller(hub: Served) -> socket.socket:
+    where = address(hub.where)
+    return socket.create_connection((where.host, where.port), timeout=SECONDS)
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What comes until the hub hangs up."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            found += part
+    return found
+
+
+def test_strangers_are_dropped_and_others_go_on(hub: Served) -> None:
+    before = hub.ask(op="status")
+    silent = [caller(hub) for _ in range(80)]
+    garbage = []
+    for data in (b"GET / HTTP/1.1\r\n\r\n" * 20, os.urandom(1 << 20), bytes(proof.CLAIM)):
+        one = caller(hub)
+        with suppress(ConnectionError):
+            one.sendall(data)
+        garbage.append(one)
+    bits = run(1, train, hub.create(), 1)
+    assert bits == run(1, train, hub.create("b"), 1, token=TOKENS["b"])
+    for one in garbage:
+        assert len(rest(one)) <= proof.HELLO + proof.ANSWER
+    for one in silent:
+        one.close()
+    hub.has_only(before)
+    counts = hub.ask(op="status")["counts"]
+    assert counts["refused: strangers"] + counts.get("refused: too many strangers", 0) >= 80
+
+
+def test_a_recorded_connection_is_of_no_use(hub: Served) -> None:
+    token, before = TOKENS["a"].encode(), hub.counts("refused: wrong token")
+    with closing(caller(hub)) as first, closing(caller(hub)) as second:
+        greeting = first.recv(proof.HELLO, socket.MSG_WAITALL)
+        claim = proof.claim(greeting, "a", token)
+        first.sendall(claim)
+        proof.check_answer(greeting, claim, first.recv(proof.ANSWER, socket.MSG_WAITALL), token)
+        second.recv(proof.HELLO, socket.MSG_WAITALL)
+        second.sendall(claim)
+        assert rest(second) == proof.refusal()
+    assert hub.counts("refused: wrong token") == before + 1
+
+
+def test_a_frame_that_was_changed_ends_the_connection(hub: Served) -> None:
+    token = TOKENS["a"].encode()
+    for spoil in (
+        lambda frame: frame[:-1] + bytes([frame[-1] ^ 1]),
+        lambda _: b"\xff" * 4,
+        lambda frame: frame[:9] + b"!",
+    ):
+        with closing(caller(hub)) as one:
+            greeting = one.recv(proof.HELLO, socket.MSG_WAITALL)
+            claim = proof.claim(greeting, "a", token)
+            one.sendall(claim)
+            one.recv(proof.ANSWER, socket.MSG_WAITALL)
+            frame = proof.seal(greeting, claim, token, is_hub=False).closed(b"J", b'{"op": "create", "index": 0}')
+            one.sendall(spoil(frame))
+            one.shutdown(socket.SHUT_WR)
+            assert rest(one) == b""
+
+
+def test_both_ends_prove_themselves() -> None:
+    greeting, token = proof.hello(), b"a token"
+    claim = proof.claim(greeting, "a", token)
+    proof.check_claim(greeting, claim, token)
+    for changed in (claim[:-1] + b"\0", claim[:10] + b"b" + claim[11:]):
+        with pytest.raises(proof.BadProof):
+            proof.check_claim(greeting, changed, token)
+    with pytest.raises(proof.BadProof):
+        proof.check_claim(proof.hello(), claim, token)
+    with pytest.raises(proof.BadProof):
+        proof.check_answer(greeting, claim, proof.answer(greeting, claim, b"another token"), token)
+    with pytest.raises(proof.BadProof):  # the other role's proof
+        proof.check_answer(greeting, claim, b"\1" + claim[-proof.DIGEST :], token)
+    ours, theirs = (proof.seal(greeting, claim, token, is_hub=is_hub) for is_hub in (False, True))
+    frame = ours.closed(b"J", b"once")[proof.HEAD :]
+    assert theirs.opened(frame) == (b"J", b"once")
+    for wrong in (frame, ours.closed(b"J", b"x")[proof.HEAD :].replace(b"x", b"y")):  # a replay, and a change
+        with pytest.raises(proof.BadProof):
+            theirs.opened(wrong)
+
+
+# ---- the administrator ---------------------------------------------------------------------------------------------
+
+
+def train_until_ended(handle: str, token: str) -> list[Any]:
+    with join(handle, token) as ctx:
+        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD())
+        print("trains", flush=True)
+        told = said(lambda: [ex.push_pull("b", np.ones(70, np.float32)) for _ in range(1_000_000)])
+        notices = ctx.notices
+        with suppress(hpcomm.HpcommError):
+            ctx.close()
+        return [*told, " ".join(notices)]
+
+
+class Running:
+    """A job that trains until the hub ends it."""
+
+    def __init__(self, handle: str, token: str) -> None:
+        self.values: list[Any] = []
+        self._thread = threading.Thread(
+            target=lambda: self.values.extend(run(2, train_until_ended, handle, token=token)), daemon=True
+        )
+        self._thread.start()
+
+    def ended(self) -> list[Any]:
+        self._thread.join(SECONDS)
+        assert len(self.values) == 2
+        return self.values
+
+
+def has_exchange(hub: Served, job: str) -> None:
+    until = time.monotonic() + SECONDS * mpi.PATIENCE
+    while not any(one["job"] == job and one["exchanges"] for one in hub.ask(op="jobs")["jobs"]):
+        assert time.monotonic() < until, f"{job} has no exchange"
+
+
+def test_evict_ends_one_job_and_tells_its_workers(hub: Served) -> None:
+    job = Running(hub.create("a", "evicted"), TOKENS["a"])
+    has_exchange(hub, "a/evicted")
+    command(hub, "evict", hub.where, "a/evicted")
+    for kind, text, notice in job.ended():
+        assert kind == "PeerFailed"
+        assert "the administrator of the hub has ended it" in text
+        assert "the administrator of the hub has ended it" in notice
+    hub.until("a/evicted has ended")
+
+
+def test_a_revoked_token_ends_its_jobs_and_no_others(own_hub: Served) -> None:
+    theirs, ours = (Running(own_hub.create(name, "one"), TOKENS[name]) for name in ("a", "b"))
+    for name in ("a/one", "b/one"):
+        has_exchange(own_hub, name)
+    own_hub.file.write_text("no toml", encoding="utf-8")
+    own_hub.process.send_signal(signal.SIGHUP)
+    own_hub.until("the old configuration stays")
+    own_hub.token("a", "a token that is fresh")
+    own_hub.configure()
+    own_hub.process.send_signal(signal.SIGHUP)
+    assert all("token of its namespace was revoked" in text for _, text, _ in theirs.ended())
+    own_hub.until("a/one has ended")
+    assert [one["job"] for one in own_hub.ask(op="jobs")["jobs"]] == ["b/one"]
+    assert said(lambda: own_hub.create("a"))[0] == "AuthError"
+    own_hub.ask(op="evict", job="b/one")
+    ours.ended()
+
+
+def test_a_hub_drains(tmp_path: Path) -> None:
+    hub = Served(tmp_path, drain_seconds=60)
+    job = Running(hub.create("a", "last"), TOKENS["a"])
+    has_exchange(hub, "a/last")
+    hub.process.terminate()
+    hub.until("drains: 1 jobs have 60 s")
+    sentence = "b/new: the hub drains, and takes no new jobs"
+    assert said(lambda: hub.create("b", "new")) == ["ConfigError", sentence]
+    assert hub.ask(op="status")["drains_in"] > 30
+    hub.process.terminate()  # now
+    for kind, text, notices in job.ended():
+        assert kind == "PeerFailed"
+        assert "the hub ends" in text
+        assert "the hub drains: it ends this job in 60 s" in notices
+    assert hub.process.wait(SECONDS) == 0
+
+
+def test_a_drained_hub_ends_with_its_last_job(tmp_path: Path) -> None:
+    hub = Served(tmp_path, drain_seconds=60)
+    job = Running(hub.create("a", "last"), TOKENS["a"])
+    has_exchange(hub, "a/last")
+    hub.ask(op="drain")
+    hub.ask(op="evict", job="a/last")
+    job.ended()
+    assert hub.process.wait(SECONDS) == 0
+
+
+def command(hub: Served, *line: str, token: str = "admin", code: int = 0) -> str:
+    """What `hpcomm hub LINE` prints."""
+    ended = CliRunner().invoke(main, ["hub", *line, "--token-file", str(hub.folder / f"{token}.token")])
+    assert ended.exit_code == code, ended.output
+    return str(ended.output)
+
+
+def test_the_command_shows_a_hub(hub: Served) -> None:
+    handle = command(hub, "create", hub.where, "--namespace", "a", "--job", "shown", token="a").strip()
+    assert handles.parsed(handle).job == "shown"
+    (job,) = (one for one in json.loads(command(hub, "jobs", hub.where, "--json")) if one["job"] == "a/shown")
+    assert (job["state"], job["exchanges"]) == ("waits", 0)
+    assert re.search(r"a/shown +waits +0 ", command(hub, "jobs", hub.where))
+    assert json.loads(command(hub, "status", hub.where, "--json"))["namespaces"]["small"]["memory_quota"] == 6 << 20
+    assert re.search(r"small +\d of 1 +\d+ of 6291456 ", command(hub, "status", hub.where))
+    assert json.loads(command(hub, "evict", hub.where, "a/shown", "--json"))["state"] == "ends"
+    assert "the hub has no job 'a/shown'" in command(hub, "evict", hub.where, "a/shown", code=1)
+    sentence = f"hpcomm hub: the hub at {hub.where} has no administrator with this token\n"
+    assert command(hub, "status", hub.where, token="a", code=1) == sentence
+
+
+# ---- values --------------------------------------------------------------------------------------------------------
+
+
+def a_description(**more: Any) -> Any:
+    given = {"rule": hpcomm.SGD(lr=0.5), "consistency": hpcomm.BSP, "plan": hpcomm.PlanOptions(cores=1), **more}
+    shapes = {"w": (3, 4), **dict.fromkeys(given["rule"] if isinstance(given["rule"], dict) else (), (3, 4))}
+    return described(shapes, {}, engine=hpcomm.EngineOptions(), **given)
+
+
+def test_a_description_comes_back_as_it_was() -> None:
+    for case in CASES:
+        one = a_description(**{name: value for name, value in case.items() if name in ("rule", "consistency")})
+        assert parsed(one.text()) == one
+    codecs = {"w": hpcomm.codec.Threshold(0.5, up=1.0, at_least=9e9), "b": hpcomm.codec.Factors(3, blocks=2)}
+    one = a_description(
+        plan=hpcomm.PlanOptions(codec=codecs, cores=2, depth=3),
+        rule=hpcomm.ProxSGD(prox=hpcomm.prox.ElasticNet(0.5, 0.25)),
+        consistency=hpcomm.Consistency(quorum=1, grace=float("inf")),
+    )
+    assert parsed(one.text()) == one
+
+
+def spoiled(change: Callable[[dict[str, Any]], object]) -> str:
+    message = json.loads(a_description(plan=hpcomm.PlanOptions(codec=hpcomm.codec.TopK(0.5))).text())
+    change(message)
+    return json.dumps(message)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        spoiled(lambda m: m["plan"]["codec"]["fields"].update(kernel=4096)),
+        spoiled(lambda m: m["rule"].update({"is": "Rule"})),
+        spoiled(lambda m: m["rule"].update({"is": "Consistency", "fields": {}})),
+        spoiled(lambda m: m["rule"]["fields"].update(lr="0.5")),
+        spoiled(lambda m: m["rule"]["fields"].update(_state=1)),
+        spoiled(lambda m: m.update(keys=[["w", [3, -4]]])),
+        spoiled(lambda m: m.update(keys=[["w", [1 << 47, 1 << 47]]])),
+        spoiled(lambda m: m.update(keys=[["w", [3]], ["w", [3]]])),
+        spoiled(lambda m: m.update(keys=[["w", [1 << 40]]])),
+        spoiled(lambda m: m.update(consistency=3)),
+        spoiled(lambda m: m["plan"].update(depth={"list": [1]})),
+        spoiled(lambda m: m["plan"].update(codec=7)),
+        spoiled(lambda m: m.pop("engine")),
+    ],
+)
+def test_a_hub_takes_no_other_description(text: str) -> None:
+    with pytest.raises(hpcomm.InvalidArgument, match="description of an exchange"):
+        parsed(text)
+
+
+def test_a_bound_on_memory_grows_with_what_takes_memory() -> None:
+    plain = a_description().memory(2, 0)
+    assert a_description(rule=hpcomm.Adam()).memory(2, 0) == plain + 2 * 4 * 12
+    assert a_description().memory(2, 2) >= plain + 2 * 4 * 12
+    assert a_description(consistency=hpcomm.ASYNC).memory(2, 2) > a_description().memory(2, 2)
+
+
+def test_ranks_are_found_as_the_launcher_numbers_them() -> None:
+    for env, found in (
+        ({}, (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "RANK": "0", "WORLD_SIZE": "9"}, (2, 3)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, (2, 3)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}, (5, 8)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # a batch script
+        (
+            {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+            (1, 2),
+        ),
+        ({"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"}, (1, 2)),
+    ):
+        assert launch.numbered(env) == found
+    with pytest.raises(hpcomm.ConfigError, match="RANK=2, but WORLD_SIZE=2"):
+        launch.numbered({"RANK": "2", "WORLD_SIZE": "2"})
+
+
+def by_variables() -> int:
+    with hpcomm.connect_service(timeout=15) as ctx:
+        return ctx.size
+
+
+def test_the_environment_has_the_handle_and_the_token(hub: Served) -> None:
+    own = {"HPCOMM_SERVICE": hub.create(), "HPCOMM_SECRET_FILE": str(hub.folder / "a.token")}
+    assert mpi.start(numbered(2, **own), by_variables).values == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "there are no namespaces"),
+        ("[namespaces.a]", "namespaces.a has no token_file"),
+        ('[namespaces.a]\ntoken_file = "none"', "cannot be read"),
+        ('[namespaces.a]\ntoken_file = "t"\nquota = 3', "namespaces.a.quota is not a setting of a hub"),
+        ('cors = 3\n[namespaces.a]\ntoken_file = "t"', "cors is not a setting of a hub"),
+        ('cores = 0\n[namespaces.a]\ntoken_file = "t"', "cores is 0: must be a whole number from 1 to 64"),
+        ('[namespaces.a]\ntoken_file = "t"\nmemory = "8 GB"', "namespaces.a.memory is '8 GB': must be bytes"),
+        ('[namespaces."@admin"]\ntoken_file = "t"', "the name of a namespace is '@admin'"),
+        ('[namespaces.a]\ntoken_file = "t"\n[namespaces.b]\ntoken_file = "t"', "two token files hold the same token"),
+        ("no toml", "is no TOML"),
+    ],
+)
+def test_a_wrong_configuration_is_told(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "t").touch(0o600)
+    (tmp_path / "t").write_text("sixteen bytes and more", encoding="utf-8")
+    (tmp_path / "hub.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(hpcomm.ConfigError) as told:
+        read_config(tmp_path / "hub.toml")
+    assert sentence in str(told.value)
+
+
+def test_wrong_arguments_are_told(alone: hpcomm.Context) -> None:
+    with pytest.raises(hpcomm.ConfigError, match="handle of a service is 'hub://x'"):
+        hpcomm.connect_service("hub://x", "t")
+    with pytest.raises(hpcomm.InvalidArgument, match="must be HOST:PORT"):
+        hpcomm.create_service("here", "a", "t")
+    with pytest.raises(hpcomm.InvalidArgument, match="namespace is 'a b'"):
+        hpcomm.create_service("here:1", "a b", "t")
+    with pytest.raises(hpcomm.InvalidArgument, match="HPCOMM_SECRET_FILE is not set"):
+        hpcomm.create_service("here:1", "a")
+    with pytest.raises(hpcomm.InvalidArgument, match="rank is 2 and size 2"):
+        hpcomm.connect_service(f"hub://here:1/a/b/{'0' * 32}", "t", 2, 2)
+    with pytest.raises(hpcomm.InvalidArgument, match="must be a context of connect_service"):
+        hpcomm.parameter_hub(alone, VALUES, servers="hub", rule=RULE)
