@@ -32,6 +32,7 @@ if _typing.TYPE_CHECKING:
     from . import optim as optim
     from . import prox as prox
     from . import recovery as recovery
+    from . import service as service
     from . import stats as stats
     from . import topology as topology
     from . import window as window

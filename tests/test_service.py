@@ -1,5 +1,6 @@
 """The hub as a service: a hub process, and jobs of worker processes that come and go."""
 
+import gc
 import json
 import os
 import queue
@@ -30,7 +31,7 @@ from hpcomm.service.config import read_config
 from hpcomm.service.described import described, parsed
 from hpcomm.service.tenant import Tenant
 
-TOKENS = {name: f"{name} has a token of its own" for name in ("a", "b", "small", "admin")}
+TOKENS = {name: f"{name} has a token of its own" for name in ("a", "b", "small", "tiny", "admin")}
 SECONDS = 20.0
 
 
@@ -63,9 +64,11 @@ class Served:
         path.touch(0o600)
         path.write_text(token, encoding="utf-8")
 
-    def configure(self, names: tuple[str, ...] = ("a", "b", "small"), more: dict[str, Any] | None = None) -> None:
+    def configure(
+        self, names: tuple[str, ...] = ("a", "b", "small", "tiny"), more: dict[str, Any] | None = None
+    ) -> None:
         top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 30, **(more or {})}
-        own = {"small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2', "b": "weight = 3.0"}
+        own = {"small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2', "b": "weight = 3.0", "tiny": "descriptors = 40"}
         tables = [f'[namespaces.{name}]\ntoken_file = "{name}.token"\n{own.get(name, "")}' for name in names]
         text = [f"{name} = {json.dumps(value)}" for name, value in top.items()]
         self.file.write_text("\n".join([*text, *tables]), encoding="utf-8")
@@ -107,7 +110,7 @@ class Served:
             now = self.ask(op="status")
             if all(now[name] <= before[name] for name in names):
                 break
-        assert {name: now[name] for name in names} == {name: before[name] for name in names}
+        assert [name for name in names if now[name] > before[name]] == [], (now, before)
         assert now["resident"] < before["resident"] + (8 << 20)
 
     def end(self) -> int:
@@ -198,6 +201,8 @@ def make_all(handle: str, token: str) -> int:
                 expected = trained(reference, ctx.rank)
             for name in SHAPES:
                 assert found[name].tobytes() == expected[name].tobytes(), (case, name)
+            for op in (ex.state_dict, lambda: ex.load_state_dict({}), ex.context.barrier, lambda: hpcomm.recover(ex)):
+                assert said(op)[0] == "NotSupported"
         assert ctx.size == 2
         assert [int(one[0]) for one in ctx.allgather(bytes([ctx.rank]))] == [0, 1]
     return len(CASES)
@@ -294,6 +299,35 @@ def test_a_killed_job_leaves_nothing_and_disturbs_no_other(hub: Served, tmp_path
     assert run(2, train, hub.create("a", "dies"), 1)[0] == run(2, train, hub.create("a"), 1)[1]
 
 
+def drop(handle: str, token: str) -> str:
+    """Worker 0 drops its context long before worker 1 is done; a child of worker 1 ends meanwhile."""
+    ctx = join(handle, token)
+    ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD(), consistency=hpcomm.ASYNC)
+    rank = ctx.rank
+    if rank == 1:
+        if (child := os.fork()) == 0:
+            del ctx, ex
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+    ctx.barrier()
+    if rank == 0:
+        ex.close()
+        del ctx, ex
+        gc.collect()
+        return ""
+    until = time.monotonic() + 1.5  # the hub gives up a job whose worker is gone after a second
+    while time.monotonic() < until:
+        ex.push_pull("b", np.ones(70, np.float32))
+    ctx.close()
+    return ""
+
+
+def test_a_context_may_be_dropped(hub: Served) -> None:
+    assert run(2, drop, hub.create("a", "dropped")) == ["", ""]
+    assert hub.until("a/dropped has ended").endswith("has ended")
+
+
 def push_nan(handle: str, token: str) -> bool:
     with join(handle, token) as ctx, hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD()) as ex:
         return bool(np.isnan(ex.push_pull("b", np.full(70, np.nan, np.float32))).all())
@@ -386,6 +420,11 @@ def test_quotas_of_jobs_and_ranks(hub: Served) -> None:
     told = run(3, refused_at_start, handle, [3] * 3, [0, 1, 2], [TOKENS["small"]] * 3, token=TOKENS["small"])
     assert told == [["ConfigError", "small/first: it has 3 workers, and the namespace allows 2 for a job"]] * 3
     assert hub.counts("refused: job quota") == 1
+    handle = hub.create("tiny")
+    told = run(2, refused_at_start, handle, [2] * 2, [0, 1], [TOKENS["tiny"]] * 2, token=TOKENS["tiny"])
+    assert told[0] == told[1]
+    assert told[0][1].endswith("2 workers need 44 descriptors, and namespace 'tiny' may use 40 descriptors and no more")
+    assert hub.counts("refused: descriptor quota") == 1
     hub.create("small", "second")
     hub.ask(op="evict", job="small/second")
 
@@ -432,7 +471,7 @@ def test_no_hub_there() -> None:
     where = f"127.0.0.1:{mpi.free_port()}"
     kind, text = said(lambda: hpcomm.create_service(where, "a", TOKENS["a"]))
     assert (kind, text) == ("TransportError", f"there is no hub at {where}: Connection refused")
-    gone = str(handles.Handle((where,), "a", "x", "0" * 32))
+    gone = str(handles.ServiceHandle((where,), "a", "x", "0" * 32))
     assert said(lambda: join(gone, TOKENS["a"], rank=0, size=1)) == [kind, text]
 
 

@@ -6,14 +6,14 @@ parameter_hub(ctx, params, servers="hub"). docs/service.md is the guide to both.
 
 from .client import HubConnection, ServiceContext, connect_service, create_service, hub_exchange
 from .config import ADMIN
-from .handle import Address, Handle, address
+from .handle import HubAddress, ServiceHandle, address
 
 __all__ = [
     "ADMIN",
-    "Address",
-    "Handle",
+    "HubAddress",
     "HubConnection",
     "ServiceContext",
+    "ServiceHandle",
     "address",
     "connect_service",
     "create_service",

@@ -7,18 +7,19 @@ nonce.
 """
 
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import _core, errors, launch
 from .._core import NULL
 from ..config import Config, read_secret
 from ..context import Context
 from ..engine import Engine, handle_of
-from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeout, TransportError
+from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, NotSupported, Timeout, TransportError
 from ..exchange import Exchange
 from ..exchange.arguments import checked_params, refuse
 from ..exchange.options import EngineOptions, check_keywords, engine_options, plan_options
@@ -26,7 +27,7 @@ from ..plan import Plan
 from . import proof
 from .config import ADMIN
 from .described import Described, described, with_cores
-from .handle import Address, Handle, addresses, checked_name
+from .handle import HubAddress, ServiceHandle, addresses, checked_name
 from .handle import parsed as parsed_handle
 
 MOST_BYTES = 64 << 20  # of a frame from a hub: the addresses of all ranks
@@ -37,7 +38,7 @@ _GRACE = 2.0  # seconds by which a rank waits longer than the hub, whose error n
 class HubConnection:
     """A proven connection to a hub."""
 
-    def __init__(self, hub: Address, name: str, token: bytes, timeout: float) -> None:
+    def __init__(self, hub: HubAddress, name: str, token: bytes, timeout: float) -> None:
         """name: the namespace, or ADMIN.
 
         Raises:
@@ -204,7 +205,7 @@ def create_service(
     finally:
         for one in opened:
             one.close()
-    return str(Handle(tuple(map(str, places)), space, str(made["job"]), str(made["nonce"])))
+    return str(ServiceHandle(tuple(map(str, places)), space, str(made["job"]), str(made["nonce"])))
 
 
 def _token(token: str | bytes | None) -> bytes:
@@ -269,9 +270,10 @@ class _Meeting:
     """A rank's connections to the hubs, by which contexts meet. Rank 0 is connected to all hubs, and passes on what the
     first one and the others say to each other; other ranks are connected to the first hub."""
 
-    def __init__(self, handle: Handle, token: bytes, rank: int, size: int, config: Config) -> None:
+    def __init__(self, handle: ServiceHandle, token: bytes, rank: int, size: int, config: Config) -> None:
         self.handle, self.rank, self.size, self.config = handle, rank, size, config
         self.secret = proof.secret_of(token, handle.nonce)
+        self._process = os.getpid()
         self._until = time.monotonic() + config.init_seconds
         self._all: list[HubConnection] = []
         try:
@@ -338,7 +340,7 @@ class _Meeting:
     def tell(self, request: Mapping[str, Any]) -> None:
         """Sends a request to all hubs that this rank is connected to. If a hub is gone, the exchange's own waits say
         so."""
-        for hub in self._all:
+        for hub in self._all if self._process == os.getpid() else ():
             with suppress(HpcommError):
                 hub.tell(request)
 
@@ -351,6 +353,12 @@ class _Meeting:
         for hub in self._all:
             hub.close()
         self._all.clear()
+
+    def __del__(self) -> None:
+        """Says goodbye for a context that was dropped without close. A forked child does not speak for its parent."""
+        with suppress(Exception):
+            self.tell({"op": "bye"})
+            self.close()
 
 
 class _Ranks:
@@ -365,9 +373,34 @@ class _Ranks:
 
 
 class _HubSide(Context):
-    """The context of the workers and the hubs, which exchanges use."""
+    """The context of the workers and the hubs, which exchanges use. A hub takes part in nothing else, so collective
+    methods that a program calls are refused."""
 
     __slots__ = ("meeting",)
+
+    def _refuse(self, op: str) -> NoReturn:
+        raise NotSupported(
+            f"rank {self.rank}: {op}: hubs take part in exchanges alone: call {op} of the workers' context, which "
+            "connect_service returned"
+        )
+
+    def window(self, *args: Any, **more: Any) -> NoReturn:
+        self._refuse("window")
+
+    def receive_queue(self, *args: Any, **more: Any) -> NoReturn:
+        self._refuse("receive_queue")
+
+    def lane(self, *args: Any, **more: Any) -> NoReturn:
+        self._refuse("lane")
+
+    def barrier(self, *args: Any, **more: Any) -> NoReturn:
+        self._refuse("barrier")
+
+    def revoke(self) -> NoReturn:
+        self._refuse("revoke")
+
+    def shrink(self, *args: Any, **more: Any) -> NoReturn:
+        self._refuse("shrink")
 
     def __init__(self, meeting: _Meeting, engine: Any) -> None:
         self.meeting = meeting
@@ -438,6 +471,24 @@ class ServiceContext(Context):
         super().abort(why)
 
 
+class HubExchange(Exchange):
+    """An exchange whose owners are hubs: an Exchange, of which a hub saves and restores no state."""
+
+    __slots__ = ()
+
+    def state_dict(self, out: dict[str, Any] | None = None) -> NoReturn:
+        raise NotSupported(
+            "state_dict: the parameters and the rule's state are at the hub, which writes no checkpoints: save "
+            "Exchange.params on one worker"
+        )
+
+    def load_state_dict(self, shards: Any, timeout: float | None = None) -> NoReturn:
+        raise NotSupported(
+            "load_state_dict: the parameters and the rule's state are at the hub, which reads no checkpoints: make the "
+            "exchange with the saved parameters"
+        )
+
+
 def hub_exchange(
     ctx: Any,
     params: Mapping[str, Any],
@@ -446,7 +497,7 @@ def hub_exchange(
     consistency: Any,
     rule: Any,
     options: Mapping[str, Any],
-) -> Exchange:
+) -> HubExchange:
     """Makes an exchange whose owners are the hubs of a ServiceContext; the rest of parameter_hub.
 
     Args:
@@ -466,7 +517,7 @@ def hub_exchange(
         raise
     if ctx.rank == 0:
         meeting.tell(message)
-    return Exchange(
+    return HubExchange(
         served,
         params,
         asked.topology(meeting.size, meeting.hubs),

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import read_secret
 from ..errors import ConfigError, InvalidArgument, NotSupported
-from .handle import Address, address, checked_name
+from .handle import HubAddress, address, checked_name
 
 ADMIN = "@admin"  # in the place of a namespace, which cannot have this name
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -27,6 +27,7 @@ class Namespace:
         jobs: the most jobs at a time.
         ranks: the most workers of a job.
         memory: the most bytes that the hub holds for all jobs of the namespace together.
+        descriptors: the most descriptors of the hub for the namespace: a bound, by the number of workers.
         weight: the share of the hub's cores (EngineOptions.weight) of each exchange.
     """
 
@@ -35,6 +36,7 @@ class Namespace:
     jobs: int
     ranks: int
     memory: int
+    descriptors: int
     weight: float
 
 
@@ -52,7 +54,7 @@ class HubConfig:
         namespaces: by name.
     """
 
-    listen: Address
+    listen: HubAddress
     cores: int
     memory: int
     drain_seconds: float
@@ -133,6 +135,7 @@ def _namespace(name: str, table: Any, folder: Path) -> Namespace:
         jobs=of.whole("jobs", 16, 1, 10000),
         ranks=of.whole("ranks", 1024, 1, 1 << 20),
         memory=of.size("memory", 1 << 62),
+        descriptors=of.whole("descriptors", 1 << 20, 1, 1 << 30),
         weight=of.number("weight", 1.0, 1e-6, 1e6),
     )
     of.end()

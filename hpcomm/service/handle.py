@@ -10,7 +10,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class Handle:
+class ServiceHandle:
     """A job at a hub, or at several. Its text is hub://HOST:PORT,HOST:PORT/NAMESPACE/JOB/NONCE."""
 
     hubs: tuple[str, ...]
@@ -22,7 +22,7 @@ class Handle:
         return f"hub://{','.join(self.hubs)}/{self.namespace}/{self.job}/{self.nonce}"
 
 
-def parsed(text: object) -> Handle:
+def parsed(text: object) -> ServiceHandle:
     """Returns the handle of a text. Raises ConfigError for other texts."""
     scheme, _, rest = str(text).partition("://")
     parts = rest.split("/")
@@ -32,10 +32,10 @@ def parsed(text: object) -> Handle:
             f"the handle of a service is {str(text)[:200]!r}: must be the text that create_service returned, or that "
             "`hpcomm hub create` printed, hub://HOST:PORT/NAMESPACE/JOB/NONCE"
         )
-    return Handle(tuple(str(hub) for hub in addresses(parts[0].split(","))), *parts[1:])
+    return ServiceHandle(tuple(str(hub) for hub in addresses(parts[0].split(","))), *parts[1:])
 
 
-def addresses(hubs: object) -> "tuple[Address, ...]":
+def addresses(hubs: object) -> "tuple[HubAddress, ...]":
     """Returns the addresses of one hub ("HOST:PORT") or several. Raises InvalidArgument for other values."""
     given = [hubs] if isinstance(hubs, str) else hubs
     if not isinstance(given, list | tuple) or not given:
@@ -47,7 +47,7 @@ def addresses(hubs: object) -> "tuple[Address, ...]":
 
 
 @dataclass(frozen=True)
-class Address:
+class HubAddress:
     """Where a hub listens."""
 
     host: str
@@ -57,13 +57,13 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def address(text: object) -> Address:
+def address(text: object) -> HubAddress:
     """Returns the address in a text, "HOST:PORT" or "[IPV6]:PORT". Raises InvalidArgument for other values."""
     host, _, port = str(text).rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535 or "/" in host or "," in host:
         raise InvalidArgument(f"the address of a hub is {text!r}: must be HOST:PORT")
-    return Address(host, int(port))
+    return HubAddress(host, int(port))
 
 
 def checked_name(what: str, name: object) -> str:

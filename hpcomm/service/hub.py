@@ -12,6 +12,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from .. import _core, launch
@@ -20,7 +21,7 @@ from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeo
 from . import proof
 from .config import ADMIN, HubConfig, Namespace
 from .handle import checked_name
-from .meeting import Job, Joining, Session, again, as_request
+from .meeting import HostedJob, Joining, Session, again, as_request
 from .tenant import Tenant, Terms
 
 MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place
@@ -51,11 +52,12 @@ class Hub:
         self._read, self.tell = read, tell
         self.config = read()
         self.counts: Counter[str] = Counter()
-        self.jobs: dict[tuple[str, str], Job] = {}
+        self.jobs: dict[tuple[str, str], HostedJob] = {}
         self._failed: OrderedDict[str, HpcommError] = OrderedDict()  # by nonce
         self._memory: Counter[str] = Counter()  # by namespace
         self._callers: dict[asyncio.StreamWriter, float] = {}
         self._waiting = 0
+        self._sessions: Counter[str] = Counter()  # by namespace
         self._lock = threading.Lock()
         self._drains_at: float | None = None
         self._began = time.monotonic()
@@ -126,7 +128,7 @@ class Hub:
         except HpcommError as wrong:
             self.tell(f"reload: the old configuration stays: {wrong}")
             return
-        old, self.config = self.config, fresh
+        old, self.config = self.config, replace(fresh, listen=self.config.listen, cores=self.config.cores)
         self.tell(f"reload: {len(fresh.namespaces)} namespaces")
         for job in list(self.jobs.values()):
             if fresh.token(job.namespace) != old.token(job.namespace):
@@ -148,7 +150,7 @@ class Hub:
             session = await asyncio.wait_for(self._proven(reader, writer), _PROOF_SECONDS)
             self._callers.pop(writer, None)
             if session is not None:
-                await self._attend(session)
+                await self._attended(session)
         except _BROKEN:
             if writer in self._callers:
                 self.counts["refused: strangers"] += 1
@@ -197,6 +199,24 @@ class Hub:
         writer.write(proof.answer(greeting, claim, token))
         return Session(name, proof.seal(greeting, claim, token, is_hub=True), reader, writer)
 
+    async def _attended(self, session: Session) -> None:
+        """Attends to a session, which counts as a descriptor of its namespace."""
+        space = self.config.namespaces.get(session.name)
+        self._sessions[session.name] += 1
+        try:
+            if space is not None and self._descriptors(space.name) > space.descriptors:
+                raise self._counted("descriptor quota", f"namespace {space.name!r} {_more(space.descriptors)}")
+            await self._attend(session)
+        except ConfigError as wrong:
+            session.refuse(wrong)
+        finally:
+            self._sessions[session.name] -= 1
+
+    def _descriptors(self, space: str) -> int:
+        """Returns a bound on the descriptors that a namespace uses: connections, and those of its jobs' contexts."""
+        jobs = (job for job in self.jobs.values() if job.namespace == space)
+        return self._sessions[space] + sum(job.descriptors for job in jobs)
+
     async def _attend(self, session: Session) -> None:
         """Answers the requests of a session."""
         request = await session.request(_REQUEST_SECONDS)
@@ -225,7 +245,7 @@ class Hub:
             if not kept:
                 job.end(ConfigError(f"{job.title}: not all hubs took it"))
 
-    def _created(self, space: Namespace, request: Mapping[str, Any]) -> Job:
+    def _created(self, space: Namespace, request: Mapping[str, Any]) -> HostedJob:
         name, nonce = request.get("job") or f"job-{os.urandom(4).hex()}", request.get("nonce") or os.urandom(16).hex()
         index, hubs = request.get("index"), request.get("hubs")
         checked_name("job", name)
@@ -241,7 +261,7 @@ class Hub:
             raise self._counted("two jobs of one name", f"namespace {space.name!r} already has a job {name!r}")
         if sum(one.namespace == space.name for one in self.jobs.values()) >= space.jobs:
             raise self._counted("job quota", f"namespace {space.name!r} has {space.jobs} jobs, and may have no more")
-        job = self.jobs[space.name, name] = Job(space.name, name, nonce, index, hubs, self._drop)
+        job = self.jobs[space.name, name] = HostedJob(space.name, name, nonce, index, hubs, self._drop)
         job.since = time.monotonic()
         late = ConfigError(f"{title}: no worker has come in {self.config.wait_seconds:g} s")
         job.timer = self._loop.call_later(self.config.wait_seconds, job.end, late)
@@ -274,7 +294,7 @@ class Hub:
         finally:
             job.lost(rank)
 
-    def _joined(self, session: Session, request: Mapping[str, Any]) -> tuple[Job, int]:
+    def _joined(self, session: Session, request: Mapping[str, Any]) -> tuple[HostedJob, int]:
         space = self.config.namespaces[session.name]
         nonce = str(request.get("nonce"))
         if nonce in self._failed:
@@ -288,6 +308,10 @@ class Hub:
             self._check_version(request)
         except ConfigError as wrong:
             raise again(job.end(ConfigError(f"{job.title}: rank {says.rank}: {wrong}"))) from None
+        if job.first is None and self._descriptors(space.name) + says.descriptors > space.descriptors:
+            self.counts["refused: descriptor quota"] += 1
+            more = f"{says.size} workers need {says.descriptors} descriptors, and namespace {space.name!r}"
+            raise again(job.end(ConfigError(f"{job.title}: {more} {_more(space.descriptors)}")))
         had = job.ended
         try:
             job.join(says, session, space.ranks)
@@ -320,11 +344,11 @@ class Hub:
             raise InvalidArgument(f"a hub does not take a worker with {says}")
         return says
 
-    def _miss(self, job: Job, seconds: float) -> None:
+    def _miss(self, job: HostedJob, seconds: float) -> None:
         missing = ", ".join(map(str, job.missing[:16]))
         job.end(Timeout(f"{job.title}: rank {missing} did not come in {seconds:g} s"))
 
-    def _asked(self, job: Job, rank: int, request: Mapping[str, Any]) -> None:
+    def _asked(self, job: HostedJob, rank: int, request: Mapping[str, Any]) -> None:
         """Does what a worker of a running job asks for."""
         kind = request.get("op")
         if kind == "bye":
@@ -334,7 +358,7 @@ class Hub:
         else:
             raise proof.BadProof(f"a request {str(kind)[:40]!r}")
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: HostedJob) -> None:
         """Lets a tenant begin: all its workers have come."""
         if job.timer is not None:
             job.timer.cancel()
@@ -386,7 +410,7 @@ class Hub:
         self._memory[space] += nbytes
         return None
 
-    def _ended(self, job: Job, why: str, kind: str) -> None:
+    def _ended(self, job: HostedJob, why: str, kind: str) -> None:
         if why and job.ended is None:
             self.counts[f"ended: {kind}"] += 1
             job.end(ConfigError(f"{job.title}: {why}"))
@@ -395,7 +419,9 @@ class Hub:
         self.tell(f"{job.title} has ended{f': {why}' if why else ''}")
         self._drop(job)
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: HostedJob) -> None:
+        if job.timer is not None:
+            job.timer.cancel()
         if self.jobs.get((job.namespace, job.name)) is job:
             del self.jobs[job.namespace, job.name]
         for session in job.members.values():
@@ -449,6 +475,8 @@ class Hub:
                     "job_quota": one.jobs,
                     "memory": self._memory[name],
                     "memory_quota": one.memory,
+                    "descriptors": self._descriptors(name),
+                    "descriptor_quota": one.descriptors,
                     "weight": one.weight,
                 }
                 for name, one in self.config.namespaces.items()
@@ -456,7 +484,7 @@ class Hub:
             "counts": dict(sorted(self.counts.items())),
         }
 
-    def _told(self, job: Job) -> dict[str, Any]:
+    def _told(self, job: HostedJob) -> dict[str, Any]:
         return {
             "job": job.title,
             "state": job.state,
@@ -466,6 +494,10 @@ class Hub:
             "memory": 0 if job.tenant is None else job.tenant.memory,
             "seconds": time.monotonic() - job.since,
         }
+
+
+def _more(descriptors: int) -> str:
+    return f"may use {descriptors} descriptors and no more"
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:

@@ -23,6 +23,7 @@ from .tenant import Tenant
 MOST_BYTES = 16 << 20  # of a frame: a description and its quotes
 _MOST_PART = 16 << 10  # bytes of a rank's part of a round
 _MOST_UNSENT = 64 << 20  # bytes that a tenant does not take
+_JOB_DESCRIPTORS, _LANES = 24, 8  # of a context and two exchanges; lanes of each worker
 _LOST_SECONDS = 1.0  # for the contexts to notice a death
 _BODY_SECONDS = 30.0  # for the rest of a frame that has begun
 
@@ -100,13 +101,18 @@ class Joining:
     def settings(self) -> dict[str, object]:
         return {"transport": self.transport, "silence": self.silence, "tcp_streams": self.tcp_streams}
 
+    @property
+    def descriptors(self) -> int:
+        """A bound on the descriptors of the hub's context, beside the workers' connections to the hub."""
+        return _JOB_DESCRIPTORS + self.size * (2 + _LANES * self.tcp_streams)
+
     def config(self, base: Config) -> dict[str, Any]:
         """Returns the settings of the hub's context in this job."""
         return {**self.settings, "init_timeout": self.seconds, "timeout": self.timeout, "debug": base.debug}
 
 
 @dataclass
-class Job:
+class HostedJob:
     """A job at this hub: it waits for its workers, runs, and ends. All methods are of the hub's own thread.
 
     Attributes:
@@ -119,7 +125,7 @@ class Job:
     nonce: str
     index: int
     hubs: int
-    drop: Callable[["Job"], None]
+    drop: Callable[["HostedJob"], None]
     first: Joining | None = None
     tenant: Tenant | None = None
     ended: HpcommError | None = None  # why, once it ends before all workers are done
@@ -132,6 +138,10 @@ class Job:
     @property
     def title(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def descriptors(self) -> int:
+        return 0 if self.first is None else self.first.descriptors
 
     @property
     def state(self) -> str:

@@ -19,6 +19,7 @@ from ..exchange.arguments import refuse
 from .described import Described, parsed
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
+_LOOK_SECONDS = 5.0
 _STARTED = 5.0  # for the end of a thread whose context was aborted
 _FATAL = (errors.PeerFailed, errors.Timeout, errors.TransportError, errors.AuthError)
 
@@ -168,7 +169,7 @@ class Tenant:
             context.set_title(f"{self.terms.title}, hub")
             with self._lock:
                 self._context = context
-            while (asked := self._inbox.get()) is not None:
+            while (asked := self._next(context)) is not None:
                 if isinstance(asked, _Stop):
                     raise Stopped(asked.why)
                 self._make(context, asked)
@@ -177,6 +178,17 @@ class Tenant:
             context.close()
         except Exception as failed:
             context.abort(self._fail(failed).why)
+
+    def _next(self, context: Context) -> "_Asked | _Stop | None":
+        """Waits for what comes next. Looks now and then whether a worker has died: a child that it has forked may keep
+        its connection to the hub open."""
+        while True:
+            try:
+                return self._inbox.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                dead = [peer.rank for peer in context.peers if peer.state == "failed"]
+            if dead:
+                return _Stop(f"rank {dead[0]} has failed", "PeerFailed")
 
     def _make(self, context: Context, asked: _Asked) -> None:
         """Makes an exchange, or tells the workers why not."""
