@@ -27,6 +27,7 @@ from .rules import Rules, rules_of
 from .start import (
     Offer,
     agree,
+    at_hub,
     check_hooks,
     check_no_max_norm,
     check_options,
@@ -194,11 +195,13 @@ def _resolved(optimizer: Optimizer, ctx: Context, model: nn.Module, found: _Chec
 def _allowed(found: _Checked, splits: bool, idle: Sequence[int]) -> str | Mapping[str, str]:
     """Returns the ways that were asked for. If only the setting asks, and no layer can be sent as pairs of vectors,
     returns "" instead. Raises NotSupported if the argument asks."""
-    if not found.asked or (splits and not idle):
+    if not found.asked or (splits and not idle and not at_hub(found.args.options)):
         return found.asked
     way = found.args.way
     if way is None:
         return ""
+    if at_hub(found.args.options):
+        raise NotSupported(f"way is {way!r} and servers 'hub': a hub takes matrices: leave way out")
     if idle:
         raise NotSupported(
             f"way is {way!r}, and ranks {idle} only serve: pairs of vectors go from each rank to all: leave way or "

@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
     reduce: Reduce
     progress: Progress
     placement: str
-    servers: int | Iterable[int]
+    servers: int | Iterable[int] | str
 
 
 SERVER_OPTIONS = tuple(field.name for field in fields(ParameterServer))
@@ -109,9 +109,18 @@ def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in SERVER_OPTIONS if options.get(name) is not None}
 
 
+def at_hub(options: Mapping[str, Any]) -> bool:
+    """Returns whether the hub of a ServiceContext serves."""
+    servers = options.get("servers")
+    return isinstance(servers, str) and servers == "hub"
+
+
 def placed(topology: Any, options: Mapping[str, Any]) -> Topology:
-    """Returns the topology that the argument topology or the options of parameter_hub give."""
+    """Returns the topology that the argument topology or the options of parameter_hub give. At a hub it is that of the
+    workers, who all train."""
     named = server_options(options)
+    if at_hub(options) and topology is None:
+        return ParameterServer()
     if named and topology is not None:
         raise InvalidArgument(f"topology and {next(iter(named))} are given: give the topology alone")
     return ParameterServer(**named) if named else as_topology("auto" if topology is None else topology)
