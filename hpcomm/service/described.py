@@ -55,6 +55,15 @@ class Described:
     engine: EngineOptions
 
     @property
+    def plan_in_c(self) -> PlanOptions:
+        """The plan's options with codecs that select elements by code of the library, which gives the same bytes as
+        Numba's: a hub needs no compiler."""
+        codec = self.plan.codec
+        if isinstance(codec, Mapping):
+            return replace(self.plan, codec={name: _in_c(one) for name, one in codec.items()})
+        return replace(self.plan, codec=_in_c(codec))
+
+    @property
     def elements(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
@@ -93,10 +102,18 @@ class Described:
         apart = any(one.staleness != 0 or one.quorum is not None for one in consistencies)
         receives = self.servers.get("apply_at", "owners") != "owners"
         depth = max((_depth(self, one) if receives else max(self.plan.depth, 1) for one in consistencies), default=1)
-        each = 1 + slots + int(self.engine.split) + 2 * int(receives) + int(self.plan.codec_out != "float32")
+        pieces = self.plan.codec not in ("float32", "float16", "bfloat16")
+        each = 1 + slots + int(self.engine.split) + 2 * int(pieces) + int(self.plan.codec_out != "float32")
+        each += 2 * depth if receives else 0  # sums of versions, and their encodings
         each += far * (depth + int(apart))  # slots for updates, and a copy for puts
         rows = len(self.shapes) + 4 * self.elements // (self.plan.chunk_bytes or _LEAST_CHUNK)
         return _JOB_BYTES + 4 * each * self.elements + rows * (_ROW_BYTES + 64 * workers + 64 * far * depth)
+
+
+def _in_c(codec: Any) -> Any:
+    if isinstance(codec, ErrorFeedback):
+        return replace(codec, codec=_in_c(codec.codec))
+    return replace(codec, kernel="c") if isinstance(codec, Threshold | TopK) else codec
 
 
 def _depth(described: Described, consistency: Consistency) -> int:

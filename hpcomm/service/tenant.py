@@ -240,7 +240,7 @@ class Tenant:
             described.topology(self.terms.workers, self.terms.hubs),
             described.consistency,
             described.rule,
-            plan=described.plan,
+            plan=described.plan_in_c,
             engine=replace(described.engine, progress="thread", weight=self.terms.weight),
         )
 

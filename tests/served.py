@@ -1,0 +1,143 @@
+"""A hub in a process, and jobs of workers that meet there, for the tests."""
+
+import json
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import mpi
+
+import hpcomm
+from hpcomm.service import ADMIN, HubConnection, address
+
+TOKENS = {name: f"{name} has a token of its own" for name in ("a", "b", "small", "tiny", "admin")}
+SECONDS = 20.0
+
+
+# ---- a hub, and what a test asks it --------------------------------------------------------------------------------
+
+
+class Served:
+    """A hub in a process."""
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        self.folder = folder
+        for name, token in TOKENS.items():
+            self.token(name, token)
+        self.configure(more=more)
+        line = [sys.executable, "-m", "hpcomm", "hub", "serve", "--listen", "127.0.0.1:0", "--config", str(self.file)]
+        self.process = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines: list[str] = []
+        self._fresh: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.where = self.until("listens at ").rpartition(" ")[2]
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "hub.toml"
+
+    def token(self, name: str, token: str) -> None:
+        path = self.folder / f"{name}.token"
+        path.touch(0o600)
+        path.write_text(token, encoding="utf-8")
+
+    def configure(
+        self, names: tuple[str, ...] = ("a", "b", "small", "tiny"), more: dict[str, Any] | None = None
+    ) -> None:
+        top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 30, **(more or {})}
+        own = {"small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2', "b": "weight = 3.0", "tiny": "descriptors = 40"}
+        tables = [f'[namespaces.{name}]\ntoken_file = "{name}.token"\n{own.get(name, "")}' for name in names]
+        text = [f"{name} = {json.dumps(value)}" for name, value in top.items()]
+        self.file.write_text("\n".join([*text, *tables]), encoding="utf-8")
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            self._fresh.put(line)
+        self._fresh.put("")
+
+    def until(self, words: str) -> str:
+        """The hub's next line with these words."""
+        until = time.monotonic() + SECONDS * mpi.PATIENCE
+        while True:
+            try:
+                line = self._fresh.get(timeout=max(until - time.monotonic(), 0))
+            except queue.Empty:
+                line = ""
+            assert line, f"the hub has not said {words!r}\n{''.join(self.lines)}"
+            if words in line:
+                return line.strip()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        with closing(HubConnection(address(self.where), ADMIN, TOKENS["admin"].encode(), 10)) as hub:
+            return hub.ask(request)
+
+    def counts(self, what: str) -> int:
+        return int(self.ask(op="status")["counts"].get(what, 0))
+
+    def create(self, namespace: str = "a", job: str | None = None) -> str:
+        return hpcomm.create_service(self.where, namespace, TOKENS[namespace], job)
+
+    def has_only(self, before: dict[str, Any]) -> None:
+        """Waits until the hub has as many descriptors, threads and bytes as before."""
+        names = ("descriptors", "threads", "memory", "jobs")
+        until, now = time.monotonic() + SECONDS * mpi.PATIENCE, before
+        while time.monotonic() < until:
+            now = self.ask(op="status")
+            if all(now[name] <= before[name] for name in names):
+                break
+        assert [name for name in names if now[name] > before[name]] == [], (now, before)
+        assert now["resident"] < before["resident"] + (8 << 20)
+
+    def end(self) -> int:
+        self.process.terminate()
+        try:
+            return self.process.wait(SECONDS)
+        finally:
+            self.process.kill()
+
+
+def numbered(n: int, **more: str) -> list[dict[str, str]]:
+    return [{"RANK": str(rank), "WORLD_SIZE": str(n), **more} for rank in range(n)]
+
+
+def run(n: int, body: Callable[..., Any], handle: str, *args: Any, token: str = TOKENS["a"]) -> list[Any]:
+    """What the workers of a job return."""
+    return mpi.start(numbered(n), body, handle, token, *args, timeout=SECONDS).values
+
+
+def join(handle: str, token: str, **config: Any) -> hpcomm.ServiceContext:
+    return hpcomm.connect_service(handle, token, **{"timeout": 15, **config})
+
+
+def said(call: Callable[[], Any]) -> list[str]:
+    """The kind and the sentence of the error that a call raises."""
+    try:
+        call()
+    except hpcomm.HpcommError as error:
+        return [type(error).__name__, str(error)]
+    return ["", ""]
+
+
+def caller(hub: Served) -> socket.socket:
+    where = address(hub.where)
+    return socket.create_connection((where.host, where.port), timeout=SECONDS)
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What comes until the hub hangs up."""
+    found = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            found += part
+    return found

@@ -1,0 +1,67 @@
+"""A DistributedOptimizer whose servers are a hub: workers reach the bits that they reach with a server among them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import TOKENS, Served, join, run, said
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import hpcomm.torch as ht  # noqa: E402
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.5),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.125),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.125),  # steps on each worker
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path, drain_seconds=0)
+    yield served
+    assert served.end() == 0
+
+
+def net() -> Any:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5, bias=False))
+
+
+def trained(optimizer: Any, model: Any, rank: int) -> Any:
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6, generator=generator)).square().sum().backward()
+        optimizer.step()
+    return torch.cat([value.detach().flatten().double() for value in model.state_dict().values()])
+
+
+def train(handle: str, token: str) -> list[str]:
+    with join(handle, token) as ctx:
+        for make in OPTIMIZERS.values():
+            found = []
+            places: tuple[dict[str, Any], ...] = ({"servers": "hub"}, {"placement": "CC"})
+            for where in places:
+                model = net()
+                optimizer = ht.DistributedOptimizer(
+                    make(model.parameters()), ctx, model, clip_norm=1.0, buffers="average", **where
+                )
+                found.append(trained(optimizer, model, ctx.rank))
+                told = said(optimizer.state_dict) if "servers" in where and make is not OPTIMIZERS["rmsprop"] else []
+                optimizer.close()
+                assert not told or told[0] == "NotSupported", told
+            assert torch.equal(*found)
+            assert not torch.equal(found[0], torch.cat([v.flatten().double() for v in net().state_dict().values()]))
+        model = net()
+        wrapped = OPTIMIZERS["sgd"](model.parameters())
+        return said(lambda: ht.DistributedOptimizer(wrapped, ctx, model, servers="hub", way="factors"))
+
+
+def test_a_hub_serves_an_optimizer(hub: Served) -> None:
+    told = run(2, train, hub.create(), token=TOKENS["a"])
+    assert told == [["NotSupported", "way is 'factors' and servers 'hub': a hub takes matrices: leave way out"]] * 2
