@@ -29,6 +29,7 @@ FENCE = re.compile(r"^```python(?: ranks=(\d+))?\n(.*?)^```$", re.MULTILINE | re
 # Blocks that do not run here, by a part of their text, and why.
 LEFT_OUT = {
     "from cluster.hosts import": "hosts need root or user namespaces; tests/cluster has its like",
+    "hpcomm.connect_service()": "it needs a hub; tests/test_service.py has its like",
     "ctx.bandwidth(": "it probes links between hosts; tests/cluster has its like",
 }
 
