@@ -389,6 +389,40 @@ def test_a_worker_that_dies_at_the_start_is_named(hub: Served) -> None:
     assert text.startswith("a/dies-early: rank 1 is gone")
 
 
+def hang_up_while_connecting(handle: str, token: str, context: int, folder: str) -> list[str]:
+    """Worker 1 loses its connection to the hub while the ranks of its first or second context connect to each other;
+    its process lives on until worker 0 knows."""
+    if launch.numbered()[0] == 0:
+        told = said(lambda: join(handle, token))
+        Path(folder, f"{context}").touch()
+        return told
+    left, connect = [context], hpcomm._core.context_connect
+
+    def hang_up(*given: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            return connect(*given)
+        for one in gc.get_objects():
+            if isinstance(one, HubConnection):
+                one.close()
+        until = time.monotonic() + SECONDS
+        while not Path(folder, f"{context}").exists() and time.monotonic() < until:
+            os.sched_yield()
+        raise hpcomm.NotSupported("hangs up")
+
+    setattr(hpcomm._core, "context_connect", hang_up)  # noqa: B010
+    return said(lambda: join(handle, token))
+
+
+@pytest.mark.parametrize("context", [0, 1])
+def test_the_hub_tells_ranks_that_wait_for_each_other(hub: Served, tmp_path: Path, context: int) -> None:
+    told = run(2, hang_up_while_connecting, hub.create("a", "hangs-up"), context, str(tmp_path))
+    sentence = "a/hangs-up: rank 1 is gone: it died, gave up, or its connection broke"
+    assert told == [["ConfigError", sentence], ["NotSupported", "hangs up"]]
+    hub.until("a/hangs-up has ended" if context else "")
+    assert not any(job["job"] == "a/hangs-up" for job in hub.ask(op="jobs")["jobs"])
+
+
 # ---- strangers -----------------------------------------------------------------------------------------------------
 
 

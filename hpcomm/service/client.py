@@ -8,10 +8,12 @@ nonce.
 
 import json
 import os
+import select
 import socket
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from .. import _core, errors, launch
@@ -32,6 +34,8 @@ from .handle import parsed as parsed_handle
 
 MOST_BYTES = 64 << 20  # of a frame from a hub: the addresses of all ranks
 _ANSWER_SECONDS = 10.0  # for a hub's answer to a question
+_ROUNDS = 2  # of a context's meeting: versions, then addresses
+_LOOK_SECONDS = 5e-3
 _GRACE = 2.0  # seconds by which a rank waits longer than the hub, whose error names the missing ranks
 
 
@@ -46,7 +50,7 @@ class HubConnection:
             AuthError: the hub does not know the namespace, or one of the two has another token.
             ConfigError: the hub speaks another version.
         """
-        self.hub, self.name, self.notices = hub, name, list[str]()
+        self.hub, self.name, self.notices, self._ended = hub, name, list[str](), False
         until = time.monotonic() + timeout
         try:
             self._socket = socket.create_connection((hub.host, hub.port), timeout=timeout)
@@ -99,20 +103,33 @@ class HubConnection:
                 return kind, body
             self.notices.append(body.decode("utf-8", "replace"))
 
-    def take_notices(self) -> None:
-        """Takes the notices that have come, without waiting. Raises nothing if the hub is gone."""
+    def take_notices(self, *, strict: bool = False) -> None:
+        """Takes the notices that have come, without waiting. strict: raises the error that ends the connection;
+        otherwise its sentence is a notice too."""
         try:
             while self._has_input():
-                self.receive(time.monotonic() + 1)
+                kind, body = self._frame(time.monotonic() + 1)
+                if kind == b"X":
+                    raise _refusal(json.loads(body))
+                self.notices.append(body.decode("utf-8", "replace"))
         except HpcommError as ended:
+            if strict:
+                raise
+            self._ended = True
             self.notices.append(str(ended))
 
+    def refusal(self, seconds: float) -> HpcommError | None:
+        """Returns the error that ends this connection, if it comes within so many seconds."""
+        if select.select([self._socket], [], [], seconds)[0]:
+            try:
+                self.take_notices(strict=True)
+            except HpcommError as ended:
+                return ended
+        return None
+
     def _has_input(self) -> bool:
-        self._socket.settimeout(0)
-        try:
-            return bool(self._socket.recv(1, socket.MSG_PEEK))
-        except OSError:
-            return False
+        """Whether a frame has come, or the end of the connection."""
+        return bool(not self._ended and self._socket.fileno() >= 0 and select.select([self._socket], [], [], 0)[0])
 
     def _frame(self, until: float) -> tuple[bytes, bytes]:
         try:
@@ -344,6 +361,11 @@ class _Meeting:
             with suppress(HpcommError):
                 hub.tell(request)
 
+    def refusal(self, seconds: float) -> HpcommError | None:
+        """Returns why the hub has ended the job, if it says so within so many seconds. For a rank that expects no data
+        of the hub."""
+        return self._all[0].refusal(seconds)
+
     def notices(self) -> tuple[str, ...]:
         for hub in self._all:
             hub.take_notices()
@@ -366,13 +388,54 @@ class _Ranks:
 
     def __init__(self, meeting: _Meeting, group: bytes) -> None:
         self.rank, self.size = meeting.rank, meeting.size + (meeting.hubs if group == b"s" else 0)
-        self._meeting, self._group = meeting, group
+        self.refusal: HpcommError | None = None
+        self._meeting, self._group, self._rounds = meeting, group, 0
+        self._met, self._over = threading.Event(), False
 
     def exchange(self, data: bytes, timeout: float) -> list[bytes]:
-        return self._meeting.exchange(self._group, data, self.size, timeout)
+        found = self._meeting.exchange(self._group, data, self.size, timeout)
+        self._rounds += 1
+        if self._rounds == _ROUNDS:
+            self._met.set()
+        return found
+
+    @contextmanager
+    def watched(self, abort: Callable[[str], None]) -> Iterator[None]:
+        """Lets a thread listen to the hub while the ranks connect to each other: the hub knows first if one of them has
+        died, and then aborts this rank's wait."""
+        thread = threading.Thread(target=self._watch, args=(abort,), name="hpcomm-service", daemon=True)
+        thread.start()
+        try:
+            yield
+        except HpcommError:
+            if self.refusal is not None:
+                raise self.refusal from None
+            raise
+        finally:
+            self._over = True
+            self._met.set()
+            thread.join()
+
+    def _watch(self, abort: Callable[[str], None]) -> None:
+        self._met.wait()
+        while not self._over and self.refusal is None:
+            self.refusal = self._meeting.refusal(_LOOK_SECONDS)
+        if self.refusal is not None:
+            abort(str(self.refusal))
 
 
-class _HubSide(Context):
+class _MeetsAtHub(Context):
+    """A context whose ranks meet at a hub."""
+
+    __slots__ = ()
+
+    def _connect(self, group: launch.Group) -> None:
+        assert isinstance(group, _Ranks)
+        with group.watched(super().abort):
+            super()._connect(group)
+
+
+class _HubSide(_MeetsAtHub):
     """The context of the workers and the hubs, which exchanges use. A hub takes part in nothing else, so collective
     methods that a program calls are refused."""
 
@@ -418,7 +481,7 @@ class _HubSide(Context):
         self.meeting.close()
 
 
-class ServiceContext(Context):
+class ServiceContext(_MeetsAtHub):
     """A worker's membership in a job whose parameters a hub serves. connect_service makes it.
 
     It is a Context of the workers: `size` counts them, and hubs take no part in barriers, windows and collectives.

@@ -16,6 +16,7 @@ from ..context import Context
 from ..errors import ConfigError, HpcommError, InvalidArgument, Timeout
 from ..exchange import Exchange
 from ..exchange.arguments import refuse
+from ..launch import Group
 from .described import Described, parsed
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
@@ -67,6 +68,17 @@ class _Asked:
     refused: str = ""
 
 
+class _TenantContext(Context):
+    """The hub's context in a job."""
+
+    __slots__ = ()
+
+    def _connect(self, group: Group) -> None:
+        assert isinstance(group, Tenant)
+        group.begins(self)
+        super()._connect(group)
+
+
 class Tenant:
     """The hub's part of a job. Its methods are called by the hub's own thread, and do not wait."""
 
@@ -93,6 +105,7 @@ class Tenant:
         self._parts: queue.SimpleQueue[list[bytes] | _Stop] = queue.SimpleQueue()
         self._serving: list[threading.Thread] = []
         self._context: Context | None = None
+        self._up = False
         # the first reason why the job ends; no exception, since the traceback of one would keep the context alive
         self._why: _Stop | None = None
         self._lock = threading.Lock()
@@ -101,8 +114,8 @@ class Tenant:
 
     @property
     def is_up(self) -> bool:
-        """Whether the workers and the hubs have met."""
-        return self._context is not None
+        """Whether the workers and the hubs have connected to each other."""
+        return self._up
 
     # ---- calls of the hub ------------------------------------------------------------------------------------------
 
@@ -142,6 +155,13 @@ class Tenant:
             raise Stopped(found.why)
         return found
 
+    def begins(self, context: Context) -> None:
+        """Takes the context, before it connects: stop ends its waits."""
+        with self._lock:
+            self._context = context
+            if self._why is not None:
+                raise Stopped(self._why.why)
+
     # ---- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -164,11 +184,10 @@ class Tenant:
             return self._why
 
     def _take_part(self) -> None:
-        context = Context(self, self.terms.config, secret=self.terms.secret)
+        context = _TenantContext(self, self.terms.config, secret=self.terms.secret)
         try:
             context.set_title(f"{self.terms.title}, hub")
-            with self._lock:
-                self._context = context
+            self._up = True
             while (asked := self._next(context)) is not None:
                 if isinstance(asked, _Stop):
                     raise Stopped(asked.why)
