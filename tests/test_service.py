@@ -187,8 +187,9 @@ def test_a_killed_job_leaves_nothing_and_disturbs_no_other(hub: Served, tmp_path
 
 
 def drop(handle: str, token: str) -> str:
-    """Worker 0 drops its context long before worker 1 is done; a child of worker 1 ends meanwhile."""
-    ctx = join(handle, token)
+    """Worker 0 drops its context long before worker 1 is done; a child of worker 1 ends meanwhile. Worker 1 then trains
+    for longer than the timeout of calls."""
+    ctx = join(handle, token, timeout=1.0, init_timeout=15.0)
     ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD(), consistency=hpcomm.ASYNC)
     rank = ctx.rank
     if rank == 1:
@@ -531,7 +532,7 @@ class Running:
 def has_exchange(hub: Served, job: str) -> None:
     until = time.monotonic() + SECONDS * mpi.PATIENCE
     while not any(one["job"] == job and one["exchanges"] for one in hub.ask(op="jobs")["jobs"]):
-        assert time.monotonic() < until, f"{job} has no exchange"
+        assert time.monotonic() < until, f"{job} has no exchange: {hub.ask(op='jobs')}\n{''.join(hub.lines)}"
 
 
 def test_evict_ends_one_job_and_tells_its_workers(hub: Served) -> None:

@@ -21,7 +21,16 @@ from .._core import NULL
 from ..config import Config, read_secret
 from ..context import Context
 from ..engine import Engine, handle_of
-from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, NotSupported, Timeout, TransportError
+from ..errors import (
+    AuthError,
+    ConfigError,
+    HpcommError,
+    InvalidArgument,
+    NotSupported,
+    PeerFailed,
+    Timeout,
+    TransportError,
+)
 from ..exchange import Exchange
 from ..exchange.arguments import checked_params, refuse
 from ..exchange.options import EngineOptions, check_keywords, engine_options, plan_options
@@ -50,7 +59,7 @@ class HubConnection:
             AuthError: the hub does not know the namespace, or one of the two has another token.
             ConfigError: the hub speaks another version.
         """
-        self.hub, self.name, self.notices, self._ended = hub, name, list[str](), False
+        self.hub, self.name, self.notices, self.ended = hub, name, list[str](), ""
         until = time.monotonic() + timeout
         try:
             self._socket = socket.create_connection((hub.host, hub.port), timeout=timeout)
@@ -115,8 +124,8 @@ class HubConnection:
         except HpcommError as ended:
             if strict:
                 raise
-            self._ended = True
-            self.notices.append(str(ended))
+            self.ended = str(ended)
+            self.notices.append(self.ended)
 
     def refusal(self, seconds: float) -> HpcommError | None:
         """Returns the error that ends this connection, if it comes within so many seconds."""
@@ -129,7 +138,7 @@ class HubConnection:
 
     def _has_input(self) -> bool:
         """Whether a frame has come, or the end of the connection."""
-        return bool(not self._ended and self._socket.fileno() >= 0 and select.select([self._socket], [], [], 0)[0])
+        return bool(not self.ended and self._socket.fileno() >= 0 and select.select([self._socket], [], [], 0)[0])
 
     def _frame(self, until: float) -> tuple[bytes, bytes]:
         try:
@@ -366,6 +375,11 @@ class _Meeting:
         of the hub."""
         return self._all[0].refusal(seconds)
 
+    def ended(self) -> str:
+        """Returns why a hub has ended the job, or ""."""
+        self.notices()
+        return next((hub.ended for hub in self._all if hub.ended), "")
+
     def notices(self) -> tuple[str, ...]:
         for hub in self._all:
             hub.take_notices()
@@ -538,6 +552,17 @@ class HubExchange(Exchange):
     """An exchange whose owners are hubs: an Exchange, of which a hub saves and restores no state."""
 
     __slots__ = ()
+
+    def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
+        """Waits; to the error it adds what the hub has said, since ranks that fail together blame each other too."""
+        try:
+            return super()._until(call, limit, deadline, status)
+        except PeerFailed as failed:
+            assert isinstance(self.context, _HubSide)
+            why = self.context.meeting.ended()
+            if why:
+                failed.args = (f"{failed}; the hub: {why}",)
+            raise
 
     def state_dict(self, out: dict[str, Any] | None = None) -> NoReturn:
         raise NotSupported(
