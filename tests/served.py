@@ -37,6 +37,7 @@ class Served:
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.lines: list[str] = []
+        self.silent: list[socket.socket] = []  # callers that say nothing
         self._fresh: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
         self.where = self.until("listens at ").rpartition(" ")[2]
