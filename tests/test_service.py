@@ -103,6 +103,8 @@ def test_a_hub_gives_the_bits_of_a_server_in_the_job(hub: Served, ranks_by: str)
     assert run(2, make_all, handle) == [len(CASES)] * 2
     hub.until("has ended")
     assert hub.ask(op="jobs") == {"jobs": []}
+    maps = Path(f"/proc/{hub.process.pid}/maps").read_text(encoding="utf-8")
+    assert "numba" not in maps, "a tenant made the hub load a compiler"
 
 
 def go_apart(handle: str, token: str) -> list[float]:
@@ -395,7 +397,7 @@ def hang_up_while_connecting(handle: str, token: str, context: int, folder: str)
     """Worker 1 loses its connection to the hub while the ranks of its first or second context connect to each other;
     its process lives on until worker 0 knows."""
     if launch.numbered()[0] == 0:
-        told = said(lambda: join(handle, token))
+        told = said(lambda: join(handle, token, init_timeout=60.0))
         Path(folder, f"{context}").touch()
         return told
     left, connect = [context], hpcomm._core.context_connect
@@ -413,7 +415,7 @@ def hang_up_while_connecting(handle: str, token: str, context: int, folder: str)
         raise hpcomm.NotSupported("hangs up")
 
     setattr(hpcomm._core, "context_connect", hang_up)  # noqa: B010
-    return said(lambda: join(handle, token))
+    return said(lambda: join(handle, token, init_timeout=60.0))
 
 
 @pytest.mark.parametrize("context", [0, 1])
@@ -684,7 +686,14 @@ def test_ranks_are_found_as_the_launcher_numbers_them() -> None:
         ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}, (5, 8)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # a batch script
         (
-            {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+            {
+                "TORCHELASTIC_RUN_ID": "x",
+                "RANK": "1",
+                "WORLD_SIZE": "2",
+                "SLURM_PROCID": "0",
+                "SLURM_NTASKS": "1",
+                "SLURM_STEP_ID": "0",
+            },
             (1, 2),
         ),
         ({"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"}, (1, 2)),

@@ -5,6 +5,7 @@ contexts of all tenants share the process's engine, control thread and reactor.
 """
 
 import asyncio
+import math
 import os
 import signal
 import threading
@@ -197,7 +198,7 @@ class Hub:
             return None
         assert token is not None
         writer.write(proof.answer(greeting, claim, token))
-        return Session(name, proof.seal(greeting, claim, token, is_hub=True), reader, writer)
+        return Session(name, token, proof.seal(greeting, claim, token, is_hub=True), reader, writer)
 
     async def _attended(self, session: Session) -> None:
         """Attends to a session, which counts as a descriptor of its namespace."""
@@ -235,8 +236,15 @@ class Hub:
 
     # ---- tenants ---------------------------------------------------------------------------------------------------
 
+    def _space(self, session: Session) -> Namespace:
+        """Returns the namespace of a session. Raises AuthError if its token was revoked since the proof."""
+        space = self.config.namespaces.get(session.name)
+        if space is None or space.token != session.token:
+            raise AuthError(f"the token of namespace {session.name!r} was revoked")
+        return space
+
     async def _create(self, session: Session, request: Mapping[str, Any]) -> None:
-        job = self._created(self.config.namespaces[session.name], request)
+        job = self._created(self._space(session), request)
         kept = False
         try:
             session.answer({"job": job.name, "nonce": job.nonce})
@@ -295,7 +303,7 @@ class Hub:
             job.lost(rank)
 
     def _joined(self, session: Session, request: Mapping[str, Any]) -> tuple[HostedJob, int]:
-        space = self.config.namespaces[session.name]
+        space = self._space(session)
         nonce = str(request.get("nonce"))
         if nonce in self._failed:
             raise again(self._failed[nonce])
@@ -450,7 +458,9 @@ class Hub:
             return self._told(job)
         if kind == "drain":
             seconds = request.get("seconds")
-            self.drain(self.config.drain_seconds if seconds is None else max(float(seconds), 0.0))
+            if not isinstance(seconds, int | float | None) or not 0 <= (seconds or 0) < math.inf:
+                raise InvalidArgument(f"seconds is {str(seconds)[:40]}: must be a number of seconds")
+            self.drain(self.config.drain_seconds if seconds is None else seconds)
             return self._status()
         raise InvalidArgument(f"a hub has no request {str(kind)[:40]!r}")
 

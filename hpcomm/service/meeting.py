@@ -29,10 +29,12 @@ _BODY_SECONDS = 30.0  # for the rest of a frame that has begun
 
 
 class Session:
-    """A proven connection. name: the namespace, or config.ADMIN."""
+    """A proven connection. name: the namespace, or config.ADMIN; token: the one that was proven."""
 
-    def __init__(self, name: str, seal: proof.Seal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, token: bytes, seal: proof.Seal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.name, self.token = name, token
         self._seal, self._reader, self._writer = seal, reader, writer
 
     async def receive(self, timeout: float | None) -> tuple[bytes, bytes]:
@@ -235,6 +237,8 @@ class HostedJob:
 
     def leave(self, rank: int) -> None:
         """Notes that a worker is done."""
+        if self.tenant is None:
+            self.lost(rank)
         self.done.add(rank)
         if self.tenant is not None and self.done >= set(self.members):
             self.tenant.finish()
