@@ -107,14 +107,15 @@ def _config(table: dict[str, Any], folder: Path, listen: str | None) -> HubConfi
     spaces = of.take("namespaces", {})
     if not isinstance(spaces, dict) or not spaces:
         raise InvalidArgument("there are no namespaces: give one by [namespaces.NAME] with a token_file")
+    memory = of.size("memory", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     found = HubConfig(
         listen=address(written if listen is None else listen),
         cores=of.whole("cores", cpus, 1, 64),
-        memory=of.size("memory", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2),
+        memory=memory,
         drain_seconds=of.seconds("drain_seconds", 60),
         wait_seconds=of.seconds("wait_seconds", 600),
         admin=None if admin is None else _token("admin_token_file", admin, folder),
-        namespaces={name: _namespace(name, spaces[name], folder) for name in spaces},
+        namespaces={name: _namespace(name, spaces[name], folder, memory) for name in spaces},
     )
     of.end()
     tokens = [one.token for one in found.namespaces.values()] + ([] if found.admin is None else [found.admin])
@@ -123,7 +124,7 @@ def _config(table: dict[str, Any], folder: Path, listen: str | None) -> HubConfi
     return found
 
 
-def _namespace(name: str, table: Any, folder: Path) -> Namespace:
+def _namespace(name: str, table: Any, folder: Path, memory: int) -> Namespace:
     checked_name("the name of a namespace", name)
     of = _Table(f"namespaces.{name}.", table)
     file = of.take("token_file", None)
@@ -134,7 +135,7 @@ def _namespace(name: str, table: Any, folder: Path) -> Namespace:
         _token(f"namespaces.{name}.token_file", file, folder),
         jobs=of.whole("jobs", 16, 1, 10000),
         ranks=of.whole("ranks", 1024, 1, 1 << 20),
-        memory=of.size("memory", 1 << 62),
+        memory=of.size("memory", memory),
         descriptors=of.whole("descriptors", 1 << 20, 1, 1 << 30),
         weight=of.number("weight", 1.0, 1e-6, 1e6),
     )
