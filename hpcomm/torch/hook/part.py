@@ -1,0 +1,63 @@
+"""A part of a backward pass: one bucket of gradients, on its way from DDP to the other ranks and back."""
+
+import threading
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..._core import named
+
+
+class Way(Protocol):
+    """How the gradients of a bucket are averaged. One thread at a time calls it."""
+
+    def send(self, part: "Part") -> None:
+        """Sends the gradients of a part. May wait for other ranks."""
+
+    def take(self, part: "Part") -> None:
+        """Writes the mean gradients into the part's buffer. Waits for other ranks."""
+
+
+class Part:
+    """One bucket in one backward pass.
+
+    Attributes:
+        buffer: the bucket's flat tensor, in which its gradients lie.
+        params: the bucket's parameters.
+        grads: their gradients, as views of the buffer.
+        future: the future that DDP gets; its value is the buffer.
+        failure: the exception that ended send(); None if there was none.
+    """
+
+    __slots__ = ("__weakref__", "_latch", "_way", "buffer", "failure", "future", "grads", "params")
+
+    def __init__(self, bucket: dist.GradBucket) -> None:
+        self.buffer, self.params, self.grads = bucket.buffer(), bucket.parameters(), bucket.gradients()
+        self.future: torch.futures.Future[Tensor] = torch.futures.Future()
+        self.failure: BaseException | None = None
+        self._way: Way | None = None
+        self._latch = threading.Lock()
+
+    def start_by(self, way: Way) -> "Part":
+        """Returns this part, ready for make(), which a helper thread calls."""
+        self._way = way
+        self._latch.acquire()
+        return self
+
+    @named("allreduce_hook", every=True)
+    def make(self, _timeout: float) -> None:
+        """Sends the gradients, and keeps the failure if that fails."""
+        way, self._way = self._way, None
+        try:
+            assert way is not None
+            way.send(self)
+        except BaseException as failed:
+            self.failure = failed
+        self._latch.release()
+
+    def settle(self) -> None:
+        """Waits for the end of make()."""
+        with self._latch:
+            pass
