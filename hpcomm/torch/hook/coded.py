@@ -18,10 +18,9 @@ from ...exchange import Handle, PlanOptions
 from ...optim import Assign
 from ...presets import parameter_hub
 from ...topology.given import Given, as_topology
-from ..backend.memory import check
 from ..tensors import Order, as_float32, as_tensor, flat, order_of
 from . import residuals
-from .part import Part
+from .part import Part, check
 
 _NAME = "allreduce_hook"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,7 +50,7 @@ def keys_of(parts: Sequence[Part], names: Mapping[int, str]) -> dict[int, Key]:
     """
     found: dict[int, Key] = {}
     for part in parts:
-        check(_NAME, part.buffer)
+        check(part)
         for param, grad in zip(part.params, part.grads, strict=True):
             name = names[id(param)]
             if grad.dtype not in _DTYPES:
@@ -68,23 +67,26 @@ def keys_of(parts: Sequence[Part], names: Mapping[int, str]) -> dict[int, Key]:
     return dict(sorted(found.items(), key=lambda one: place[one[0]]))
 
 
-def check_asked(ctx: Context, asked: Asked) -> None:
+def check_asked(asked: Asked) -> None:
     """Raises InvalidArgument for an unknown codec, and for a codec or a topology that does not give every rank the mean
     of all gradients."""
     codec, topology, _ = asked
-    named = codec if isinstance(codec, Mapping) else {"": codec}
+    named = codec if isinstance(codec, Mapping) else {"all parameters": codec}
     for one in codecs_of(tuple(named), named):
         if isinstance(one, Factors | Products):
             raise InvalidArgument(
                 f"codec is {one!r}: DDP's buckets have gradients as matrices, and no pairs of vectors: give another "
                 "codec, or use DistributedOptimizer(way=...)"
             )
-    own = as_topology(topology)
-    if own.updates_of != "all":
+    if as_topology(topology).updates_of != "all":
         raise InvalidArgument(
             f"topology is {topology!r}: must be one in which the updates of all ranks count alike, and no graph"
         )
-    if idle := sorted({*range(ctx.size)} - {*own.roles(ctx.size)[0]}):
+
+
+def check_all_train(ctx: Context, topology: Given) -> None:
+    """Raises InvalidArgument for a topology in which ranks only serve."""
+    if idle := sorted({*range(ctx.size)} - {*as_topology(topology).roles(ctx.size)[0]}):
         raise InvalidArgument(f"ranks {idle} would only serve: every rank of DDP trains: leave placement out")
 
 

@@ -29,9 +29,9 @@ def context_of(given: Any, timeout: float | None) -> tuple[Context, bool]:
         raise InvalidArgument("ctx is None, and torch.distributed is not initialized: give hpcomm.init()")
     if given is not None and not isinstance(given, dist.ProcessGroup):
         raise InvalidArgument(f"ctx is {given!r}: must be a Context (hpcomm.init()), a process group, or None")
+    c10d: Any = dist.distributed_c10d
     group = dist.group.WORLD if given is None else given
-    store = dist.distributed_c10d._world.pg_map[group][1]
-    store = dist.PrefixStore(f"hpcomm hook {next(_numbers)}", store)
+    store = c10d.PrefixStore(f"hpcomm hook {next(_numbers)}", c10d._world.pg_map[group][1])
     config = launch.configuration({} if timeout is None else {"timeout": timeout})
     return Context(StoreGroup(store, dist.get_rank(group), dist.get_world_size(group)), config), True
 

@@ -1,13 +1,13 @@
 """A part of a backward pass: one bucket of gradients, on its way from DDP to the other ranks and back."""
 
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..._core import named
+from ...errors import InvalidArgument
 
 
 class Way(Protocol):
@@ -18,6 +18,20 @@ class Way(Protocol):
 
     def take(self, part: "Part") -> None:
         """Writes the mean gradients into the part's buffer. Waits for other ranks."""
+
+
+def check(part: "Part") -> None:
+    """Raises InvalidArgument for a bucket whose memory hpcomm cannot read."""
+    if part.buffer.layout is not torch.strided:
+        shape = tuple(part.params[0].shape)
+        raise InvalidArgument(
+            f"allreduce_hook: the gradient of a parameter of shape {shape} is sparse: give its layer sparse=False"
+        )
+    if not part.buffer.is_cpu:
+        raise InvalidArgument(
+            f"allreduce_hook: a bucket is on {part.buffer.device}: the hook takes gradients on the CPU; for parameters "
+            "on a CUDA device there is hpcomm.torch.DistributedOptimizer"
+        )
 
 
 class Part:
@@ -33,7 +47,7 @@ class Part:
 
     __slots__ = ("__weakref__", "_latch", "_way", "buffer", "failure", "future", "grads", "params")
 
-    def __init__(self, bucket: dist.GradBucket) -> None:
+    def __init__(self, bucket: Any) -> None:
         self.buffer, self.params, self.grads = bucket.buffer(), bucket.parameters(), bucket.gradients()
         self.future: torch.futures.Future[Tensor] = torch.futures.Future()
         self.failure: BaseException | None = None

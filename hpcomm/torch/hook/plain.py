@@ -5,8 +5,8 @@ from typing import Any
 from ... import _core
 from ..._core import collective_at
 from ...context import Context
-from ..backend.memory import check, reduced_type
-from .part import Part
+from ..backend.memory import reduced_type
+from .part import Part, check
 
 _ALLREDUCE, _MEAN = _core.COLLECTIVES["allreduce"], _core.OPS["mean"]
 _NAME = "allreduce_hook"
@@ -44,5 +44,5 @@ class Plain:
 
 def check_part(part: Part) -> None:
     """Raises InvalidArgument for a bucket that cannot be averaged."""
-    check(_NAME, part.buffer)
+    check(part)
     reduced_type(_NAME, part.buffer, _MEAN)

@@ -2,7 +2,8 @@
 with the same bits."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from ..tensors import Order, as_float32, as_tensor, flat
 RESIDUALS, ENCODERS, FOLDS = "residuals", "encoders", "folds"
 
 
-class Encoder(NamedTuple):
+@dataclass(frozen=True)
+class Encoder:
     """An encoder in a shard of the exchange.
 
     Attributes:

@@ -18,7 +18,7 @@ from ...topology.given import Given
 from ..backend.line import Line
 from ..names import parameters, plain_keys
 from . import coded, plain
-from .coded import Asked, Coded, check_asked
+from .coded import Asked, Coded, check_all_train, check_asked
 from .group import check_size, context_of
 from .part import Part
 from .plain import Plain
@@ -85,13 +85,13 @@ class HookState:
             raise InvalidArgument('topology or codec_out is given without a codec: give codec="float32"')
         if isinstance(codec, Mapping) and model is None:
             raise InvalidArgument("codec is a mapping from names of parameters: give model=ddp, which has the names")
-        self.context, self._owns = context_of(ctx, timeout)
-        self._timeout = seconds(timeout, self.context.config.timeout)
         self._model = model
         self._asked: Asked | None = None
         if codec is not None:
             self._asked = Asked(codec if model is None else plain_keys(model, codec), topology, codec_out)
-            check_asked(self.context, self._asked)
+            check_asked(self._asked)
+        self.context, self._owns = context_of(ctx, timeout)
+        self._timeout = seconds(timeout, self.context.config.timeout)
         self._way: Plain | Coded | None = None
         self._parts: list[Part] = []  # of the backward pass that runs
         self._loaded: Mapping[str, Any] | None = None  # until the first backward pass
@@ -107,7 +107,7 @@ class HookState:
 
     # ---- a backward pass ---------------------------------------------------------------------------------------------
 
-    def _reduce(self, bucket: dist.GradBucket) -> "torch.futures.Future[Tensor]":
+    def _reduce(self, bucket: Any) -> "torch.futures.Future[Tensor]":
         if bucket.index() == 0 and self._parts:
             raise InvalidArgument(
                 f"{_CALL}: the last backward pass has not sent all its buckets, and other ranks wait for them: start "
@@ -154,6 +154,7 @@ class HookState:
                     plain.check_part(part)
                     told.append((str(part.buffer.dtype), part.buffer.numel()))
             else:
+                check_all_train(ctx, self._asked.topology)
                 keys = coded.keys_of(self._parts, self._names())
                 told += keys.values()
         except Exception as refused:  # the other ranks wait for this one
@@ -239,7 +240,10 @@ class HookState:
             self.context.close()
 
 
-def allreduce_hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def allreduce_hook(
+    state: HookState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
     """Averages one bucket of gradients over all ranks, for DistributedDataParallel.register_comm_hook.
 
     Args:
