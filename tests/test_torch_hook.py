@@ -95,7 +95,8 @@ def mean(like: Tensor, layer: int, step: int) -> Tensor:
 
 def net() -> Any:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
+    conv = nn.Conv2d(2, 6, 2).to(memory_format=torch.channels_last)
+    return nn.Sequential(nn.Linear(10, 18), nn.Unflatten(1, (2, 3, 3)), conv, nn.ReLU(), nn.Flatten(), nn.Linear(24, 5))
 
 
 def hooked(model: Any, codec: Any = None, ctx: Any = None, **options: Any) -> tuple[Any, Any]:
@@ -491,12 +492,12 @@ def unnamed(folder: str) -> list[list[str]]:
     """Names of parameters without a model do not depend on buckets."""
     with job(folder):
         found = []
-        for cap in (SMALL, 25):
+        for cap, unused in ((SMALL, True), (25, True), (SMALL, False)):
             model = net()
             model[2].bfloat16()
             model[2].register_forward_pre_hook(lambda _, x: x[0].bfloat16())
             model[2].register_forward_hook(lambda _, __, y: y.float())
-            ddp, state = hooked(model, TopK(0.1), named=False, bucket_cap_mb=cap)
+            ddp, state = hooked(model, TopK(0.1), named=False, bucket_cap_mb=cap, find_unused_parameters=unused)
             trained(ddp, range(2))
             residuals = state.state_dict()["residuals"]
             found.append([f"{name} {tuple(residuals[name].shape)}" for name in sorted(residuals)])
@@ -505,6 +506,6 @@ def unnamed(folder: str) -> list[list[str]]:
 
 
 def test_names_without_a_model(tmp_path: Path) -> None:
-    for small, large in run(2, unnamed, tmp_path).values:
-        assert small == large
-        assert small[:3] == ["bfloat16.0 (30, 20)", "bfloat16.1 (30,)", "float32.0 (20, 10)"]
+    for small, large, rebuilt in run(2, unnamed, tmp_path).values:
+        assert small == large == rebuilt
+        assert small[:3] == ["bfloat16.0 (6, 2, 2, 2)", "bfloat16.1 (6,)", "float32.0 (18, 10)"]

@@ -35,7 +35,7 @@ class Asked(NamedTuple):
 
 
 class Key(NamedTuple):
-    """A parameter's key: its name, and the shape of its gradient with the dimensions in the order of its memory."""
+    """A parameter's key: its name, the order in which its dimensions lie in memory, and its shape in this order."""
 
     name: str
     order: Order
@@ -58,9 +58,9 @@ def keys_of(parts: Sequence[Part], names: Mapping[int, str]) -> dict[int, Key]:
                     f"{_NAME}: the gradient of {name!r} is {grad.dtype}: codecs take float32, bfloat16 and float16; "
                     "leave out codec, and each bucket is averaged in its own dtype"
                 )
-            if grad.numel():
-                order = order_of(grad)
-                found[id(param)] = Key(name, order, tuple(flat(grad, order).shape))
+            if grad.numel():  # DDP gives each gradient as a contiguous view, but its elements lie as the parameter's
+                order = order_of(param)
+                found[id(param)] = Key(name, order, tuple(flat(param, order).shape))
     if not found:
         raise InvalidArgument(f"{_NAME}: the model has no parameters with elements")
     place = {param: i for i, param in enumerate(names)}
@@ -99,7 +99,7 @@ class Coded:
         plan = PlanOptions(codec=asked.codec, codec_out=asked.codec_out)
         self.exchange = parameter_hub(ctx, values, topology=asked.topology, rule=Assign(), plan=plan, timeout=timeout)
         self._keys, self._timeout = keys, timeout
-        self._started: dict[Part, list[tuple[Key, Handle, Tensor]]] = {}
+        self._started: dict[Part, list[tuple[Handle, Tensor]]] = {}
 
     @property
     def codecs(self) -> Mapping[str, WireFormat]:
@@ -119,12 +119,13 @@ class Coded:
                         f"{_NAME}: a parameter of shape {tuple(param.shape)} was not in the first backward pass: a "
                         "HookState with a codec is for one model: make another one"
                     )
-                value = as_float32(grad, key.order)
-                started.append((key, exchange.push_pull_nb(key.name, value, self._timeout), grad))
+                value = as_float32(grad.view(key.shape), None)
+                started.append((exchange.push_pull_nb(key.name, value, self._timeout), grad))
 
     def take(self, part: Part) -> None:
-        for key, handle, grad in self._started.pop(part):
-            flat(grad, key.order).copy_(as_tensor(handle.wait(self._timeout)))
+        for handle, grad in self._started.pop(part):
+            mean = as_tensor(handle.wait(self._timeout))
+            grad.copy_(mean.view(grad.shape))
 
     # ---- residuals ---------------------------------------------------------------------------------------------------
 
