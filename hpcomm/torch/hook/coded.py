@@ -20,13 +20,13 @@ from ...presets import parameter_hub
 from ...topology.given import Given, as_topology
 from ..tensors import Order, as_float32, as_tensor, flat, order_of
 from . import residuals
-from .part import Part, check
+from .bucket import SentBucket, check
 
 _NAME = "allreduce_hook"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Asked(NamedTuple):
+class HookOptions(NamedTuple):
     """The arguments of the exchange that the trainer gives."""
 
     codec: Codecs
@@ -34,7 +34,7 @@ class Asked(NamedTuple):
     codec_out: Codecs | None
 
 
-class Key(NamedTuple):
+class BucketKey(NamedTuple):
     """A parameter's key: its name, the order in which its dimensions lie in memory, and its shape in this order."""
 
     name: str
@@ -42,13 +42,13 @@ class Key(NamedTuple):
     shape: tuple[int, ...]
 
 
-def keys_of(parts: Sequence[Part], names: Mapping[int, str]) -> dict[int, Key]:
+def keys_of(parts: Sequence[SentBucket], names: Mapping[int, str]) -> dict[int, BucketKey]:
     """Returns the key of each parameter by id, in the order of the model. names: the parameters' names by id.
 
     Raises:
         InvalidArgument: a gradient cannot be exchanged.
     """
-    found: dict[int, Key] = {}
+    found: dict[int, BucketKey] = {}
     for part in parts:
         check(part)
         for param, grad in zip(part.params, part.grads, strict=True):
@@ -60,14 +60,14 @@ def keys_of(parts: Sequence[Part], names: Mapping[int, str]) -> dict[int, Key]:
                 )
             if grad.numel():  # DDP gives each gradient as a contiguous view, but its elements lie as the parameter's
                 order = order_of(param)
-                found[id(param)] = Key(name, order, tuple(flat(param, order).shape))
+                found[id(param)] = BucketKey(name, order, tuple(flat(param, order).shape))
     if not found:
         raise InvalidArgument(f"{_NAME}: the model has no parameters with elements")
     place = {param: i for i, param in enumerate(names)}
     return dict(sorted(found.items(), key=lambda one: place[one[0]]))
 
 
-def check_asked(asked: Asked) -> None:
+def check_asked(asked: HookOptions) -> None:
     """Raises InvalidArgument for an unknown codec, and for a codec or a topology that does not give every rank the mean
     of all gradients."""
     codec, topology, _ = asked
@@ -93,20 +93,20 @@ def check_all_train(ctx: Context, topology: Given) -> None:
 class Coded:
     """Averages buckets by an exchange of their parameters."""
 
-    def __init__(self, ctx: Context, keys: Mapping[int, Key], asked: Asked, timeout: float) -> None:
+    def __init__(self, ctx: Context, keys: Mapping[int, BucketKey], asked: HookOptions, timeout: float) -> None:
         """keys: by id of the parameter, in the same order on every rank. Collective."""
         values = {key.name: np.zeros(key.shape, np.float32) for key in keys.values()}
         plan = PlanOptions(codec=asked.codec, codec_out=asked.codec_out)
         self.exchange = parameter_hub(ctx, values, topology=asked.topology, rule=Assign(), plan=plan, timeout=timeout)
         self._keys, self._timeout = keys, timeout
-        self._started: dict[Part, list[tuple[Handle, Tensor]]] = {}
+        self._started: dict[SentBucket, list[tuple[Handle, Tensor]]] = {}
 
     @property
     def codecs(self) -> Mapping[str, WireFormat]:
         """The codec of each parameter by name."""
         return self.exchange.codecs
 
-    def send(self, part: Part) -> None:
+    def send(self, part: SentBucket) -> None:
         exchange = self.exchange
         started = self._started[part] = []
         with exchange.together():
@@ -122,7 +122,7 @@ class Coded:
                 value = as_float32(grad.view(key.shape), None)
                 started.append((exchange.push_pull_nb(key.name, value, self._timeout), grad))
 
-    def take(self, part: Part) -> None:
+    def take(self, part: SentBucket) -> None:
         for handle, grad in self._started.pop(part):
             mean = as_tensor(handle.wait(self._timeout))
             grad.copy_(mean.view(grad.shape))

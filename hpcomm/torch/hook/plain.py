@@ -6,7 +6,7 @@ from ... import _core
 from ..._core import collective_at
 from ...context import Context
 from ..backend.memory import reduced_type
-from .part import Part, check
+from .bucket import SentBucket, check
 
 _ALLREDUCE, _MEAN = _core.COLLECTIVES["allreduce"], _core.OPS["mean"]
 _NAME = "allreduce_hook"
@@ -19,7 +19,7 @@ class Plain:
         self._ctx, self._timeout = ctx, timeout
         self._address = _core.address_of(ctx._handle)
 
-    def send(self, part: Part) -> None:
+    def send(self, part: SentBucket) -> None:
         buffer = part.buffer
         at, count = buffer.data_ptr(), buffer.numel()
         kind, nbytes = reduced_type(_NAME, buffer, _MEAN), count * buffer.element_size()
@@ -28,7 +28,7 @@ class Plain:
         if status:
             raise _core.error(status)
 
-    def take(self, part: Part) -> None:
+    def take(self, part: SentBucket) -> None:
         """Does nothing, since send() has written the mean."""
 
     def saved(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Plain:
         """Does nothing, since the context belongs to the state."""
 
 
-def check_part(part: Part) -> None:
+def check_reduced(part: SentBucket) -> None:
     """Raises InvalidArgument for a bucket that cannot be averaged."""
     check(part)
     reduced_type(_NAME, part.buffer, _MEAN)

@@ -18,9 +18,9 @@ from ...topology.given import Given
 from ..backend.line import Line
 from ..names import parameters, plain_keys
 from . import coded, plain
-from .coded import Asked, Coded, check_all_train, check_asked
+from .bucket import SentBucket
+from .coded import Coded, HookOptions, check_all_train, check_asked
 from .group import check_size, context_of
-from .part import Part
 from .plain import Plain
 
 _FORMAT = 1
@@ -86,14 +86,14 @@ class HookState:
         if isinstance(codec, Mapping) and model is None:
             raise InvalidArgument("codec is a mapping from names of parameters: give model=ddp, which has the names")
         self._model = model
-        self._asked: Asked | None = None
+        self._asked: HookOptions | None = None
         if codec is not None:
-            self._asked = Asked(codec if model is None else plain_keys(model, codec), topology, codec_out)
+            self._asked = HookOptions(codec if model is None else plain_keys(model, codec), topology, codec_out)
             check_asked(self._asked)
         self.context, self._owns = context_of(ctx, timeout)
         self._timeout = seconds(timeout, self.context.config.timeout)
         self._way: Plain | Coded | None = None
-        self._parts: list[Part] = []  # of the backward pass that runs
+        self._parts: list[SentBucket] = []  # of the backward pass that runs
         self._loaded: Mapping[str, Any] | None = None  # until the first backward pass
         self._line = Line()
         finalize(self, Line.end, self._line).atexit = False
@@ -113,7 +113,7 @@ class HookState:
                 f"{_CALL}: the last backward pass has not sent all its buckets, and other ranks wait for them: start "
                 "the job again"
             )
-        part = Part(bucket)
+        part = SentBucket(bucket)
         self._parts.append(part)
         if bucket.is_last():
             self._finish(part)
@@ -122,12 +122,12 @@ class HookState:
         return part.future
 
     @named(_CALL, every=True)
-    def _finish(self, last: Part) -> None:
+    def _finish(self, last: SentBucket) -> None:
         """Sends what is left of a backward pass, and waits for all means."""
         way = self._way
         if way is None:
             way = self._way = self._begun()
-            waiting: Sequence[Part] = self._parts
+            waiting: Sequence[SentBucket] = self._parts
         else:
             self._line.settle()
             waiting = [last]
@@ -151,7 +151,7 @@ class HookState:
             check_size(ctx, self._model)
             if self._asked is None:
                 for part in self._parts:
-                    plain.check_part(part)
+                    plain.check_reduced(part)
                     told.append((str(part.buffer.dtype), part.buffer.numel()))
             else:
                 check_all_train(ctx, self._asked.topology)

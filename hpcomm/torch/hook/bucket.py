@@ -10,17 +10,17 @@ from ..._core import named
 from ...errors import InvalidArgument
 
 
-class Way(Protocol):
+class HookWay(Protocol):
     """How the gradients of a bucket are averaged. One thread at a time calls it."""
 
-    def send(self, part: "Part") -> None:
+    def send(self, part: "SentBucket") -> None:
         """Sends the gradients of a part. May wait for other ranks."""
 
-    def take(self, part: "Part") -> None:
+    def take(self, part: "SentBucket") -> None:
         """Writes the mean gradients into the part's buffer. Waits for other ranks."""
 
 
-def check(part: "Part") -> None:
+def check(part: "SentBucket") -> None:
     """Raises InvalidArgument for a bucket whose memory hpcomm cannot read."""
     if part.buffer.layout is not torch.strided:
         shape = tuple(part.params[0].shape)
@@ -34,7 +34,7 @@ def check(part: "Part") -> None:
         )
 
 
-class Part:
+class SentBucket:
     """One bucket in one backward pass.
 
     Attributes:
@@ -51,10 +51,10 @@ class Part:
         self.buffer, self.params, self.grads = bucket.buffer(), bucket.parameters(), bucket.gradients()
         self.future: torch.futures.Future[Tensor] = torch.futures.Future()
         self.failure: BaseException | None = None
-        self._way: Way | None = None
+        self._way: HookWay | None = None
         self._latch = threading.Lock()
 
-    def start_by(self, way: Way) -> "Part":
+    def start_by(self, way: HookWay) -> "SentBucket":
         """Returns this part, ready for make(), which a helper thread calls."""
         self._way = way
         self._latch.acquire()
