@@ -95,7 +95,8 @@ def mean(like: Tensor, layer: int, step: int) -> Tensor:
 
 def net() -> Any:
     torch.manual_seed(3)
-    conv = nn.Conv2d(2, 6, 2).to(memory_format=torch.channels_last)
+    conv: Any = nn.Conv2d(2, 6, 2)
+    conv.to(memory_format=torch.channels_last)
     return nn.Sequential(nn.Linear(10, 18), nn.Unflatten(1, (2, 3, 3)), conv, nn.ReLU(), nn.Flatten(), nn.Linear(24, 5))
 
 
@@ -134,7 +135,7 @@ def means(folder: str) -> None:
     """The mean is exact, for every codec, option of DDP and dtype."""
     with job(folder):
         rank = dist.get_rank()
-        cases = [(codec, torch.float32, {}) for codec in EXACT.values()]
+        cases: list[Any] = [(codec, torch.float32, {}) for codec in EXACT.values()]
         cases += [(None, torch.float64, {}), (None, torch.bfloat16, {}), ("float32", torch.bfloat16, {})]
         views = {"gradient_as_bucket_view": True}
         cases += [(codec, torch.float32, views) for codec in (None, EXACT["threshold"])]
@@ -198,7 +199,7 @@ def accumulated(folder: str) -> None:
             for step in range(3):
                 ddp.zero_grad()
                 ddp((rank + step) % 2).backward()
-                assert [p.grad.tolist() for p in model.parameters()] == [[4 / ranks] * 2] * 2
+                assert [p.grad.tolist() for p in model.layers] == [[4 / ranks] * 2] * 2
             with ddp.join():
                 for _ in range(2 + rank):
                     ddp.zero_grad()
@@ -254,7 +255,7 @@ def resumed(folder: str) -> None:
     """Four steps, and two steps, a save and two more, have the same bits."""
     with job(folder):
         hosts = ParameterServer(apply_at="receivers")
-        cases = [(codec, {}) for codec in HELD.values()] + [(TopK(0.1), {"topology": hosts}), (None, {})]
+        cases: list[Any] = [(codec, {}) for codec in HELD.values()] + [(TopK(0.1), {"topology": hosts}), (None, {})]
         cases.append((OneBit(), {"named": False}))
         for codec, options in cases:
             ddp, state = hooked(net(), codec, **options)
@@ -288,6 +289,7 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(tmp_path: Path) -> None:
 
 def refused(folder: str) -> list[str]:
     told = []
+    hook: Any = hpcomm.torch
     with job(folder):
         rank = dist.get_rank()
 
@@ -332,8 +334,8 @@ def refused(folder: str) -> list[str]:
             first_pass(net(), OneBit() if rank else TopK(0.1)),
             first_pass(nn.Embedding(10, 3, sparse=True), None, x=torch.tensor([1])),
             first_pass(net(), None, 3),
-            lambda: hpcomm.torch.HookState(model=3),
-            lambda: hpcomm.torch.allreduce_hook(None, None),
+            lambda: hook.HookState(model=3),
+            lambda: hook.allreduce_hook(None, None),
             lambda: other.load_state_dict(wrong),
             loads,
         ]

@@ -1,4 +1,4 @@
-"""A part of a backward pass: one bucket of gradients, on its way from DDP to the other ranks and back."""
+"""One bucket of gradients in one backward pass, on its way from DDP to the other ranks and back."""
 
 import threading
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ class SentBucket:
         params: the bucket's parameters.
         grads: their gradients, as views of the buffer.
         future: the future that DDP gets; its value is the buffer.
-        failure: the exception that ended send(); None if there was none.
+        failure: the exception that ended send(), or None.
     """
 
     __slots__ = ("__weakref__", "_latch", "_way", "buffer", "failure", "future", "grads", "params")

@@ -26,7 +26,7 @@ def context_of(given: Any, timeout: float | None) -> tuple[Context, bool]:
     if isinstance(given, Context):
         return given, False
     if given is None and not dist.is_initialized():
-        raise InvalidArgument("ctx is None, and torch.distributed is not initialized: give hpcomm.init()")
+        raise InvalidArgument("ctx is missing, and torch.distributed is not initialized: give hpcomm.init()")
     if given is not None and not isinstance(given, dist.ProcessGroup):
         raise InvalidArgument(f"ctx is {given!r}: must be a Context (hpcomm.init()), a process group, or None")
     c10d: Any = dist.distributed_c10d

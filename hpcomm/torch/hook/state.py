@@ -123,7 +123,7 @@ class HookState:
 
     @named(_CALL, every=True)
     def _finish(self, last: SentBucket) -> None:
-        """Sends what is left of a backward pass, and waits for all means."""
+        """Sends the last bucket of a backward pass, and waits for all means. The first pass sends all buckets here."""
         way = self._way
         if way is None:
             way = self._way = self._begun()
@@ -194,7 +194,7 @@ class HookState:
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what this rank's codecs have not sent yet, as a dict that torch.save takes.
+        """Returns this rank's residuals: values that its codecs have not sent yet. torch.save takes the result.
 
         Each rank saves its own, after a step. "residuals" has a float32 tensor of the parameter's shape by name of each
         parameter; the other entries have what codecs need to go on with the same bits.
