@@ -66,6 +66,8 @@ class BackendFuture(torch.futures.Future[Any]):
 class BackendWork(dist.Work):
     """A call that has been made, or waits in the line of its group."""
 
+    is_held = False  # whether torch gives programs a work of C++, which asks this one for its end and its future alone
+
     def __init__(self, result: Any = None) -> None:
         super().__init__()
         self._result: Any = [] if result is None else result
@@ -101,7 +103,7 @@ class BackendWork(dist.Work):
             raise self._failure
         return self._result
 
-    def get_future(self) -> BackendFuture:
+    def get_future(self) -> Any:
         with _ends:
             future = self._future
             if future is None:
@@ -109,7 +111,8 @@ class BackendWork(dist.Work):
             over = self._over and not future.done()
         if over:
             self._end_future(future)
-        return future
+        # C++ takes the future out of the object: without its methods it would have a failure as its value
+        return future.then(BackendFuture.value) if self.is_held else future
 
     def source_rank(self) -> int:
         return -1
@@ -217,6 +220,7 @@ class MessageWork(BackendWork):
         self._over = False
         self._member, self._keep, self._after, self._is_recv = member, keep, after, is_recv
         self._source = -1
+        self._is_watched = False  # whether a thread waits for the end
         self.box = _core.new_request()
 
     def is_completed(self) -> bool:
@@ -239,8 +243,9 @@ class MessageWork(BackendWork):
         try:
             _core.work_wait(self.box[0], limit)
         except HpcommError as failed:
-            failure = member.told(failed)
-            if isinstance(failed, TimeoutError) and _core.work_test(self.box[0]) > 0:
+            goes_on = isinstance(failed, TimeoutError) and _core.work_test(self.box[0]) > 0
+            failure = member.told(failed, is_over=not goes_on)
+            if goes_on:
                 raise failure from None
         with _ends:
             first = not self._over and self._after is not None
@@ -254,9 +259,12 @@ class MessageWork(BackendWork):
             self._keep = None
             member.messages.discard(self)
 
-    def get_future(self) -> BackendFuture:
+    def get_future(self) -> Any:
         future = super().get_future()
-        if not self._over and not future.done():
+        with _ends:
+            begins = not self._over and not self._is_watched
+            self._is_watched |= begins
+        if begins:
             threading.Thread(target=self._watch, name="hpcomm-message", daemon=True).start()
         return future
 
