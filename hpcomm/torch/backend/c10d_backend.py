@@ -110,7 +110,7 @@ class HpcommBackend(Names, _c10d.Backend):  # type: ignore[misc]
         ranks = [rank for rank in range(self.size()) if rank not in ranks_to_exclude]
         if self.rank() not in ranks:
             raise InvalidArgument(f"shrink_group: ranks_to_exclude has this rank, {self.rank()}")
-        if shrink_flags & dist.SHRINK_ABORT:  # type: ignore[attr-defined]
+        if shrink_flags & dist.distributed_c10d.SHRINK_ABORT:
             self.shutdown()
         else:
             self._calls().line.settle()
