@@ -14,6 +14,7 @@ from .names import NAME, Names
 from .work import BackendWork
 
 _c10d: Any = torch._C._distributed_c10d  # dist.Backend is the class of backends' names
+_wrapped: set[Any] = set()  # open backends whose C++ half alone is kept by torch
 BackendWork.is_held = True
 
 
@@ -62,6 +63,14 @@ class HpcommBackend(Names, _c10d.Backend):  # type: ignore[misc]
 
     _set_default_timeout = set_timeout
 
+    def shutdown(self) -> None:
+        _wrapped.discard(self)
+        super().shutdown()
+
+    def abort(self) -> None:
+        _wrapped.discard(self)
+        super().abort()
+
     def get_error(self) -> Any:
         """Returns what ended the collectives of this group: the time, or another rank."""
         kinds, failure = _c10d.ErrorType, None if self._member is None else self._member.failure
@@ -76,7 +85,9 @@ class HpcommBackend(Names, _c10d.Backend):  # type: ignore[misc]
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         """Returns a tensor in ordinary memory: collectives are as fast there as in windows."""
         if not self.supports_tensor_alloc(device):
-            raise InvalidArgument(f"allocate_tensor: device is {device}: the backend {NAME} has memory of the CPU alone")
+            raise InvalidArgument(
+                f"allocate_tensor: device is {device}: the backend {NAME} has memory of the CPU alone"
+            )
         return torch.empty(size, dtype=dtype, device="cpu")
 
     # ---- smaller groups --------------------------------------------------------------------------------------------
@@ -89,12 +100,12 @@ class HpcommBackend(Names, _c10d.Backend):  # type: ignore[misc]
         """Makes a group of some ranks, each of which calls this.
 
         Raises:
-            NotSupported: this rank is not one of them. torch reads an address that is 0 if it gets no group.
+            NotSupported: this rank is not one of them. torch would read an object that it did not get, and crash.
         """
         if self.rank() not in ranks:
             raise NotSupported(
-                f"split_group: rank {self.rank()} is in no group: torch {torch.__version__} takes none from a backend in "
-                "Python; give every rank a group, or call new_group"
+                f"split_group: rank {self.rank()} is in no group: torch {torch.__version__} crashes if a backend "
+                "in Python makes no group; give every rank a group, or call new_group"
             )
         return self._part(store, ranks, opts._timeout, opts.group_name)
 
@@ -128,7 +139,7 @@ class HpcommBackend(Names, _c10d.Backend):  # type: ignore[misc]
 
 def make(options: Any, _backend_options: Any = None) -> Any:
     """Makes a backend by torch's description of its group."""
-    return HpcommBackend(
+    backend = HpcommBackend(
         options.store,
         options.group_rank,
         options.group_size,
@@ -136,3 +147,6 @@ def make(options: Any, _backend_options: Any = None) -> Any:
         list(options.global_ranks_in_group),
         str(options.group_id),
     )
+    if _c10d.get_debug_level() == _c10d.DebugLevel.DETAIL:  # torch puts a wrapper in C++ around it
+        _wrapped.add(backend)
+    return backend

@@ -14,7 +14,7 @@ NAME = "hpcomm"
 
 
 class Names:
-    """One rank of a group under torch's names. A subclass sets _member; it is None when the group is closed.
+    """One rank of a group under torch's names. A subclass sets _member; a closed group has no member.
 
     opts is torch's object with the options of a call, or the op or the root of one; a timeout is a timedelta.
     """
