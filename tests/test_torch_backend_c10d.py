@@ -4,6 +4,7 @@ takes memory from it; calls are coalesced; torch's own ProcessGroup asks it."""
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -42,7 +43,7 @@ def summed(group: Any = None) -> int:
 
 
 @pytest.mark.parametrize("name", ["hpcomm", "cpu:hpcomm,cuda:gloo"])
-def test_torch_finds_it_by_name(name: str) -> None:
+def test_torch_finds_it_by_name(name: str, tmp_path: Path) -> None:
     code = f"""
 import sys
 import torch.distributed as dist
@@ -53,7 +54,8 @@ dist.barrier()
 print(dist.get_backend_config())
 dist.destroy_process_group()
 """
-    ran = mpi.command(sys.executable, "-W", "ignore", "-c", code, timeout=100)
+    # in another folder, as this one may have the names of an earlier build
+    ran = mpi.command(sys.executable, "-W", "ignore", "-c", code, timeout=100, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() in ("cpu:hpcomm", "cpu:hpcomm,cuda:gloo")
 
@@ -99,16 +101,20 @@ def late(folder: str) -> None:
             assert raised.value.waiting_for == (1,)
             group.set_timeout(timedelta(seconds=0.3))
             assert backend(group).options._timeout == timedelta(seconds=0.3)
-            other = dist.new_group([0])
-            assert backend(other).get_error() == torch._C._distributed_c10d.ErrorType.SUCCESS
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            with pytest.raises(hpcomm.Timeout):
+                work.wait(timedelta(seconds=0.1))
+            assert backend().get_error() == torch._C._distributed_c10d.ErrorType.SUCCESS
             with pytest.raises(hpcomm.Timeout) as raised:
                 summed(group)
             assert raised.value.waiting_for == (1,)
             assert backend(group).get_error() == torch._C._distributed_c10d.ErrorType.TIMEOUT
-        else:
-            dist.new_group([0])
         store.set(f"late {me}", "")
         store.wait(["late 0", "late 1"])
+        if me == 1:
+            summed()
+        else:
+            work.wait()
 
 
 def together(folder: str) -> None:
@@ -215,6 +221,7 @@ def split(folder: str) -> None:
             rest = world.split_group([0, 1, 2])
             rest.allreduce([x]).wait()
             assert x.item() == 9
+        turned = half.split_group([1, 0])
         store.set(f"split {me}", "")
         store.wait([f"split {rank}" for rank in range(4)])
         if me == 3:
@@ -222,6 +229,8 @@ def split(folder: str) -> None:
         if me == 0:
             with pytest.raises(hpcomm.PeerFailed, match="rank 0 of this group is rank 3 of the job"):
                 half.allreduce([x]).wait()
+            with pytest.raises(hpcomm.PeerFailed, match="rank 1 of this group is rank 3 of the job"):
+                turned.allreduce([x]).wait()
 
 
 def split_group(folder: str) -> None:
@@ -290,10 +299,11 @@ def left(folder: str) -> int:
         assert summed() == 3
         total = 1
         if me < 2:
-            work = dist.all_reduce(torch.ones(1), async_op=True)
+            work, begin = dist.all_reduce(torch.ones(1), async_op=True), time.monotonic()
             dist.shrink_group([2], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
             with pytest.raises(hpcomm.HpcommError):
                 work.wait()
+            assert time.monotonic() - begin < 15, "it waited for the call"
             total = summed()
         else:
             with pytest.raises(hpcomm.InvalidArgument, match="ranks_to_exclude has this rank, 2"):
