@@ -199,7 +199,7 @@ def messages(folder: str) -> None:
         assert big.unique().tolist() == [source]
         if me == 0:
             for _ in range(n - 1):
-                dist.irecv(big, tag=9).wait()
+                dist.irecv(big, tag=8).wait()
             found = []
             for _ in range(n - 1):
                 if HELD:  # its work does not tell the sender
@@ -209,7 +209,7 @@ def messages(folder: str) -> None:
                     found.append(dist.recv(big, tag=9))
             assert HELD or sorted(found) == list(range(1, n))
         else:
-            dist.send(torch.ones(200_000), 0, tag=9)
+            dist.send(torch.ones(200_000), 0, tag=8)
             dist.send(torch.ones(200_000), 0, tag=9)
         ops = [dist.P2POp(dist.isend, torch.ones(3), to), dist.P2POp(dist.irecv, out := torch.zeros(3), source)]
         for work in dist.batch_isend_irecv(ops):
