@@ -13,16 +13,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import mpi
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from backend_jobs import HELD, VERSION, has_ended, job, run  # noqa: E402
+from backend_jobs import HELD, has_ended, job, run  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hpcomm  # noqa: E402
 import hpcomm.torch  # noqa: E402 - makes the backend
+from hpcomm import _core  # noqa: E402
 
 Tensor: Any = torch.Tensor
 dist = torch.distributed
@@ -609,7 +609,11 @@ def late(folder: str) -> list[Any]:
 def closed(folder: str) -> None:
     """destroy_process_group ends a wait of another thread; a closed group says so."""
     with job(folder):
-        group = dist.new_group()
+        group = dist.new_group(group_desc="evaluation")
+        dist.barrier(group)
+        titles = {rank.title for rank in _core.jobs(5.0).ranks if rank.pid == os.getpid()}
+        name = group.group_name
+        assert f"group {name}" in titles or f"group {name}, evaluation" in titles, titles
         work = None
         if dist.get_rank() == 0:
             work = dist.all_reduce(torch.ones(3), group=group, async_op=True)

@@ -1,6 +1,7 @@
 """The backend "hpcomm" as a Backend of c10d (torch 2.14): it is found by its name; its groups split and shrink; FSDP2
 takes memory from it; calls are coalesced; torch's own ProcessGroup asks it."""
 
+import json
 import os
 import signal
 import sys
@@ -247,6 +248,24 @@ def split_group(folder: str) -> None:
         assert out.tolist() == mine
         part = dist.split_group(group, [[0], [1]])
         assert summed(part) == 1
+
+
+def recorded(folder: str) -> None:
+    """torch's flight recorder has the calls of every group."""
+    with job(folder):
+        x = torch.ones(4)
+        dist.all_reduce(x)
+        dist.all_reduce(x, group=dist.new_group(), async_op=True).wait()
+        dist.barrier()
+        told = json.loads(torch._C._distributed_c10d._dump_fr_trace_json(True, backend="hpcomm"))
+        names = [f"hpcomm:{name}" for name in ("all_reduce", "all_reduce", "barrier")]
+        assert [entry["profiling_name"] for entry in told["entries"]][-3:] == names
+        assert all(entry["retired"] for entry in told["entries"])
+
+
+@pytest.mark.skipif(VERSION < (2, 15), reason="torch 2.14 records its own backends alone")
+def test_the_flight_recorder(tmp_path: Path) -> None:
+    run(2, recorded, tmp_path)
 
 
 def test_a_dimension_of_a_mesh(tmp_path: Path) -> None:

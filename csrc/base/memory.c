@@ -98,8 +98,8 @@ static int wrap(void *data, size_t nbytes, int fd, const char *op, hpc_memory **
     return HPC_OK;
 }
 
-/* The host's memory as this process knows it: a new group makes many small windows, and to read the cgroups takes longer
- * than to make one. */
+/* The host's memory as this process knows it: a new group makes many small windows, and to read the cgroups takes
+ * longer than to make one. */
 static struct {
     pthread_mutex_t lock;
     double read_at;

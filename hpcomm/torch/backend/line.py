@@ -44,7 +44,7 @@ class Line:
             self._queue.put((work, timeout))
 
     def is_helper(self) -> bool:
-        """Returns whether this thread is the helper, which runs a callback: it makes the callback's calls at once, as the
+        """Returns whether this thread is the helper, which runs a callback. It makes the callback's calls at once: the
         callback may wait for them."""
         return self._thread is not None and threading.current_thread() is self._thread
 

@@ -200,7 +200,8 @@ def make(options: Any, _backend_options: Any = None) -> Any:
     Raises:
         NotSupported: this torch is too old.
     """
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):  # it drops the Python half of works that C++ waits for
+    # Older torch drops the Python half of works that C++ waits for.
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
         raise NotSupported(f"the backend {NAME} needs torch 2.7 or newer: this is {torch.__version__}")
     ranks = list(options.global_ranks_in_group)
     return HpcommProcessGroup(
