@@ -58,7 +58,7 @@ if _typing.TYPE_CHECKING:
     from .factors import sufficient_factors
     from .local import local_steps
     from .measure import measure_rates
-    from .optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD
+    from .optim import SGD, Adam, AdamW, Assign, Average, Dual, Momentum, Nesterov, ProxSGD
     from .plan import Plan
     from .presets import broadcast, parameter_flow, parameter_hub, stochastic_reduce
     from .queue import Queue
@@ -85,7 +85,7 @@ _FROM = {
     "factors": "sufficient_factors",
     "local": "local_steps",
     "measure": "measure_rates",
-    "optim": "SGD Adam AdamW Average Dual Momentum Nesterov ProxSGD",
+    "optim": "SGD Adam AdamW Assign Average Dual Momentum Nesterov ProxSGD",
     "plan": "Plan",
     "presets": "broadcast parameter_flow parameter_hub stochastic_reduce",
     "queue": "Queue",
@@ -125,6 +125,7 @@ __all__ = [
     "SSP",
     "Adam",
     "AdamW",
+    "Assign",
     "AuthError",
     "Average",
     "CheckpointError",

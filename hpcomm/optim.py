@@ -129,6 +129,12 @@ class Average(BuiltIn):
 
 
 @dataclass(frozen=True)
+class Assign(BuiltIn):
+    """The folded update replaces the parameters, as with Average, but ranks push updates: any codec may encode them,
+    also one that sends a part of each update later. `push_pull` then returns the mean of the updates."""
+
+
+@dataclass(frozen=True)
 class ProxSGD(BuiltIn):
     """Proximal SGD (SFB, section 2.1): g += weight_decay * w; w -= lr * g; then the prox, with step size lr, maps each
     row of the matrix W.

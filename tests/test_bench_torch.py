@@ -72,6 +72,17 @@ def test_a_step_finds_what_ddp_finds_and_a_planted_wrong_value() -> None:
 
 
 @needs_torch
+def test_hooks_find_what_ddp_finds_and_a_planted_wrong_value() -> None:
+    few = ["--quick", "--ways", "ddp over gloo,both ways,onebit", "--json"]
+    for plant in ([], ["--plant"]):
+        command = [sys.executable, "-m", "bench.ddp", *few, *plant]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == bool(plant), ended.stdout + ended.stderr
+        rows = json.loads(ended.stdout)["rows"]
+        assert [own["wrong"] > 0 for own in rows] == [bool(plant)] * len(rows)
+
+
+@needs_torch
 def test_the_example_takes_the_steps_of_ddp(tmp_path: Path) -> None:
     losses = {}
     for how in ("--ddp", "--apply=step", "--apply=backward"):

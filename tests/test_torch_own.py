@@ -27,25 +27,28 @@ SOME = [
     "test_scatter_object_list",
     "test_send_recv_any_source",
 ]
+ASK_FOR_SENDER = {"test_send_recv_any_source"}  # which no backend in Python can tell from torch 2.14 on
 
 
 @pytest.mark.xdist_group("group torch backend")
 @pytest.mark.skipif(not (find_spec("torch") and find_spec("expecttest")), reason="torch or expecttest is not installed")
 def test_some_of_them_pass() -> None:
-    if not version("torch").startswith("2.13."):
-        pytest.skip("these names are of torch 2.13")
+    numbers = tuple(map(int, version("torch").split(".")[:2]))
+    if not (2, 13) <= numbers <= (2, 15):
+        pytest.skip("these names are of torch 2.13 to 2.15")
+    names = [name for name in SOME if numbers < (2, 14) or name not in ASK_FOR_SENDER]
     ran = mpi.command(
         sys.executable,
         "-W",
         "ignore",
         Path(__file__).with_name("torch_own.py"),
-        *SOME,
+        *names,
         timeout=100,
         env={"OMP_NUM_THREADS": "1", "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "60"},
     )
     assert ran.returncode == 0, ran.stderr
     found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    assert [each["name"] for each in found] == SOME
+    assert [each["name"] for each in found] == names
     assert [each for each in found if each["ended"] != "passed"] == []
 
 

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/mempolicy.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,18 +98,44 @@ static int wrap(void *data, size_t nbytes, int fd, const char *op, hpc_memory **
     return HPC_OK;
 }
 
+/* The host's memory as this process knows it: a new group makes many small windows, and to read the cgroups takes
+ * longer than to make one. */
+static struct {
+    pthread_mutex_t lock;
+    double read_at;
+    uint64_t left; /* available then, less what this process has taken since */
+} room = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static const double ROOM_SECONDS = 0.1; /* for which the host's memory is not read again */
+enum { ROOM_PART = 16 };                /* nor for less than this part of it */
+
+/* Returns whether so many bytes are available, and takes them. Touching more memory would start the OOM killer instead
+ * of failing. */
+static int take_room(size_t length, uint64_t *available) {
+    const double now = hpc_now();
+    pthread_mutex_lock(&room.lock);
+    if (now - room.read_at > ROOM_SECONDS || length > room.left / ROOM_PART) {
+        room.left = hpc_memory_available();
+        room.read_at = now;
+    }
+    *available = room.left;
+    const int fits = length > 0 && length <= room.left;
+    if (fits) room.left -= length;
+    pthread_mutex_unlock(&room.lock);
+    return fits;
+}
+
 int hpc_memory_create(size_t nbytes, const char *op, hpc_memory **memory) {
     return hpc_memory_create_placed(nbytes, NULL, 0, op, memory);
 }
 
 int hpc_memory_create_placed(size_t nbytes, const hpc_placement *places, int n, const char *op, hpc_memory **memory) {
     size_t length = whole_pages(nbytes);
-    uint64_t available = hpc_memory_available();
+    uint64_t available;
     int fd = -1, unplaced, status;
     void *data = MAP_FAILED;
 
-    /* Touching more memory than is available would start the OOM killer instead of failing, so check first. */
-    if (length == 0 || length > available)
+    if (!take_room(length, &available))
         return hpc_fail(HPC_ERR_MEMORY, op, "%s: %zu bytes asked, %llu available on this host; use a smaller one", op,
                         nbytes, (unsigned long long)available);
     fd = memfd_create("hpcomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -220,7 +247,8 @@ err:
 
 void *hpc_private_alloc(size_t nbytes, int node) {
     size_t length = whole_pages(nbytes);
-    if (length == 0 || length > hpc_memory_available()) return NULL;
+    uint64_t available;
+    if (!take_room(length, &available)) return NULL;
     void *p = map(-1, length);
     if (p == MAP_FAILED) return NULL;
     if (node >= 0) (void)prefer(p, length, node); /* if refused, the memory lies on the caller's node */

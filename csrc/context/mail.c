@@ -320,11 +320,12 @@ const char *hpc_mail_complaint(const hpc_mail *m, uint64_t number) {
 /* ---- lent bytes ---- */
 
 int hpc_mail_lends(const hpc_mail *m, int peer, const char *at, uint64_t nbytes, int both_ways) {
-    enum { SHARED = 128 << 10, ALONE = 8 << 20 };
+    enum { SHARED = 128 << 10, ALONE = 8 << 20, CROWDED = 4 << 20 };
     const hpc_group *g = &m->context->group;
     if (nbytes < SHARED || load(m, READS, peer) == 0) return 0;
-    const int has_core = g->spin > 0 && !(g->eases && hpc_crowd_is(hpc_now()));
-    if (has_core && (nbytes < ALONE || both_ways)) return 0;
+    const int has_core = g->spin > 0, crowded = g->eases && hpc_crowd_is(hpc_now());
+    if (has_core && both_ways && !(crowded && nbytes <= CROWDED)) return 0;
+    if (has_core && !both_ways && !crowded && nbytes < ALONE) return 0;
     return hpc_is_readable(at, nbytes);
 }
 

@@ -122,8 +122,9 @@ const char *hpc_mail_complaint(const hpc_mail *mail, uint64_t number);
 /* ---- lent bytes ---- */
 
 /* Returns whether this rank lends the peer so many bytes. The kernel copies slower than two cores that work together,
- * but once. So ranks lend that share cores, with each other or with other processes; ranks with a core each lend only
- * arrays too long for caches. both_ways: the peer, too, sends as much. */
+ * but once, and without waiting for each other. So ranks lend that share cores with each other. Ranks with a core each
+ * lend arrays too long for caches, and shorter ones while other threads keep them from their cores; if the peer sends
+ * as much (both_ways), these up to 4 MiB alone: for longer ones the processor time counts. */
 int hpc_mail_lends(const hpc_mail *mail, int peer, const char *at, uint64_t nbytes, int both_ways);
 /* Begins the lease of a call or message: while it lasts, the bytes that its letters lend stay as they are. Returns NULL
  * if there are too many leases. */

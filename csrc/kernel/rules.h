@@ -4,6 +4,7 @@
 #define HPC_RULES_H
 
 #include "kernel/rule_average.h"
+#include "kernel/rule_assign.h"
 #include "kernel/rule_sgd.h"
 #include "kernel/rule_proxsgd.h"
 #include "kernel/rule_dual.h"
@@ -15,6 +16,7 @@
 static const hpc_builtin_rule *const rules[] = {
     // clang-format off
     &rule_average,
+    &rule_assign,
     &rule_sgd,
     &rule_momentum,
     &rule_nesterov,

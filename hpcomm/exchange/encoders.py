@@ -24,7 +24,7 @@ from ..plan import Plan
 from .shards import Kind, Shard
 
 _WORKER = -1  # in place of a row's number, for an encoder that is a worker's
-_NOTHING_KEPT = 2  # how many values an encoder without residual and state has
+NOTHING_KEPT = 2  # how many values an encoder without residual and state has
 _COLUMNS = {  # columns of a shard; each has one entry for each encoder
     "encoder_key": np.int32,
     "encoder_row": np.int8,  # 0 for a worker's encoder
@@ -181,7 +181,7 @@ class _Held:
 
     @property
     def residual(self) -> NDArray[np.float32]:
-        kept = self.values.size > _NOTHING_KEPT
+        kept = self.values.size > NOTHING_KEPT
         return self.values[: self.count] if kept else np.zeros(self.count, np.float32)
 
 
@@ -225,7 +225,7 @@ def _parsed(shard: Shard, encoders: Encoders) -> Iterator[_Held]:
         for key, is_row, offset, count, n, weight, made in zip(*columns, strict=True):
             if (
                 count <= 0
-                or (n < count and n != _NOTHING_KEPT)
+                or (n < count and n != NOTHING_KEPT)
                 or offset < 0
                 or at + n > every.size
                 or not np.isfinite(weight)
@@ -282,7 +282,7 @@ def _as_kept(place: Place, one: _Held) -> NDArray[np.float32]:
     values = np.zeros(place.n_values, np.float32)
     if place.n_values == one.values.size:
         values[:] = one.values
-    elif place.n_values > _NOTHING_KEPT:
+    elif place.n_values > NOTHING_KEPT:
         values[: place.count] = one.residual
     return values
 
@@ -290,7 +290,7 @@ def _as_kept(place: Place, one: _Held) -> NDArray[np.float32]:
 def _added(place: Place, more: Iterable[_Held], values: NDArray[np.float32], made: int) -> Encoding:
     """Adds the residuals of other encoders to the values, for the elements of the place."""
     total: NDArray[np.float64] | None = None
-    for one in more if place.n_values > _NOTHING_KEPT else ():
+    for one in more if place.n_values > NOTHING_KEPT else ():
         low, high = max(place.offset, one.offset), min(place.offset + place.count, one.offset + one.count)
         if low >= high:
             continue

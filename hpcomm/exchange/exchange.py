@@ -87,9 +87,9 @@ class Exchange(Calls):
             - NOTIFY_ACK and BARRIER: for graphs; with servers they are the same as BSP.
             - Consistency(quorum=q, late="drop"): a fold needs the updates of only q workers (with a Hierarchy, of q
               hosts; on a graph, of q in-neighbours). `late` then names the keys whose update missed its fold.
-        rule: SGD, Momentum, Nesterov, Adam, AdamW, ProxSGD, Dual, Average, or your own Rule; or a mapping that gives
-            every key its rule. A key with a prox (ProxSGD, Dual) must be a 2-D array. None means SGD(lr=0.01), and rank
-            0 warns of this once.
+        rule: SGD, Momentum, Nesterov, Adam, AdamW, ProxSGD, Dual, Average, Assign, or your own Rule; or a mapping that
+            gives every key its rule. A key with a prox (ProxSGD, Dual) must be a 2-D array. None means SGD(lr=0.01),
+            and rank 0 warns of this once.
         plan: PlanOptions: how the plan is made from the topology. Or a Plan that was made earlier: topology, which must
             then be one with servers, and the fields of PlanOptions are ignored.
         engine: EngineOptions: how the exchange works.

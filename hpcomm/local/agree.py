@@ -10,7 +10,7 @@ from ..codec import Products
 from ..context import Context
 from ..errors import ConfigError, InvalidArgument, PeerFailed
 from ..exchange import Exchange
-from ..optim import Average
+from ..optim import Assign, Average
 from .fragments import Fragments, fragments_of
 from .schedule import Schedule
 
@@ -62,8 +62,9 @@ def _refuses_updates(ex: Exchange) -> str | None:
     if made.engine.split:
         return "the exchange folds and applies in two calls: leave out split=True"
     for name, rule in optim.by_key(made.rule, ex.codecs).items():
-        if isinstance(rule, Average):
-            return f"key {name!r} has the rule Average, by which an update would become the parameters: give SGD(lr=1)"
+        if isinstance(rule, Assign | Average):
+            kind = type(rule).__name__
+            return f"key {name!r} has the rule {kind}, by which an update would become the parameters: give SGD(lr=1)"
     for name, codec in ex.codecs.items():
         if isinstance(codec, Products) or codec.name == "factors":
             return f"key {name!r} goes as {codec!r}, and an update of many steps is no product of few vectors"
@@ -75,8 +76,20 @@ def digest_of(schedule: Schedule, fragments: Fragments) -> bytes:
     return hashlib.blake2b(repr(told).encode(), digest_size=_DIGEST).digest()
 
 
-def tell(ctx: Context, wrong: Exception | None, digest: bytes = bytes(_DIGEST)) -> None:
+def tell(
+    ctx: Context,
+    wrong: Exception | None,
+    digest: bytes = bytes(_DIGEST),
+    *,
+    what: str = "local steps",
+    same: str = "every, delay, mix or other fragments",
+) -> None:
     """Tells all ranks the digest of this rank's settings, or why this rank refuses. Collective.
+
+    Args:
+        wrong: the error of this rank; None if it has none.
+        digest: the digest, of 16 bytes.
+        what, same: for errors, what begins, and the settings that must be the same on all ranks.
 
     Raises:
         InvalidArgument: another rank refuses.
@@ -88,12 +101,10 @@ def tell(ctx: Context, wrong: Exception | None, digest: bytes = bytes(_DIGEST)) 
         return
     for rank, part in enumerate(every):
         if told := part[_DIGEST:].rstrip(b"\0").decode("utf-8", "replace"):
-            raise InvalidArgument(f"rank {rank} refuses local steps: {told}")
+            raise InvalidArgument(f"rank {rank} refuses {what}: {told}")
     for rank, part in enumerate(every):
         if part != every[0]:
-            raise ConfigError(
-                f"local steps: rank {rank} has another every, delay, mix or other fragments than rank 0: give the same"
-            )
+            raise ConfigError(f"{what}: rank {rank} has another {same} than rank 0: give the same")
 
 
 def ended_early(ctx: Context, failed: PeerFailed, made: str, at: int, cure: str) -> PeerFailed:

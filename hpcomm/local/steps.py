@@ -85,7 +85,7 @@ def local_steps(
     Raises:
         InvalidArgument: this or another rank gave an invalid argument: every is below 1; delay is not below every;
             fragments leave out or repeat a key; mix is outside (0, 1]; or the exchange is on a graph, has the rule
-            Average, or has split or codecs of factors.
+            Average or Assign, or has split or codecs of factors.
         ConfigError: ranks gave different arguments.
     """
     wrong = None

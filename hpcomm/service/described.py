@@ -13,7 +13,7 @@ from ..codec import Codec, ErrorFeedback, Factors, Float4, OneBit, Threshold, To
 from ..consistency import Consistency
 from ..errors import HpcommError, InvalidArgument
 from ..exchange.options import EngineOptions, PlanOptions
-from ..optim import SGD, Adam, AdamW, Average, Dual, Momentum, Nesterov, ProxSGD
+from ..optim import SGD, Adam, AdamW, Assign, Average, Dual, Momentum, Nesterov, ProxSGD
 from ..topology import ParameterServer
 from ..topology.parameter_server import depth_at_receivers
 from ..topology.protocol import Request
@@ -27,7 +27,7 @@ _JOB_BYTES, _ROW_BYTES = 4 << 20, 512  # of an exchange at its hub, and of each 
 _KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(SGD, Momentum, Nesterov, Adam, AdamW, Average, ProxSGD, Dual),
+        *(SGD, Momentum, Nesterov, Adam, AdamW, Average, Assign, ProxSGD, Dual),
         *(prox.L1, prox.L2, prox.ElasticNet, prox.L2Ball, prox.Simplex),
         *(Codec, Threshold, TopK, OneBit, Float4, ErrorFeedback, Factors),
         Consistency,

@@ -23,9 +23,10 @@ del _torch
 from .backend import register as _register  # noqa: E402
 from .checkpointer import ModelCheckpointer, restore  # noqa: E402
 from .diloco import DiLoCo  # noqa: E402
+from .hook import HookState, allreduce_hook  # noqa: E402
 from .join import join  # noqa: E402
 from .optimizer import DistributedOptimizer  # noqa: E402
 
-__all__ = ["DiLoCo", "DistributedOptimizer", "ModelCheckpointer", "join", "restore"]
+__all__ = ["DiLoCo", "DistributedOptimizer", "HookState", "ModelCheckpointer", "allreduce_hook", "join", "restore"]
 
 _register()

@@ -302,7 +302,7 @@ typedef struct hpc_shown_wait {
 
 /* A rank of a context, as another process sees it. */
 typedef struct hpc_shown_rank {
-    char job[HPC_JOB_BYTES]; /* the same for all ranks of a context; "" while unknown */
+    char job[HPC_JOB_BYTES];     /* the same for all ranks of a context; "" while unknown */
     char title[HPC_TITLE_BYTES]; /* of hpc_context_set_title, on that rank */
     int answers; /* 1: the rank answered; 0: it did not answer in time (it may be stopped), and only pid is certain; -1:
                     it hung up, because it has another version of hpcomm or is ending */

@@ -51,7 +51,8 @@ typedef struct hpc_rule {
 } hpc_rule;
 
 /* The built-in rules, with the default arguments lr 0.01 (dual: 1) and the usual others:
- *   average                                           param = acc
+ *   average                                           param = acc          (of models, which codecs send whole)
+ *   assign                                            param = acc          (of updates, by any codec)
  *   sgd       1 lr  2 weight_decay                    g = acc + wd*param;  param -= lr*g
  *   proxsgd   1 lr  2 weight_decay                    sgd, for a prox      (SFB, section 2.1)
  *   dual      1 lr  2 weight_decay                    g = acc + wd*Z;      Z -= lr*g;  param = prox(Z), with lr 1

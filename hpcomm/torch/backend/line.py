@@ -4,10 +4,20 @@ one helper thread makes."""
 import threading
 import weakref
 from queue import SimpleQueue
+from typing import Any, Protocol
 
-from .work import QueuedWork
 
-_Queue = SimpleQueue[tuple[QueuedWork, float] | None]
+class Queued(Protocol):
+    """A call that the helper thread makes."""
+
+    def make(self, timeout: float) -> None:
+        """Makes the call. Raises nothing: the call keeps its failure."""
+
+    def settle(self) -> None:
+        """Waits until the call has been made."""
+
+
+_Queue = SimpleQueue[tuple[Queued, float] | None]
 
 
 class Line:
@@ -16,12 +26,12 @@ class Line:
     def __init__(self) -> None:
         self.turn = threading.Lock()  # of the thread that makes a collective
         self._begin = threading.Lock()
-        self._last: weakref.ref[QueuedWork] | None = None  # the latest call of the helper
-        self.going: QueuedWork | None = None  # the call that the helper makes now
+        self._last: weakref.ref[Queued] | None = None  # the latest call of the helper
+        self.going: Any = None  # the call that the helper makes now
         self._queue: _Queue | None = None  # None: no call was asynchronous yet
         self._thread: threading.Thread | None = None
 
-    def add(self, work: QueuedWork, timeout: float) -> None:
+    def add(self, work: Queued, timeout: float) -> None:
         """Gives a call to the helper thread."""
         with self._begin:
             if self._queue is None:
@@ -34,7 +44,7 @@ class Line:
             self._queue.put((work, timeout))
 
     def is_helper(self) -> bool:
-        """Returns whether this thread is the helper, which runs a callback: it makes the callback's calls at once, as the
+        """Returns whether this thread is the helper, which runs a callback. It makes the callback's calls at once: the
         callback may wait for them."""
         return self._thread is not None and threading.current_thread() is self._thread
 

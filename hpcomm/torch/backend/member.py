@@ -1,5 +1,5 @@
 """The calls of one rank in one group, on tensors: each is one collective of a context. The names under which torch
-asks for them are in process_group.py."""
+asks for them are in names.py."""
 
 from array import array
 from collections import deque
@@ -69,7 +69,8 @@ class Member:
         self._address = _core.address_of(self.ctx._handle)
         self._together: list[Any] | None = None  # the works of a coalesced block
         self._done = BackendWork()
-        self._first: str | None = None  # the first failure, for those of later calls
+        self.failure: HpcommError | None = None  # the first one that ended a call
+        self.sequence = 0  # how many collectives have begun
         self._byte = torch.zeros(1, dtype=torch.uint8)
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class Member:
         self.ctx.abort(why)
         self.line.end()
 
-    def entitle(self, name: str, description: str) -> None:
+    def entitle(self, name: str, description: str = "") -> None:
         """Sets what hpcomm status shows of the group."""
         told = "" if description in ("", "undefined") else f", {description}"
         with suppress(HpcommError):  # a group that has failed
@@ -285,6 +286,18 @@ class Member:
         step = (_GATHER, kind, SUM, root, send.data_ptr(), at, count, None, None, nbytes * self.size)
         return self._run([step], [list(outs or [])], timeout, is_async, after, (send, whole))
 
+    def gather_single(self, out: Tensor, tensor: Tensor, root: int, timeout: float | None, is_async: bool) -> Any:
+        name = "gather_into_tensor"
+        if root != self.rank:
+            return self.gather(None, tensor, root, timeout, is_async)
+        check(name, out, tensor)
+        if not out.is_contiguous() or out.numel() != tensor.numel() * self.size:
+            raise InvalidArgument(
+                f"{name}: output has {out.numel()} elements: must be contiguous, with {self.size} times the "
+                f"{tensor.numel()} of input"
+            )
+        return self.gather(out.view(-1).tensor_split(self.size), tensor, root, timeout, is_async)
+
     def scatter(
         self, out: Tensor, tensors: Sequence[Tensor] | None, root: int, timeout: float | None, is_async: bool
     ) -> Any:
@@ -440,6 +453,7 @@ class Member:
         limit = self.timeout if timeout is None else timeout
         line = self.line
         is_queued = is_async or self._together is not None
+        self.sequence += 1
         if is_queued and not line.is_helper():
             work = QueuedWork(result, self, steps, after, keep)
             line.add(work, limit)
@@ -479,10 +493,11 @@ class Member:
         """Returns the Timeout of the call that goes on now; None if there is none."""
         going = self.line.going
         failure = None if going is None else going.late(waited)
-        return None if failure is None else self.told(failure)
+        return None if failure is None else self.told(failure, is_over=False)
 
-    def told(self, failure: Any) -> Any:
-        """Returns a failure; that of a smaller group with the ranks' numbers in the job."""
+    def told(self, failure: Any, *, is_over: bool = True) -> Any:
+        """Returns a failure; that of a smaller group with the ranks' numbers in the job. is_over: whether it ended a
+        call, and not only a wait."""
         named = set()
         if isinstance(failure, PeerFailed):
             named = {*failure.ranks, *failure.left, *failure.waiting_for}
@@ -496,10 +511,10 @@ class Member:
             failure.args = (f"{failure.args[0]}; {told}", *failure.args[1:])
         if isinstance(failure, Timeout) and failure.args and "timeout" not in failure.args[0]:
             failure.args = (f"{failure.args[0]}; the timeout is over", *failure.args[1:])  # the word of Gloo's errors
-        if self._first is None:
-            self._first = str(failure) if isinstance(failure, PeerFailed | Timeout) else None
+        if self.failure is None:
+            self.failure = failure if is_over and isinstance(failure, PeerFailed | Timeout) else None
         elif isinstance(failure, ConfigError) and "no further" in str(failure):
-            failure.args = (f"{failure}; the first failure was: {self._first}",)
+            failure.args = (f"{failure}; the first failure was: {self.failure}",)
         return failure
 
     # ---- tensors ---------------------------------------------------------------------------------------------------

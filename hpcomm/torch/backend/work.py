@@ -66,6 +66,8 @@ class BackendFuture(torch.futures.Future[Any]):
 class BackendWork(dist.Work):
     """A call that has been made, or waits in the line of its group."""
 
+    is_held = False  # whether torch gives programs a work of C++, which asks this one for its end and its future alone
+
     def __init__(self, result: Any = None) -> None:
         super().__init__()
         self._result: Any = [] if result is None else result
@@ -101,7 +103,7 @@ class BackendWork(dist.Work):
             raise self._failure
         return self._result
 
-    def get_future(self) -> BackendFuture:
+    def get_future(self) -> Any:
         with _ends:
             future = self._future
             if future is None:
@@ -109,7 +111,8 @@ class BackendWork(dist.Work):
             over = self._over and not future.done()
         if over:
             self._end_future(future)
-        return future
+        # C++ takes the future out of the object: without its methods it would have a failure as its value
+        return future.then(BackendFuture.value) if self.is_held else future
 
     def source_rank(self) -> int:
         return -1
@@ -220,6 +223,7 @@ class MessageWork(BackendWork):
         self._member, self._keep, self._after = member, keep, after
         self._nbytes, self._receives = nbytes, receives
         self._source = -1
+        self._is_watched = False  # whether a thread waits for the end
         self.request = 0  # C's, by its address
 
     def is_completed(self) -> bool:
@@ -242,8 +246,10 @@ class MessageWork(BackendWork):
         member, failure = self._member, None
         status = _core.request_wait(self.request, self._nbytes, limit, self._receives)
         if status < 0:
-            failure = member.told(_core.error(status))
-            if isinstance(failure, TimeoutError) and _core.request_test(self.request, self._nbytes) > 0:
+            failed = _core.error(status)
+            goes_on = isinstance(failed, TimeoutError) and _core.request_test(self.request, self._nbytes) > 0
+            failure = member.told(failed, is_over=not goes_on)
+            if goes_on:
                 raise failure
         with _ends:
             first = not self._over and self._after is not None
@@ -257,9 +263,12 @@ class MessageWork(BackendWork):
             self._keep = None
             member.messages.discard(self)
 
-    def get_future(self) -> BackendFuture:
+    def get_future(self) -> Any:
         future = super().get_future()
-        if not self._over and not future.done():
+        with _ends:
+            begins = not self._over and not self._is_watched
+            self._is_watched |= begins
+        if begins:
             threading.Thread(target=self._watch, name="hpcomm-message", daemon=True).start()
         return future
 

@@ -6,9 +6,10 @@
 
 #include <math.h>
 
-enum { RULES = 8, SLOTS = 2, TAIL = 100, OFFSETS = 17, GUARD = 32, ROOM = TAIL + OFFSETS + 2 * GUARD };
+enum { RULES = 9, SLOTS = 2, TAIL = 100, OFFSETS = 17, GUARD = 32, ROOM = TAIL + OFFSETS + 2 * GUARD };
 
-static const char *const names[RULES] = {"average", "sgd", "momentum", "nesterov", "adam", "adamw", "proxsgd", "dual"};
+static const char *const names[RULES] = {"average", "assign", "sgd",     "momentum", "nesterov",
+                                         "adam",    "adamw",  "proxsgd", "dual"};
 
 static uint32_t random_bits(void) {
     static uint64_t state = 1;
@@ -47,7 +48,7 @@ static void check_same(const float *got, const float *expected, size_t count, co
 /* The definitions, one element in float32. volatile keeps the compiler of this file from contracting them. */
 static void reference(const char *name, float *p, float g, float *s0, float *s1, const double *args) {
     volatile float rate = (float)args[1], decay = (float)args[2], mu = (float)args[3], x, y;
-    if (strcmp(name, "average") == 0) {
+    if (strcmp(name, "average") == 0 || strcmp(name, "assign") == 0) {
         *p = g;
         return;
     }
@@ -220,7 +221,7 @@ static void test_adam(const char *name, int isa, double decay) {
 
 /* A decay of 0 is no decay: 0 * Inf would be NaN, and -0 + 0 is 0. */
 static void test_no_decay(int isa) {
-    for (int r = 1; r < RULES; r++) {
+    for (int r = 2; r < RULES; r++) {
         enum { COUNT = 37 };
         float p[COUNT], g[COUNT], state[SLOTS * COUNT];
         hpc_rule rule = find(names[r], isa);
@@ -283,8 +284,9 @@ static void test_pass(const char *name, int isa) {
 }
 
 static void test_find(void) {
-    static const int slots[RULES] = {0, 0, 1, 1, 2, 2, 0, 1};
+    static const int slots[RULES] = {0, 0, 0, 1, 1, 2, 2, 0, 1};
     static const double args[RULES][HPC_RULE_ARGS] = {{0},
+                                                      {0},
                                                       {0, 0.01},
                                                       {0, 0.01, 0, 0.9},
                                                       {0, 0.01, 0, 0.9},
@@ -362,11 +364,12 @@ int main(void) {
         for (int r = 0; r < RULES; r++) {
             test_bits(names[r], isa);
             test_blocks(names[r], isa);
-            if (r > 0 && r < RULES - 1) test_pass(names[r], isa);
+            if (r > 1 && r < RULES - 1) test_pass(names[r], isa);
         }
-        hpc_rule average = find("average", isa);
-        CHECK(hpc_rule_pass(&average) == NULL);
-        for (int r = 1; r < 4; r++) {
+        hpc_rule average = find("average", isa), assigns = find("assign", isa);
+        CHECK(hpc_rule_pass(&average) == NULL && hpc_rule_averages(&average));
+        CHECK(hpc_rule_pass(&assigns) == NULL && !hpc_rule_averages(&assigns) && !hpc_rule_is_sgd(&assigns));
+        for (int r = 2; r < 5; r++) {
             test_exact(names[r], isa, 0);
             test_exact(names[r], isa, 0.25);
         }

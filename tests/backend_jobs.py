@@ -1,0 +1,46 @@
+"""Jobs over the backend "hpcomm" of torch.distributed, and what differs between versions of torch."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import mpi
+import pytest
+
+torch = pytest.importorskip("torch")
+dist = torch.distributed
+
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+HELD = VERSION >= (2, 14)  # torch gives programs its own groups and works, which hold those of the backend
+
+
+@contextmanager
+def job(folder: str, *, beside: bool = False, timeout: float = 20, name: str = "hpcomm", **more: Any) -> Iterator[Any]:
+    """A job whose default group is hpcomm's. beside: yields a group of Gloo with the same ranks."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    world: Any = mpi.world()
+    dist.init_process_group(
+        name,
+        store=dist.FileStore(f"{folder}/store", world.size),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout),
+        **more,
+    )
+    try:
+        yield dist.new_group(backend="gloo") if beside else dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def run(n: int, body: Callable[..., Any], tmp_path: Path, *args: Any, **options: Any) -> Any:
+    return mpi.spawn(n, body, str(tmp_path), *args, **options)
+
+
+def has_ended(work: Any) -> bool:
+    """Returns whether a call has ended. A work of torch that holds another one never says so itself."""
+    return bool(work.get_future().done()) if HELD else bool(work.is_completed())
