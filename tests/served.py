@@ -92,12 +92,14 @@ class Served:
     def has_only(self, before: dict[str, Any]) -> None:
         """Waits until the hub has as many descriptors, threads and bytes as before."""
         names = ("descriptors", "threads", "memory", "jobs")
+        assert sum(one["descriptors"] for one in before["namespaces"].values()) == 0
         until, now = time.monotonic() + SECONDS * mpi.PATIENCE, before
         while time.monotonic() < until:
             now = self.ask(op="status")
             if all(now[name] <= before[name] for name in names):
                 break
         assert [name for name in names if now[name] > before[name]] == [], (now, before)
+        assert sum(one["descriptors"] for one in now["namespaces"].values()) == 0
         assert now["resident"] < before["resident"] + (8 << 20)
 
     def end(self) -> int:

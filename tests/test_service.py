@@ -190,6 +190,23 @@ def test_a_killed_job_leaves_nothing_and_disturbs_no_other(hub: Served, tmp_path
     assert run(2, train, hub.create("a", "dies"), 1)[0] == run(2, train, hub.create("a"), 1)[1]
 
 
+def cut(handle: str, token: str) -> list[str]:
+    """Trains on after it has lost its connection to the hub alone."""
+    ctx = join(handle, token)
+    ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD())
+    for one in gc.get_objects():
+        if isinstance(one, HubConnection):
+            one.close()
+    told = said(lambda: [ex.push_pull("b", np.ones(70, np.float32)) for _ in range(1_000_000)])
+    ctx.abort(told[1])
+    return told
+
+
+def test_a_job_ends_with_a_connection_to_the_hub(hub: Served) -> None:
+    assert run(1, cut, hub.create("a", "cut"))[0][0] == "PeerFailed"
+    hub.until("a/cut has ended: a/cut: rank 0 is gone")
+
+
 def drop(handle: str, token: str) -> str:
     """A forked child drops what its parent needs. Then worker 0 drops its context, and worker 1 trains for longer than
     the timeout of calls."""
@@ -420,11 +437,10 @@ def hang_up_while_connecting(handle: str, token: str, context: int, folder: str)
 
 @pytest.mark.parametrize("context", [0, 1])
 def test_the_hub_tells_ranks_that_wait_for_each_other(hub: Served, tmp_path: Path, context: int) -> None:
-    told = run(2, hang_up_while_connecting, hub.create("a", "hangs-up"), context, str(tmp_path))
-    sentence = "a/hangs-up: rank 1 is gone: it died, gave up, or its connection broke"
+    told = run(2, hang_up_while_connecting, hub.create("a", f"hangs-up{context}"), context, str(tmp_path))
+    sentence = f"a/hangs-up{context}: rank 1 is gone: it died, gave up, or its connection broke"
     assert told == [["ConfigError", sentence], ["NotSupported", "hangs up"]]
-    hub.until("a/hangs-up has ended" if context else "")
-    assert not any(job["job"] == "a/hangs-up" for job in hub.ask(op="jobs")["jobs"])
+    hub.until(f"a/hangs-up{context} has ended")
 
 
 # ---- strangers -----------------------------------------------------------------------------------------------------
