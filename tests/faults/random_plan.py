@@ -42,6 +42,7 @@ WIDE: dict[str, Any] = {  # options of random_jobs.py by --wide
     "look_after": 4.0,
 }
 LEAVES = ("abort", "close")  # a rank that falls so leaves its context, and its process goes on
+LEAST = 100  # elements of a small key: one chunk
 TIMEOUT = 4.0  # seconds: the deadline of every call of a rank
 LOOK_AFTER = 30.0  # seconds, longer than the deadline: a wait for a stopped rank ends only there
 SHORT, LONG = 2.5, 30.0  # seconds of silence: a stopped rank counts as failed before the others' deadline, or never
@@ -236,7 +237,7 @@ def _served(
 def _sizes(rng: random.Random) -> dict[str, Any]:
     return {
         "keys": rng.randrange(1, 4),
-        "elements": rng.choice((100, 20_000, 100_000)),
+        "elements": rng.choice((LEAST, 20_000, 100_000)),
         "call": rng.choice(("step", "push_pull", "push, pull")),
         "progress": rng.choice(("auto", "thread")),
     }

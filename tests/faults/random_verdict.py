@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from random_plan import Job
+from random_plan import LEAST, Job
 
 RIGHT, WRONG, UNAFFECTED, HUNG = "right", "wrong", "not affected", "hang"
 CHAIN = "by a chain"
@@ -86,9 +86,12 @@ def _comes_last(job: Job, saw: dict[str, Any]) -> bool:
 
 def _needs_nobody(job: Job, rank: int) -> bool:
     """Whether a rank may end well although another one fell: a worker under ASYNC or with a quorum, if no key
-    lies with that one; or a rank that only serves, when all workers have closed."""
-    serves = job.options.get("placement") in ("NCC", "NCS") and rank in job.options.get("servers", ())
-    return job.kind in ("async", "quorum-hub") or serves
+    lies with that one; a rank that only serves, when all workers have closed; or a worker, if a server fell that owns
+    nothing."""
+    servers = job.options.get("servers", ()) if job.options.get("placement") in ("NCC", "NCS") else ()
+    owners = job.options["keys"] if job.options.get("elements") == LEAST else len(servers)  # one chunk a key
+    idle = owners < len(servers) and {fall.victim for fall in job.falls} <= {*servers}
+    return job.kind in ("async", "quorum-hub") or rank in servers or idle
 
 
 def _named(saw: dict[str, Any]) -> tuple[str, list[int]] | None:
