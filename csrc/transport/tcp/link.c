@@ -169,7 +169,7 @@ void tcp_link_uncork(tcp_link *l) {
     int error = 0;
     if (!l->corked) return;
     pthread_mutex_lock(&l->sending);
-    l->corked = 0;
+    l->corked = l->streams[0].keeps = 0;
     if (!is_silent(l)) error = tcp_send_orders(&l->streams[0]);
     unlock_sent(l, error);
 }
@@ -428,8 +428,9 @@ static void send_more(tcp_link *l, int stream) {
     tcp_stream *s = &l->streams[stream];
     int error = 0;
     pthread_mutex_lock(&l->sending);
+    const int keeps = s->keeps && !s->full;
     s->full = 0;
-    if (s->first != NULL && !is_silent(l)) error = tcp_send_orders(s);
+    if (s->first != NULL && !keeps && !is_silent(l)) error = tcp_send_orders(s);
     unlock_sent(l, error);
 }
 

@@ -156,6 +156,7 @@ int tcp_send_frame(tcp_stream *s, const hpc_frame *frame, const uint64_t *fences
         if (sent < 0) sent = 0;
         s->full = 1;
     }
+    s->keeps = corked && (s->first == NULL || s->keeps);
     int error = hold_back(s, small, head, src, nbytes, (size_t)sent, turn);
     return error != 0 || (corked && s->queued < MOST_CORKED) ? error : tcp_send_orders(s);
 }

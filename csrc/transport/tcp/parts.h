@@ -48,6 +48,7 @@ typedef struct tcp_stream {
     tcp_order *first, **last;
     size_t queued;     /* unsent bytes of the orders */
     int full;          /* the socket took only a part; an event will report room */
+    int keeps;         /* all orders may wait for uncork: room in the socket does not send them */
     tcp_order *answer; /* the last order that is a FLUSHED; NULL: none */
     uint64_t pieces;   /* number of stripes sent on this stream; unused on stream 0 */
 } tcp_stream;
