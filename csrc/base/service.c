@@ -17,12 +17,12 @@ enum { EVENTS = 32 };
 
 static const double PAUSE = 1e-3; /* seconds between two looks if the kernel refuses to watch */
 
-static void raise_wake(const hpc_service *s) {
+static void raise_wake(const hpc_service_thread *s) {
     ssize_t n = write(s->wake_fd, &(uint64_t){1}, sizeof(uint64_t));
     (void)n; /* already full, so readable anyway */
 }
 
-static void close_descriptors(hpc_service *s) {
+static void close_descriptors(hpc_service_thread *s) {
     if (s->epoll_fd >= 0) close(s->epoll_fd);
     if (s->wake_fd >= 0) close(s->wake_fd);
     s->epoll_fd = s->wake_fd = -1;
@@ -31,21 +31,21 @@ static void close_descriptors(hpc_service *s) {
 /* ---- fork ---- */
 
 static pthread_mutex_t knowing = PTHREAD_MUTEX_INITIALIZER; /* guards known, and is taken before services' locks */
-static hpc_service *known;                                  /* all that had a client */
+static hpc_service_thread *known;                           /* all that had a client */
 
 static void before_fork(void) {
     pthread_mutex_lock(&knowing);
-    for (hpc_service *s = known; s != NULL; s = s->after) pthread_mutex_lock(&s->lock);
+    for (hpc_service_thread *s = known; s != NULL; s = s->after) pthread_mutex_lock(&s->lock);
 }
 
 static void after_fork(void) {
-    for (hpc_service *s = known; s != NULL; s = s->after) pthread_mutex_unlock(&s->lock);
+    for (hpc_service_thread *s = known; s != NULL; s = s->after) pthread_mutex_unlock(&s->lock);
     pthread_mutex_unlock(&knowing);
 }
 
 /* Empties the services of the child, and closes the child's copies of their descriptors. */
 static void in_child(void) {
-    for (hpc_service *s = known; s != NULL; s = s->after) {
+    for (hpc_service_thread *s = known; s != NULL; s = s->after) {
         s->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
         s->first = s->at = s->running = NULL;
         s->n = s->is_alone = s->waiting = s->is_started = s->is_ending = 0;
@@ -55,7 +55,7 @@ static void in_child(void) {
 }
 
 /* Makes the service known to forks; returns 0, or an errno. */
-static int know(hpc_service *s) {
+static int know(hpc_service_thread *s) {
     int error = 0;
     pthread_mutex_lock(&knowing);
     if (!s->is_known && known == NULL) error = pthread_atfork(before_fork, after_fork, in_child);
@@ -70,7 +70,7 @@ static int know(hpc_service *s) {
 
 /* ---- the set; all with the lock ---- */
 
-static int control(const hpc_service *s, int operation, int fd, uint32_t events, hpc_client *c) {
+static int control(const hpc_service_thread *s, int operation, int fd, uint32_t events, hpc_client *c) {
     struct epoll_event event = {.events = events, .data.ptr = c};
     return epoll_ctl(s->epoll_fd, operation, fd, &event);
 }
@@ -102,7 +102,7 @@ static int enroll(hpc_client *c) {
     return 1;
 }
 
-void hpc_service_look(hpc_client *c) {
+void hpc_service_thread_look(hpc_client *c) {
     if (!atomic_load(&c->is_registered)) return;
     pthread_mutex_lock(&c->of->lock);
     if (atomic_load(&c->is_registered)) watch(c);
@@ -124,7 +124,7 @@ static void prepare(hpc_client *c) {
 }
 
 /* Calls the functions of a client, which other threads may remove meanwhile. The lock is held at both ends. */
-static void take_turn(hpc_service *s, hpc_client *c, int is_alone) {
+static void take_turn(hpc_service_thread *s, hpc_client *c, int is_alone) {
     s->running = c;
     s->is_alone = is_alone;
     pthread_mutex_unlock(&s->lock);
@@ -143,7 +143,7 @@ static void take_turn(hpc_service *s, hpc_client *c, int is_alone) {
 }
 
 /* Prepares the set for a sleep, and returns when it must end: soon, if the kernel refuses to watch a client. */
-static double fill_set(hpc_service *s) {
+static double fill_set(hpc_service_thread *s) {
     double due = INFINITY;
     for (hpc_client *c = s->first; c != NULL; c = c->next) {
         if (c->is_over) {
@@ -159,7 +159,7 @@ static double fill_set(hpc_service *s) {
     return due;
 }
 
-static void take_event(hpc_service *s, const hpc_client *of) {
+static void take_event(hpc_service_thread *s, const hpc_client *of) {
     uint64_t wakes;
     if (of == NULL && read(s->wake_fd, &wakes, sizeof wakes) < 0) return; /* it is read to become quiet */
     for (hpc_client *c = s->first; c != NULL; c = c->next)
@@ -167,7 +167,7 @@ static void take_event(hpc_service *s, const hpc_client *of) {
 }
 
 /* Sleeps until a client is ready or due, or clients have changed. */
-static void sleep_for_all(hpc_service *s) {
+static void sleep_for_all(hpc_service_thread *s) {
     struct epoll_event events[EVENTS];
     const double due = fill_set(s);
     pthread_mutex_unlock(&s->lock);
@@ -181,7 +181,7 @@ static void sleep_for_all(hpc_service *s) {
 }
 
 /* Gives a turn to each client that is new, ready or due. A client may be gone after its turn. */
-static void take_turns(hpc_service *s) {
+static void take_turns(hpc_service_thread *s) {
     const double now = hpc_now();
     for (s->at = s->first; s->at != NULL;) {
         hpc_client *c = s->at;
@@ -190,12 +190,12 @@ static void take_turns(hpc_service *s) {
     }
 }
 
-static int has_one(const hpc_service *s) {
+static int has_one(const hpc_service_thread *s) {
     return s->n == 1 && !s->first->is_over;
 }
 
 static void *run(void *arg) {
-    hpc_service *s = arg;
+    hpc_service_thread *s = arg;
     pthread_mutex_lock(&s->lock);
     while (!s->is_ending) {
         if (has_one(s)) {
@@ -212,7 +212,7 @@ static void *run(void *arg) {
 
 /* ---- clients come and go ---- */
 
-static int start(hpc_service *s) {
+static int start(hpc_service_thread *s) {
     sigset_t all, before;
     int error = 0;
     if (s->is_started) return 0;
@@ -233,19 +233,19 @@ static int start(hpc_service *s) {
 }
 
 /* Waits for a change, with the lock. */
-static void await_change(hpc_service *s) {
+static void await_change(hpc_service_thread *s) {
     s->waiting++;
     pthread_cond_wait(&s->changed, &s->lock);
     s->waiting--;
 }
 
 /* Wakes the thread, with the lock. */
-static void wake(const hpc_service *s) {
+static void wake(const hpc_service_thread *s) {
     raise_wake(s);
     if (s->is_alone) s->running->wake(s->running->arg);
 }
 
-int hpc_service_add(hpc_service *s, hpc_client *c) {
+int hpc_service_thread_add(hpc_service_thread *s, hpc_client *c) {
     hpc_client **end = &s->first;
     int error = know(s);
     if (error != 0) return error;
@@ -264,7 +264,7 @@ int hpc_service_add(hpc_service *s, hpc_client *c) {
 }
 
 /* Returns whether the client was in the list. */
-static int unlink_client(hpc_service *s, const hpc_client *c) {
+static int unlink_client(hpc_service_thread *s, const hpc_client *c) {
     hpc_client **at = &s->first;
     while (*at != NULL && *at != c) at = &(*at)->next;
     if (*at == NULL) return 0;
@@ -276,7 +276,7 @@ static int unlink_client(hpc_service *s, const hpc_client *c) {
 
 /* Ends the thread, which has no client any more. The lock is held at both ends, but not while the thread ends; clients
  * that are added meanwhile wait. */
-static void end(hpc_service *s) {
+static void end(hpc_service_thread *s) {
     s->is_ending = 1;
     raise_wake(s);
     pthread_mutex_unlock(&s->lock);
@@ -289,8 +289,8 @@ static void end(hpc_service *s) {
 
 /* Of several threads that remove the last clients, only one ends the thread: no function runs by then, since a client
  * whose function runs is removed by a thread that still waits. */
-void hpc_service_remove(hpc_client *c) {
-    hpc_service *s = c->of;
+void hpc_service_thread_remove(hpc_client *c) {
+    hpc_service_thread *s = c->of;
     if (s == NULL) return;
     pthread_mutex_lock(&s->lock);
     if (unlink_client(s, c)) {

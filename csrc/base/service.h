@@ -40,21 +40,21 @@ typedef struct hpc_client {
     int (*serve)(void *arg, int ms);
     /* Ends the sleep of serve, or its next one. Called by any thread, with the lock held. */
     void (*wake)(void *arg);
-    /* Returns whether fd ends the sleep among many. Called before the sleep, and by hpc_service_look; with the lock
-     * held. NULL: always. */
+    /* Returns whether fd ends the sleep among many. Called before the sleep, and by hpc_service_thread_look; with the
+     * lock held. NULL: always. */
     int (*watches)(void *arg);
 
     /* The rest is the service's; zero. */
-    struct hpc_service *of;    /* NULL: not added */
-    struct hpc_client *next;   /* added after this one */
-    int is_watched;            /* fd is in the service's set, with input as its event */
-    _Atomic int is_registered; /* fd and call_fd are in the set; set before watches() is called */
-    int is_prepared, is_ready; /* prepare was called; a descriptor has input */
-    int is_over;               /* serve has returned nonzero */
-    double due;                /* when the sleep ends */
+    struct hpc_service_thread *of; /* NULL: not added */
+    struct hpc_client *next;       /* added after this one */
+    int is_watched;                /* fd is in the service's set, with input as its event */
+    _Atomic int is_registered;     /* fd and call_fd are in the set; set before watches() is called */
+    int is_prepared, is_ready;     /* prepare was called; a descriptor has input */
+    int is_over;                   /* serve has returned nonzero */
+    double due;                    /* when the sleep ends */
 } hpc_client;
 
-typedef struct hpc_service {
+typedef struct hpc_service_thread {
     const char *name; /* of the thread */
     int is_counted;   /* its sleeps among many count in hpc_calls */
     pthread_mutex_t lock;
@@ -67,30 +67,30 @@ typedef struct hpc_service {
     int waiting;            /* number of threads that wait for changed */
     int is_started, is_ending;
     pthread_t thread;
-    int epoll_fd, wake_fd;     /* the set in which many clients sleep; an eventfd in the set */
-    struct hpc_service *after; /* of all services that had a client */
+    int epoll_fd, wake_fd;            /* the set in which many clients sleep; an eventfd in the set */
+    struct hpc_service_thread *after; /* of all services that had a client */
     int is_known;
-} hpc_service;
+} hpc_service_thread;
 
-#define HPC_SERVICE(thread_name, counted)                                                                              \
+#define HPC_SERVICE_THREAD(thread_name, counted)                                                                       \
     {                                                                                                                  \
         .name = (thread_name), .is_counted = (counted), .lock = PTHREAD_MUTEX_INITIALIZER,                             \
         .changed = PTHREAD_COND_INITIALIZER, .epoll_fd = -1, .wake_fd = -1                                             \
     }
 
 /* Adds a client. Returns 0, or an errno. */
-int hpc_service_add(hpc_service *service, hpc_client *client);
+int hpc_service_thread_add(hpc_service_thread *service, hpc_client *client);
 
 /* Removes a client; when it returns, none of the client's functions runs or will run. The descriptors must still be
  * open. Does nothing if the client was not added, was removed already, or belongs to a process that forked this one.
  * Must not be called by a client's function of the same service, nor with a lock held that one takes. */
-void hpc_service_remove(hpc_client *client);
+void hpc_service_thread_remove(hpc_client *client);
 
 /* Calls watches() for the present sleep, because its result has changed. Any thread may call it, except with a lock
  * held that watches() or wake() takes.
  *
  * Order: this thread does  store what watches() loads; load is_registered.  The service's thread does  store
  * is_registered; load it in watches().  All are sequentially consistent, so one of the two sees the other's store. */
-void hpc_service_look(hpc_client *client);
+void hpc_service_thread_look(hpc_client *client);
 
 #endif

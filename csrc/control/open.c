@@ -274,7 +274,7 @@ static void close_all(hpc_control *c) {
 void hpc_control_stop(hpc_control *c, const char *why) {
     if (!hpc_group_is_mine(c->group) || !atomic_exchange(&c->running, 0)) return;
     atomic_store(&c->stopping, 1);
-    hpc_service_remove(&c->client);
+    hpc_service_thread_remove(&c->client);
     hpc_callers_stop(c);
     hpc_edges_farewell(c);
     hpc_spread_end(c, hpc_now() + LEAVE_SECONDS);

@@ -376,7 +376,7 @@ static void go_on(hpc_control *c, double now) {
     if (hpc_spread_go_on(c)) c->unsent = 1;
 }
 
-static hpc_service service = HPC_SERVICE("hpcomm-control", 0);
+static hpc_service_thread service = HPC_SERVICE_THREAD("hpcomm-control", 0);
 
 static double prepare(void *arg) {
     hpc_control *c = arg;
@@ -418,5 +418,5 @@ static void wake(void *arg) {
 int hpc_control_serve(hpc_control *c) {
     c->client =
         (hpc_client){.arg = c, .fd = c->epoll_fd, .call_fd = -1, .prepare = prepare, .serve = serve, .wake = wake};
-    return hpc_service_add(&service, &c->client);
+    return hpc_service_thread_add(&service, &c->client);
 }

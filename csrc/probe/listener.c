@@ -340,7 +340,7 @@ static void wake(void *arg) {
     poke(((const hpc_context *)arg)->probes);
 }
 
-static hpc_service service = HPC_SERVICE("hpcomm-prober", 0);
+static hpc_service_thread service = HPC_SERVICE_THREAD("hpcomm-prober", 0);
 
 /* ---- life ---- */
 
@@ -374,7 +374,7 @@ static int start(hpc_context *context) {
     if (p->epoll < 0) return 0;
     p->client =
         (hpc_client){.arg = context, .fd = p->epoll, .call_fd = -1, .prepare = prepare, .serve = serve, .wake = wake};
-    p->running = hpc_service_add(&service, &p->client) == 0;
+    p->running = hpc_service_thread_add(&service, &p->client) == 0;
     return p->running;
 }
 
@@ -400,7 +400,7 @@ void hpc_probes_stop(hpc_context *context) {
     p->stopped = 1;
     pthread_mutex_unlock(&p->lock);
     if (!running) return;
-    hpc_service_remove(&p->client);
+    hpc_service_thread_remove(&p->client);
     for (int i = 0; i < MOST_CALLS; i++)
         if (p->calls[i] != NULL) hang_up(p, p->calls[i]);
 }

@@ -270,7 +270,7 @@ static int claim(void *arg) {
     hpc_reactor *r = arg;
     if (r->all_remote && !atomic_exchange(&r->drowsy, 1)) {
         if (atomic_load(&r->listening)) {
-            hpc_service_look(&r->client);
+            hpc_service_thread_look(&r->client);
             if (is_called(r)) raise_event(r->poke_fd); /* the caller may have looked for this wait too early */
         }
         arm(r, atomic_load(&r->to_arm));
@@ -299,7 +299,7 @@ static int sleep_in_set(void *arg, double seconds) {
 static void leave_bed(void *arg) {
     hpc_reactor *r = arg;
     atomic_store(&r->drowsy, 0);
-    if (atomic_load(&r->listening)) hpc_service_look(&r->client);
+    if (atomic_load(&r->listening)) hpc_service_thread_look(&r->client);
     if (atomic_load(&r->group->bell->sleepers) != 0 && atomic_load(&r->napping)) raise_event(r->poke_fd);
 }
 
@@ -435,7 +435,7 @@ static void wake(void *arg) {
     raise_event(r->alarm_fd);
 }
 
-static hpc_service service = HPC_SERVICE("hpcomm-reactor", 1);
+static hpc_service_thread service = HPC_SERVICE_THREAD("hpcomm-reactor", 1);
 
 hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote) {
     struct epoll_event alarm = {.events = EPOLLIN, .data.u64 = ALARM};
@@ -461,7 +461,7 @@ hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote) {
     error = r->epoll_fd < 0 || r->alarm_fd < 0 || r->poke_fd < 0 ||
                     epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, r->alarm_fd, &alarm) != 0
                 ? errno
-                : hpc_service_add(&service, &r->client);
+                : hpc_service_thread_add(&service, &r->client);
     if (error != 0) {
         char hint[HPC_FILES_HINT];
         hpc_reactor_close(r);
@@ -476,7 +476,7 @@ hpc_reactor *hpc_reactor_open(hpc_group *group, int all_remote) {
 void hpc_reactor_close(hpc_reactor *r) {
     if (r == NULL) return;
     atomic_store(&r->group->bell->alarm, 0);
-    hpc_service_remove(&r->client);
+    hpc_service_thread_remove(&r->client);
     if (r->epoll_fd >= 0) close(r->epoll_fd);
     if (r->alarm_fd >= 0) close(r->alarm_fd);
     if (r->poke_fd >= 0) close(r->poke_fd);

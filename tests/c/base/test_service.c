@@ -18,7 +18,7 @@
 
 enum { TIMEOUT = 20, MANY = 20 };
 
-static hpc_service service = HPC_SERVICE("test-service", 0);
+static hpc_service_thread service = HPC_SERVICE_THREAD("test-service", 0);
 
 typedef struct echo {
     hpc_client client;
@@ -87,15 +87,15 @@ static echo *add(void) {
                              .wake = wake,
                              .watches = watches};
     CHECK_EQ(sem_init(&e->heard, 0, 0), 0);
-    CHECK_EQ(hpc_service_add(&service, &e->client), 0);
+    CHECK_EQ(hpc_service_thread_add(&service, &e->client), 0);
     return e;
 }
 
 static void drop(echo *e) {
-    hpc_service_remove(&e->client);
+    hpc_service_thread_remove(&e->client);
     CHECK_EQ(atomic_load(&e->inside), 0);
     atomic_store(&e->gone, 1);
-    hpc_service_remove(&e->client); /* does nothing */
+    hpc_service_thread_remove(&e->client); /* does nothing */
     close(e->fd);
     close(e->wake_fd);
     sem_destroy(&e->heard);
@@ -185,7 +185,7 @@ static void unwatched(void) {
         is_served(e);
         await_sleep();
         atomic_store(&e->is_awake, 0);
-        hpc_service_look(&e->client);
+        hpc_service_thread_look(&e->client);
         say(e);
         is_served(other);
         is_served(other);
@@ -195,11 +195,11 @@ static void unwatched(void) {
             wake(e);
         } else {
             atomic_store(&e->is_awake, 1);
-            hpc_service_look(&e->client);
+            hpc_service_thread_look(&e->client);
         }
         CHECK(hears(&e->heard, TIMEOUT));
         atomic_store(&e->is_awake, 1);
-        hpc_service_look(&e->client);
+        hpc_service_thread_look(&e->client);
     }
     drop(e);
     drop(other);
@@ -300,7 +300,7 @@ static void forks(void) {
         CHECK(child >= 0);
         if (child == 0) {
             alarm(TIMEOUT);
-            hpc_service_remove(&e->client); /* it is the parent's */
+            hpc_service_thread_remove(&e->client); /* it is the parent's */
             echo *own = add(), *second = add();
             is_served(own);
             is_served(second);
