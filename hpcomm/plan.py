@@ -57,12 +57,13 @@ class Plan:
 
     Attributes:
         handle: the plan in C, valid as long as this object lives.
+        arguments: C's struct of the planner's arguments; None for a plan that was made of rows.
 
     Raises:
         InvalidArgument: a key or row is wrong; the message names it, and its fault.
     """
 
-    __slots__ = ("__weakref__", "affinity", "handle", "keys", "places", "rows", "size")
+    __slots__ = ("__weakref__", "affinity", "arguments", "handle", "keys", "places", "rows", "size")
 
     keys: tuple[Key, ...]
     rows: Rows
@@ -70,6 +71,7 @@ class Plan:
     places: tuple[tuple[int, int], ...]
     affinity: str
     handle: Any
+    arguments: Any
 
     def __init__(
         self,
@@ -428,13 +430,21 @@ class Plan:
         """Makes a plan with a planner of csrc/plan; the keyword arguments are fields of the planner's struct. owners:
         the ranks that serve, with all their cores; None: the ranks that own rows."""
         more = {"cores": whole("cores", cores, 1), "depth": whole("depth", depth, 0), "wires": _numbers(codecs)}
-        handle = _core.plan_of(planner, _core.plan_arguments(planner, c_keys(keys), **more, **arguments))
+        given = _core.plan_arguments(planner, c_keys(keys), **more, **arguments)
+        handle = _core.plan_of(planner, given)
         plan = cls.__new__(cls)
         places = None if owners is None else [(rank, core) for rank in owners for core in range(cores)]
-        plan._fill(handle, keys, size, places)
+        plan._fill(handle, keys, size, places, given)
         return plan
 
-    def _fill(self, handle: Any, keys: tuple[Key, ...], size: int, places: Iterable[tuple[int, int]] | None) -> None:
+    def _fill(
+        self,
+        handle: Any,
+        keys: tuple[Key, ...],
+        size: int,
+        places: Iterable[tuple[int, int]] | None,
+        arguments: Any = None,
+    ) -> None:
         size = whole("size", size, 1)
         _core.plan_check(handle, size)
         rows = Rows(handle)
@@ -446,6 +456,7 @@ class Plan:
         affinity = _AFFINITY[_core.plan_affinity(handle)]
         for name, value in (
             ("handle", handle),
+            ("arguments", arguments),
             ("keys", keys),
             ("rows", rows),
             ("size", size),

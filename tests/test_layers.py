@@ -51,6 +51,7 @@ _ffi _fast
 
 # Folders of csrc. A file includes, and its object file calls, what lies in its own folder and in those below.
 FOLDERS = """
+service
 exchange
 discipline
 engine
@@ -88,7 +89,7 @@ context.hpp
 handle.hpp fold.hpp host.hpp
 codec.hpp error.hpp hpcomm_mpi.h
 hpcomm.h
-codec.h collective.h engine.h error.h plan.h rule.h way.h stats.h
+codec.h collective.h engine.h error.h plan.h rule.h service.h way.h stats.h
 """
 
 

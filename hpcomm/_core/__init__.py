@@ -195,6 +195,14 @@ from .rule import (
     with_arg_names,
     with_prox,
 )
+from .service import (
+    description_descriptors,
+    description_exchange,
+    description_memory,
+    description_plan,
+    description_read,
+    description_write,
+)
 from .status import (
     INVALID,
     NULL,

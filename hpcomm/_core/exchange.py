@@ -127,10 +127,15 @@ def exchange_config(
 def exchange_create(context: Any, timeout: float, keep: object, configs: list[tuple[Any, object]]) -> Any:
     """Creates an exchange of these configurations; their keys are numbered one configuration after the other. keep:
     rules and codecs that must live as long as the exchange."""
-    for (config, _), (following, _) in pairwise(configs):
-        config.next = following
-    given = context, configs[0][0]
+    given = context, chained([config for config, _ in configs])
     return collected(lib.hpc_exchange_create, given, "hpc_exchange *", timeout, lib.hpc_exchange_free, keep)
+
+
+def chained(configs: list[Any]) -> Any:
+    """Links each configuration to the next one; returns the first."""
+    for config, following in pairwise(configs):
+        config.next = following
+    return configs[0]
 
 
 def exchange_refuse(context: Any, sentence: str, timeout: float) -> None:

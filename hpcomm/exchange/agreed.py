@@ -69,7 +69,7 @@ def agreed(ctx: Context, asked: Arguments, timeout: float | None, isa: str, make
         made = Made(settle(later), asked.rule, wanted, engine, ctx.ranks, engine.progress == "inline")
         check_options(made, tuple(values))
         spare = [spare_cores(ctx, scheme.topology) for scheme in made.schemes]
-        threads = earlier is None and any(cores > interfaces for cores, interfaces in spare)
+        threads = earlier is None and wanted.cores is None and any(cores > interfaces for cores, interfaces in spare)
         chooses = earlier is None and bool(auto.undecided(tuple(values), wanted.codec))
         tried = auto.tried({name: value.shape for name, value in values.items()}, wanted.codec)
         if chooses:

@@ -196,7 +196,11 @@ class Exchange(Calls):
         for one in given.schemes:
             start, end = end, end + len(one.scheme.names)
             configs.append(self._configuration(given, one, slice(start, end), engine))
+        self._announce([one.plan for one in given.schemes], configs)
         return _core.exchange_create(self.context._handle, timeout, keep, configs)
+
+    def _announce(self, plans: list[Plan], configs: list[Any]) -> None:
+        """Is called with the plans and the configurations of the schemes before the exchange is made in C."""
 
     def _configuration(self, given: Checked, one: Compiled, keys: slice, engine: EngineOptions) -> tuple[Any, object]:
         consistency = one.scheme.consistency

@@ -799,6 +799,7 @@ HPC_API hpc_memory *hpc_exchange_memory(const hpc_exchange *exchange, int key, c
 #include "codec.h"
 #include "collective.h"
 #include "plan.h"
+#include "service.h"
 #include "way.h"
 #include "stats.h"
 

@@ -1,0 +1,178 @@
+/* Makes an exchange whose servers are hubs, on both sides. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/host.h"
+#include "service/description.h"
+#include "service/member.h"
+
+static const char op_make[] = "exchange";
+
+enum { SENTENCE = 1024 };
+
+static const double TELL_SECONDS = 10; /* for a message to a hub */
+
+/* ---- both sides ---- */
+
+int hpc_hub_plan(hpc_hub *args, int workers, int hubs, hpc_plan **plan) {
+    int *ranks = malloc((size_t)(workers + hubs) * sizeof *ranks);
+    if (ranks == NULL) return hpc_fail(HPC_ERR_MEMORY, op_make, "exchange: no memory for a plan");
+    for (int r = 0; r < workers + hubs; r++) ranks[r] = r;
+    args->workers = ranks;
+    args->n_workers = workers;
+    args->servers = ranks + workers;
+    args->n_servers = hubs;
+    int status = hpc_plan_make("hub", args, plan);
+    args->workers = args->servers = NULL;
+    free(ranks);
+    return status;
+}
+
+int hpc_hub_refuse(hpc_context *context, double timeout) {
+    char own[SENTENCE], sentence[SENTENCE + 32];
+    hpc_exchange_config config;
+    hpc_exchange *none = NULL;
+    const int status = hpc_last_error()->status;
+    snprintf(own, sizeof own, "%s", hpc_last_error()->message);
+    snprintf(sentence, sizeof sentence, "rank %d: %s", hpc_context_rank(context), own);
+    hpc_exchange_config_init(&config);
+    config.refusal = sentence;
+    hpc_exchange_create(context, &config, timeout, &none);
+    return hpc_fail(status, op_make, "%s", own);
+}
+
+/* ---- the hub ---- */
+
+int hpc_description_plan(hpc_description *d, int workers, int hubs) {
+    if (d == NULL || workers < 1 || hubs < 1)
+        return hpc_fail(HPC_ERR_INVALID, op_make, "exchange: a plan of %d workers and %d hubs", workers, hubs);
+    int status = HPC_OK;
+    for (int i = 0; i < d->n_schemes && status == HPC_OK; i++) {
+        hpc_described_scheme *s = &d->schemes[i];
+        if (s->plan == NULL) status = hpc_hub_plan(&s->hub, workers, hubs, &s->plan);
+        s->config.plan = s->plan;
+    }
+    return status;
+}
+
+int hpc_description_exchange(const hpc_description *d, hpc_context *context, double weight, double timeout,
+                             hpc_exchange **exchange) {
+    if (d == NULL || exchange == NULL || d->schemes[d->n_schemes - 1].plan == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_make, "exchange: %s",
+                        exchange == NULL ? "exchange is NULL" : "call hpc_description_plan first");
+    hpc_exchange_config *configs = calloc((size_t)d->n_schemes, sizeof *configs);
+    if (configs == NULL) {
+        hpc_fail(HPC_ERR_MEMORY, op_make, "exchange: no memory for %d configurations", d->n_schemes);
+        return hpc_hub_refuse(context, timeout);
+    }
+    for (int i = 0; i < d->n_schemes; i++) {
+        configs[i] = d->schemes[i].config;
+        configs[i].weight = weight;
+        configs[i].next = i + 1 < d->n_schemes ? &configs[i + 1] : NULL;
+    }
+    int status = hpc_exchange_create(context, configs, timeout, exchange);
+    free(configs);
+    return status;
+}
+
+/* ---- a worker ---- */
+
+/* Tells all hubs something of the job's first worker. If a hub is gone, the exchange's own waits say so. */
+static void tell(hpc_service *s, char kind, const void *body, size_t nbytes) {
+    const int before = hpc_mute_errors(1);
+    for (int i = 0; i < s->meeting.n_links && s->meeting.rank == 0; i++)
+        hpc_hub_link_send(&s->links[i], kind, body, nbytes, hpc_now() + TELL_SECONDS);
+    hpc_mute_errors(before);
+}
+
+/* Fills in what the hubs decide. */
+static void complete(const hpc_service *s, hpc_hub *hub) {
+    int servers[HPC_MOST_HUBS];
+    for (int i = 0; i < s->meeting.n_hubs; i++) servers[i] = s->meeting.size + i;
+    if (hub->cores == 0) hub->cores = s->cores;
+    if (hub->interfaces != 0) return;
+    hub->interfaces = hpc_interfaces(s->served, servers, s->meeting.n_hubs);
+    if (hub->interfaces > hub->cores) hub->interfaces = hub->cores;
+}
+
+/* The arguments of one call, copied and completed. */
+typedef struct hpc_asked {
+    int n; /* configurations */
+    hpc_hub *hubs;
+    const hpc_hub **addresses; /* of hubs */
+    hpc_exchange_config *configs;
+    hpc_plan **plans;
+    unsigned char *message;
+    int64_t nbytes;
+} hpc_asked;
+
+static int make_plans(const hpc_service *s, hpc_asked *a) {
+    int status = HPC_OK;
+    for (int i = 0; i < a->n && status == HPC_OK; i++) {
+        status = hpc_hub_plan(&a->hubs[i], s->meeting.size, s->meeting.n_hubs, &a->plans[i]);
+        a->configs[i].plan = a->plans[i];
+    }
+    return status;
+}
+
+static int describe(hpc_asked *a) {
+    a->nbytes = hpc_description_write(a->addresses, a->configs, NULL, 0);
+    if (a->nbytes < 0) return (int)a->nbytes;
+    a->message = malloc((size_t)a->nbytes);
+    if (a->message == NULL) return hpc_fail(HPC_ERR_MEMORY, op_make, "exchange: no memory for a description");
+    hpc_description_write(a->addresses, a->configs, a->message, (size_t)a->nbytes);
+    return HPC_OK;
+}
+
+static int prepare(const hpc_service *s, const hpc_hub *const *hubs, const hpc_exchange_config *config, hpc_asked *a) {
+    const size_t n = (size_t)a->n;
+    a->hubs = calloc(n, sizeof *a->hubs);
+    a->addresses = calloc(n, sizeof *a->addresses);
+    a->configs = calloc(n, sizeof *a->configs);
+    a->plans = calloc(n, sizeof *a->plans);
+    if (a->hubs == NULL || a->addresses == NULL || a->configs == NULL || a->plans == NULL)
+        return hpc_fail(HPC_ERR_MEMORY, op_make, "exchange: no memory for %d configurations", a->n);
+    for (int i = 0; i < a->n; i++, config = config->next) {
+        a->configs[i] = *config;
+        if (i + 1 < a->n) a->configs[i].next = &a->configs[i + 1];
+        if (config->refusal != NULL) return hpc_fail(HPC_ERR_INVALID, op_make, "%s", config->refusal);
+        if (hubs[i] == NULL || hubs[i]->size != sizeof *a->hubs) continue; /* write refuses it */
+        a->hubs[i] = *hubs[i];
+        complete(s, &a->hubs[i]);
+        if (a->hubs[i].cores > s->cores)
+            return hpc_fail(HPC_ERR_INVALID, op_make, "cores is %d: the hub has %d", a->hubs[i].cores, s->cores);
+        a->addresses[i] = &a->hubs[i];
+    }
+    int status = describe(a);
+    return status == HPC_OK ? make_plans(s, a) : status;
+}
+
+int hpc_service_exchange(hpc_service *s, const hpc_hub *const *hubs, const hpc_exchange_config *config, double timeout,
+                         hpc_exchange **exchange) {
+    hpc_asked a = {0};
+    int status = hpc_service_usable(s, op_make);
+    if (status != HPC_OK) return status;
+    if (hubs == NULL || config == NULL || exchange == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_make, "exchange: %s is NULL",
+                        hubs == NULL     ? "hubs"
+                        : config == NULL ? "config"
+                                         : "exchange");
+    *exchange = NULL;
+    for (const hpc_exchange_config *f = config; f != NULL; f = f->next) a.n++;
+    status = prepare(s, hubs, config, &a);
+    if (status == HPC_OK) {
+        tell(s, 'E', a.message, (size_t)a.nbytes);
+        status = hpc_exchange_create(s->served, a.configs, timeout, exchange);
+    } else { /* the hubs take part in the refusal, as in the creation */
+        tell(s, 'R', hpc_last_error()->message, strlen(hpc_last_error()->message));
+        status = hpc_hub_refuse(s->served, timeout);
+    }
+    for (int i = 0; a.plans != NULL && i < a.n; i++) hpc_plan_free(a.plans[i]);
+    free(a.plans);
+    free(a.configs);
+    free(a.addresses);
+    free(a.hubs);
+    free(a.message);
+    return status;
+}
