@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mpi
+import numpy as np
 
 import hpcomm
 from hpcomm.service import ADMIN, HubConnection, address
@@ -144,3 +145,27 @@ def rest(connection: socket.socket) -> bytes:
         while part := connection.recv(1 << 16):
             found += part
     return found
+
+
+# ---- a job that trains ----------------------------------------------------------------------------------------------
+
+
+def numbers(shape: tuple[int, ...], seed: int) -> Any:
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
+
+
+SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
+VALUES = {name: numbers(shape, len(name)) for name, shape in SHAPES.items()}
+
+
+def trained(ex: hpcomm.Exchange, rank: int, steps: int = 4) -> dict[str, Any]:
+    """The parameters after steps with gradients that differ by rank and step."""
+    for step in range(steps):
+        ex.step({name: numbers(shape, 100 * rank + step) for name, shape in SHAPES.items()})
+    return {name: ex.params[name].copy() for name in SHAPES}
+
+
+def train(handle: str, token: str, steps: int = 4) -> str:
+    with join(handle, token) as ctx:
+        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.Nesterov(lr=0.5))
+        return "".join(array.tobytes().hex()[:4000] for array in trained(ex, ctx.rank, steps).values())

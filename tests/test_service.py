@@ -5,11 +5,10 @@ import json
 import os
 import re
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import on_both
-from served import SECONDS, TOKENS, Served, caller, join, numbered, rest, run, said
+from served import SECONDS, SHAPES, TOKENS, VALUES, Served, join, numbered, numbers, run, said, train, trained
 
 import hpcomm
 from hpcomm import launch
 from hpcomm.cli import main
-from hpcomm.service import HubConnection, address, proof
+from hpcomm.service import HubConnection, address
 from hpcomm.service import handle as handles
 from hpcomm.service.config import read_config
 from hpcomm.service.described import described, parsed
@@ -33,11 +32,7 @@ from hpcomm.service.tenant import Tenant
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     served = Served(tmp_path_factory.mktemp("hub"), drain_seconds=0)
-    served.silent.append(caller(served))
     yield served
-    for one in served.silent:
-        with closing(one):
-            assert len(rest(one)) == proof.HELLO, "the hub drops it after 5 s"
     assert served.end() == 0
 
 
@@ -46,21 +41,6 @@ def own_hub(tmp_path: Path) -> Iterator[Served]:
     served = Served(tmp_path, drain_seconds=0)
     yield served
     served.end()
-
-
-def numbers(shape: tuple[int, ...], seed: int) -> Any:
-    return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
-
-
-SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
-VALUES = {name: numbers(shape, len(name)) for name, shape in SHAPES.items()}
-
-
-def trained(ex: hpcomm.Exchange, rank: int, steps: int = 4) -> dict[str, Any]:
-    """The parameters after steps with gradients that differ by rank and step."""
-    for step in range(steps):
-        ex.step({name: numbers(shape, 100 * rank + step) for name, shape in SHAPES.items()})
-    return {name: ex.params[name].copy() for name in SHAPES}
 
 
 # ---- exchanges -----------------------------------------------------------------------------------------------------
@@ -129,12 +109,6 @@ def go_apart(handle: str, token: str) -> list[float]:
 @on_both
 def test_workers_may_go_apart(hub: Served, ranks_by: str) -> None:
     assert run(2, go_apart, hub.create()) == [[-10.0] * 3] * 2
-
-
-def train(handle: str, token: str, steps: int = 4) -> str:
-    with join(handle, token) as ctx:
-        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.Nesterov(lr=0.5))
-        return "".join(array.tobytes().hex()[:4000] for array in trained(ex, ctx.rank, steps).values())
 
 
 def test_two_hubs_share_a_job(hub: Served, own_hub: Served) -> None:
@@ -441,82 +415,6 @@ def test_the_hub_tells_ranks_that_wait_for_each_other(hub: Served, tmp_path: Pat
     sentence = f"a/hangs-up{context}: rank 1 is gone: it died, gave up, or its connection broke"
     assert told == [["ConfigError", sentence], ["NotSupported", "hangs up"]]
     hub.until(f"a/hangs-up{context} has ended")
-
-
-# ---- strangers -----------------------------------------------------------------------------------------------------
-
-
-def test_strangers_are_dropped_and_others_go_on(hub: Served) -> None:
-    before = hub.ask(op="status")
-    silent = [caller(hub) for _ in range(80)]
-    garbage = []
-    for data in (b"GET / HTTP/1.1\r\n\r\n" * 20, os.urandom(1 << 20), bytes(proof.CLAIM)):
-        one = caller(hub)
-        with suppress(ConnectionError):
-            one.sendall(data)
-        garbage.append(one)
-    bits = run(1, train, hub.create(), 1)
-    assert bits == run(1, train, hub.create("b"), 1, token=TOKENS["b"])
-    for one in garbage:
-        assert len(rest(one)) <= proof.HELLO + proof.ANSWER
-    for one in silent:
-        one.close()
-    hub.has_only(before)
-    counts = hub.ask(op="status")["counts"]
-    assert counts["refused: strangers"] + counts.get("refused: too many strangers", 0) >= 80
-    hub.silent.append(caller(hub))  # which no other caller drives out
-
-
-def test_a_recorded_connection_is_of_no_use(hub: Served) -> None:
-    token, before = TOKENS["a"].encode(), hub.counts("refused: wrong token")
-    with closing(caller(hub)) as first, closing(caller(hub)) as second:
-        greeting = first.recv(proof.HELLO, socket.MSG_WAITALL)
-        claim = proof.claim(greeting, "a", token)
-        first.sendall(claim)
-        proof.check_answer(greeting, claim, first.recv(proof.ANSWER, socket.MSG_WAITALL), token)
-        second.recv(proof.HELLO, socket.MSG_WAITALL)
-        second.sendall(claim)
-        assert rest(second) == proof.refusal()
-    assert hub.counts("refused: wrong token") == before + 1
-
-
-def test_a_frame_that_was_changed_ends_the_connection(hub: Served) -> None:
-    token = TOKENS["a"].encode()
-    for spoil in (
-        lambda frame: frame[:-1] + bytes([frame[-1] ^ 1]),
-        lambda _: b"\xff" * 4,
-        lambda frame: frame[:9] + b"!",
-    ):
-        with closing(caller(hub)) as one:
-            greeting = one.recv(proof.HELLO, socket.MSG_WAITALL)
-            claim = proof.claim(greeting, "a", token)
-            one.sendall(claim)
-            one.recv(proof.ANSWER, socket.MSG_WAITALL)
-            frame = proof.seal(greeting, claim, token, is_hub=False).closed(b"J", b'{"op": "create", "index": 0}')
-            one.sendall(spoil(frame))
-            one.shutdown(socket.SHUT_WR)
-            assert rest(one) == b""
-
-
-def test_both_ends_prove_themselves() -> None:
-    greeting, token = proof.hello(), b"a token"
-    claim = proof.claim(greeting, "a", token)
-    proof.check_claim(greeting, claim, token)
-    for changed in (claim[:-1] + b"\0", claim[:10] + b"b" + claim[11:]):
-        with pytest.raises(proof.BadProof):
-            proof.check_claim(greeting, changed, token)
-    with pytest.raises(proof.BadProof):
-        proof.check_claim(proof.hello(), claim, token)
-    with pytest.raises(proof.BadProof):
-        proof.check_answer(greeting, claim, proof.answer(greeting, claim, b"another token"), token)
-    with pytest.raises(proof.BadProof):  # the other role's proof
-        proof.check_answer(greeting, claim, b"\1" + claim[-proof.DIGEST :], token)
-    ours, theirs = (proof.seal(greeting, claim, token, is_hub=is_hub) for is_hub in (False, True))
-    frame = ours.closed(b"J", b"once")[proof.HEAD :]
-    assert theirs.opened(frame) == (b"J", b"once")
-    for wrong in (frame, ours.closed(b"J", b"x")[proof.HEAD :].replace(b"x", b"y")):  # a replay, and a change
-        with pytest.raises(proof.BadProof):
-            theirs.opened(wrong)
 
 
 # ---- the administrator ---------------------------------------------------------------------------------------------
