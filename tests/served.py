@@ -1,6 +1,7 @@
 """A hub in a process, and jobs of workers that meet there, for the tests."""
 
 import json
+import os
 import queue
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import numpy as np
 
 import hpcomm
 from hpcomm.service import ADMIN, HubConnection, address
+from hpcomm.service import handle as handles
 
 TOKENS = {name: f"{name} has a token of its own" for name in ("a", "b", "small", "tiny", "admin")}
 SECONDS = 20.0
@@ -87,6 +89,15 @@ class Served:
     def counts(self, what: str) -> int:
         return int(self.ask(op="status")["counts"].get(what, 0))
 
+    def jobs(self) -> dict[str, str]:
+        """The states of the jobs, by NAMESPACE/JOB."""
+        return {one["job"]: one["state"] for one in self.ask(op="jobs")["jobs"]}
+
+    def wait(self, is_so: Callable[[], bool]) -> None:
+        until = time.monotonic() + SECONDS * mpi.PATIENCE
+        while not is_so():
+            assert time.monotonic() < until, f"{self.ask(op='jobs')}\n{''.join(self.lines)}"
+
     def create(self, namespace: str = "a", job: str | None = None) -> str:
         return hpcomm.create_service(self.where, namespace, TOKENS[namespace], job)
 
@@ -136,6 +147,19 @@ def said(call: Callable[[], Any]) -> list[str]:
 def caller(hub: Served) -> socket.socket:
     where = address(hub.where)
     return socket.create_connection((where.host, where.port), timeout=SECONDS)
+
+
+def asking(hub: Served, namespace: str = "a") -> HubConnection:
+    """A connection for requests of a tenant that is no hpcomm."""
+    return HubConnection(address(hub.where), namespace, TOKENS[namespace].encode(), SECONDS)
+
+
+def joining(handle: str, rank: int, size: int, **more: Any) -> dict[str, Any]:
+    """The request by which a worker joins a job."""
+    job = handles.parsed(handle)
+    numbers = {"rank": rank, "size": size, "seconds": 15, "timeout": 15, "silence": 10, "tcp_streams": 1}
+    config = {"transport": os.environ.get("HPCOMM_TRANSPORT", ""), "version": hpcomm.__version__}
+    return {"op": "join", "job": job.job, "nonce": job.nonce, **numbers, **config, **more}
 
 
 def rest(connection: socket.socket) -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import on_both
-from served import SECONDS, SHAPES, TOKENS, VALUES, Served, join, numbered, numbers, run, said, train, trained
+from served import SECONDS, SHAPES, TOKENS, VALUES, Served, join, joining, numbered, numbers, run, said, train, trained
 
 import hpcomm
 from hpcomm import launch
@@ -367,9 +367,7 @@ def leave_at_the_start(handle: str, token: str) -> list[str]:
         return said(lambda: join(handle, token))
     where, secret = handles.parsed(handle), token.encode()
     hub = HubConnection(address(where.hubs[0]), where.namespace, secret, 5)
-    request = {"op": "join", "job": where.job, "nonce": where.nonce, "rank": 1, "size": 3, "seconds": 15}
-    config = {"timeout": 15, "transport": "", "silence": 10, "tcp_streams": 1, "version": hpcomm.__version__}
-    hub.ask({**request, **config, "transport": os.environ.get("HPCOMM_TRANSPORT", "")})
+    hub.ask(joining(handle, 1, 3))
     hub.close()
     return ["ConfigError", ""]
 
@@ -448,9 +446,7 @@ class Running:
 
 
 def has_exchange(hub: Served, job: str) -> None:
-    until = time.monotonic() + SECONDS * mpi.PATIENCE
-    while not any(one["job"] == job and one["exchanges"] for one in hub.ask(op="jobs")["jobs"]):
-        assert time.monotonic() < until, f"{job} has no exchange: {hub.ask(op='jobs')}\n{''.join(hub.lines)}"
+    hub.wait(lambda: any(one["job"] == job and one["exchanges"] for one in hub.ask(op="jobs")["jobs"]))
 
 
 def test_evict_ends_one_job_and_tells_its_workers(hub: Served) -> None:

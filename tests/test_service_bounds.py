@@ -4,10 +4,13 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from typing import Any
 
 import pytest
-from served import TOKENS, Served, caller, rest, run, train
+from served import TOKENS, Served, asking, caller, joining, rest, run, said, train
 
+import hpcomm
+from hpcomm.service import handle as handles
 from hpcomm.service import proof
 
 
@@ -96,3 +99,55 @@ def test_both_ends_prove_themselves() -> None:
     for wrong in (frame, ours.closed(b"J", b"x")[proof.HEAD :].replace(b"x", b"y")):  # a replay, and a change
         with pytest.raises(proof.BadProof):
             theirs.opened(wrong)
+
+
+# ---- tenants that are broken or want too much ----------------------------------------------------------------------
+
+
+def creating(handle: str = "", **more: Any) -> dict[str, Any]:
+    """The request by which a job is created; the job of a handle, if given."""
+    job = handles.parsed(handle) if handle else None
+    own = {} if job is None else {"job": job.job, "nonce": job.nonce}
+    return {"op": "create", "index": 0, "hubs": 1, "version": hpcomm.__version__, **own, **more}
+
+
+def asked(hub: Served, request: dict[str, Any], namespace: str = "a") -> list[str]:
+    """What a hub says to a request of a tenant that hangs up after it."""
+    with closing(asking(hub, namespace)) as one:
+        return said(lambda: one.ask(request))
+
+
+def test_a_job_that_failed_is_no_matter_of_another_namespace(hub: Served) -> None:
+    handle = hub.create("a", "copied")
+    assert asked(hub, creating(handle), "b") == ["", ""]
+    hub.wait(lambda: "b/copied" not in hub.jobs())
+    assert asked(hub, joining(handle, 0, 1), "b") == ["ConfigError", "b/copied: not all hubs took it"]
+    assert run(1, train, handle, 1) == run(1, train, hub.create(), 1)
+
+
+def test_a_request_that_is_malformed_leaves_no_job(hub: Served) -> None:
+    for more in ({"nonce": "\ud800" * 32}, {"nonce": "0" * 31}, {"index": 1}, {"hubs": True}, {"job": "a/b"}):
+        assert asked(hub, creating(**more))[0] == "InvalidArgument"
+    handle = hub.create("a", "other")
+    for more in ({"rank": 2}, {"seconds": 0}, {"transport": "\ud800"}, {"silence": "x"}, {"tcp_streams": 1 << 40}):
+        assert asked(hub, joining(handle, **{"rank": 0, "size": 2, **more}))[0] == "InvalidArgument"
+    assert hub.jobs() == {"a/other": "waits"}
+    assert run(1, train, handle, 1) == run(1, train, hub.create(), 1)
+
+
+def test_a_late_worker_of_another_version_ends_no_job(hub: Served) -> None:
+    handle = hub.create("a", "whole")
+    with closing(asking(hub)) as one:
+        one.ask(joining(handle, 0, 1))
+        sentence = "a/whole has all its workers: its handle is used up; call create_service again"
+        assert asked(hub, joining(handle, 0, 1, version="9.9")) == ["ConfigError", sentence]
+        assert hub.jobs() == {"a/whole": "runs"}
+    hub.until("a/whole has ended")
+
+
+def test_other_hubs_take_worker_0_alone(hub: Served) -> None:
+    with closing(asking(hub)) as one:
+        made = one.ask(creating(job="second", index=1, hubs=2))
+        handle = str(handles.ServiceHandle((hub.where,), "a", "second", made["nonce"]))
+        sentence = "a/second: rank 1 came to hub 1, where rank 0 alone comes"
+        assert asked(hub, joining(handle, 1, 2)) == ["ConfigError", sentence]

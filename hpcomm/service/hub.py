@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +21,7 @@ from ..config import resolve
 from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeout
 from . import proof
 from .config import ADMIN, HubConfig, Namespace
-from .handle import checked_name
+from .handle import NONCES, HubAddress, checked_name
 from .meeting import HostedJob, Joining, Session, again, as_request
 from .tenant import Tenant, Terms
 
@@ -32,7 +32,7 @@ _REQUEST_SECONDS = 10.0  # from the proof to the first request, and from the ans
 _MOST_SECONDS = 600.0  # that a tenant may give its workers to meet
 _MOST_TIMEOUT = 86400.0
 _STOP_SECONDS = 10.0  # for tenants that were told to stop
-_REMEMBERED = 256  # jobs that ended before they ran: their late workers are told why
+_REMEMBERED = 256  # jobs of a namespace that ended before they ran: their late workers are told why
 
 _BROKEN = (proof.BadProof, EOFError, OSError, TimeoutError, asyncio.TimeoutError)
 
@@ -52,9 +52,11 @@ class Hub:
         """
         self._read, self.tell = read, tell
         self.config = read()
+        self._base = launch.configuration({})
         self.counts: Counter[str] = Counter()
         self.jobs: dict[tuple[str, str], HostedJob] = {}
-        self._failed: OrderedDict[str, HpcommError] = OrderedDict()  # by nonce
+        # by namespace; then by the job's name and nonce
+        self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
         self._memory: Counter[str] = Counter()  # by namespace
         self._callers: dict[asyncio.StreamWriter, float] = {}
         self._waiting = 0
@@ -84,7 +86,7 @@ class Hub:
             self._loop.add_signal_handler(number, self._on_term)
         self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         host, port = server.sockets[0].getsockname()[:2]
-        ready(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        ready(str(HubAddress(host, port)))
         try:
             await self._over.wait()
         finally:
@@ -129,6 +131,8 @@ class Hub:
         except HpcommError as wrong:
             self.tell(f"reload: the old configuration stays: {wrong}")
             return
+        for name in self._failed.keys() - fresh.namespaces.keys():
+            del self._failed[name]
         old, self.config = self.config, replace(fresh, listen=self.config.listen, cores=self.config.cores)
         self.tell(f"reload: {len(fresh.namespaces)} namespaces")
         for job in list(self.jobs.values()):
@@ -257,7 +261,7 @@ class Hub:
         name, nonce = request.get("job") or f"job-{os.urandom(4).hex()}", request.get("nonce") or os.urandom(16).hex()
         index, hubs = request.get("index"), request.get("hubs")
         checked_name("job", name)
-        if not isinstance(nonce, str) or len(nonce) != 32 or type(index) is not int or type(hubs) is not int:
+        if not isinstance(nonce, str) or not NONCES.fullmatch(nonce) or type(index) is not int or type(hubs) is not int:
             raise InvalidArgument("a request to create a job is malformed")
         self._check_version(request)
         title = f"{space.name}/{name}"
@@ -287,9 +291,9 @@ class Hub:
 
     async def _join(self, session: Session, request: Mapping[str, Any]) -> None:
         job, rank = self._joined(session, request)
-        if job.is_whole:
-            self._start(job)
         try:
+            if job.is_whole:
+                self._start(job)
             while rank not in job.done and job.ended is None:
                 kind, body = await session.receive(None)
                 if kind == b"D":
@@ -299,19 +303,29 @@ class Hub:
         except proof.BadProof as wrong:
             self.counts["refused: broken tenants"] += 1
             job.end(AuthError(f"{job.title}: rank {rank} sent bytes that the hub does not take: {wrong}"))
+        except _BROKEN:
+            raise
+        except Exception as failed:
+            self.tell(f"{job.title}: {type(failed).__name__}: {failed}")
+            job.end(ConfigError(f"{job.title}: the hub cannot serve it: {type(failed).__name__}"))
         finally:
             job.lost(rank)
 
     def _joined(self, session: Session, request: Mapping[str, Any]) -> tuple[HostedJob, int]:
         space = self._space(session)
-        nonce = str(request.get("nonce"))
-        if nonce in self._failed:
-            raise again(self._failed[nonce])
-        job = self.jobs.get((space.name, str(request.get("job"))))
+        name, nonce = str(request.get("job")), str(request.get("nonce"))
+        job = self.jobs.get((space.name, name))
         if job is None or job.nonce != nonce:
-            name = str(request.get("job"))[:63]
-            raise self._counted("old handles", f"{space.name}/{name} has ended: a handle is good for one job")
+            failed = self._failed[space.name].get((name, nonce))
+            if failed is not None:
+                raise again(failed)
+            raise self._counted("old handles", f"{space.name}/{name[:63]} has ended: a handle is good for one job")
         says = self._says(request)
+        try:
+            job.check_open()
+        except ConfigError:
+            self.counts["refused: used handles"] += 1
+            raise
         try:
             self._check_version(request)
         except ConfigError as wrong:
@@ -320,11 +334,10 @@ class Hub:
             self.counts["refused: descriptor quota"] += 1
             more = f"{says.size} workers need {says.descriptors} descriptors, and namespace {space.name!r}"
             raise again(job.end(ConfigError(f"{job.title}: {more} {_more(space.descriptors)}")))
-        had = job.ended
         try:
             job.join(says, session, space.ranks)
         except ConfigError:
-            self.counts["refused: used handles" if had is job.ended else "refused: workers that do not agree"] += 1
+            self.counts["refused: workers that do not agree"] += 1
             raise
         if job.timer is not None and len(job.members) == 1:
             job.timer.cancel()
@@ -371,7 +384,7 @@ class Hub:
         if job.timer is not None:
             job.timer.cancel()
         assert job.first is not None
-        space, base, loop = self.config.namespaces[job.namespace], launch.configuration({}), self._loop
+        space, base, loop = self.config.namespaces[job.namespace], self._base, self._loop
         own = {"socket_ifname": base.socket_ifname, "tcp_congestion": base.tcp_congestion, "devices": base.devices}
         terms = Terms(
             title=job.title,
@@ -435,9 +448,10 @@ class Hub:
         for session in job.members.values():
             session.close()
         if job.tenant is None and job.ended is not None:
-            self._failed[job.nonce] = job.ended
-            while len(self._failed) > _REMEMBERED:
-                self._failed.popitem(last=False)
+            failed = self._failed[job.namespace]
+            failed[job.name, job.nonce] = job.ended
+            while len(failed) > _REMEMBERED:
+                failed.popitem(last=False)
         self._look()
 
     # ---- the administrator -----------------------------------------------------------------------------------------

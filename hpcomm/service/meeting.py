@@ -89,7 +89,8 @@ def again(wrong: HpcommError) -> HpcommError:
 
 @dataclass(frozen=True)
 class Joining:
-    """What a worker says when it joins a job. All workers of a job must say the same, except for their ranks."""
+    """What a worker says when it joins a job. All workers must give the same size and settings. The first one's seconds
+    and timeout count."""
 
     rank: int
     size: int
@@ -149,12 +150,15 @@ class HostedJob:
     def state(self) -> str:
         return "ends" if self.ended else "runs" if self.tenant else "waits"
 
-    def join(self, says: Joining, session: Session, most: int) -> None:
-        """Adds a worker. Raises ConfigError if it does not fit: to this worker alone if the job runs, else to all."""
+    def check_open(self) -> None:
+        """Raises the error for a worker that comes too late: the job ends, or has all its workers."""
         if self.ended is not None:
             raise again(self.ended)
         if self.tenant is not None:
             raise ConfigError(f"{self.title} has all its workers: its handle is used up; call create_service again")
+
+    def join(self, says: Joining, session: Session, most: int) -> None:
+        """Adds a worker to a job that waits for workers. Ends the job and raises ConfigError if it does not fit."""
         wrong = self._misfit(says, most)
         if wrong:
             raise again(self.end(ConfigError(f"{self.title}: {wrong}")))
@@ -162,6 +166,8 @@ class HostedJob:
         self.members[says.rank] = session
 
     def _misfit(self, says: Joining, most: int) -> str:
+        if self.index and says.rank:
+            return f"rank {says.rank} came to hub {self.index}, where rank 0 alone comes"
         if says.size > most:
             return f"it has {says.size} workers, and the namespace allows {most} for a job"
         if says.rank in self.members:
