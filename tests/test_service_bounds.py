@@ -1,5 +1,6 @@
 """A hub keeps its bounds: strangers, and tenants that are broken or want too much."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator
@@ -7,11 +8,11 @@ from contextlib import closing, suppress
 from typing import Any
 
 import pytest
-from served import TOKENS, Served, asking, caller, joining, rest, run, said, train
+from served import SECONDS, TOKENS, Served, asking, caller, joining, rest, run, said, train
 
 import hpcomm
 from hpcomm.service import handle as handles
-from hpcomm.service import proof
+from hpcomm.service import meeting, proof
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +152,23 @@ def test_other_hubs_take_worker_0_alone(hub: Served) -> None:
         handle = str(handles.ServiceHandle((hub.where,), "a", "second", made["nonce"]))
         sentence = "a/second: rank 1 came to hub 1, where rank 0 alone comes"
         assert asked(hub, joining(handle, 1, 2)) == ["ConfigError", sentence]
+
+
+async def end_unread() -> None:
+    """Hangs up on a tenant that reads nothing."""
+    ours, theirs = socket.socketpair()
+    with closing(theirs):
+        reader, writer = await asyncio.open_connection(sock=ours)
+        greeting = proof.hello()
+        seal = proof.seal(greeting, proof.claim(greeting, "a", b"a token"), b"a token", is_hub=True)
+        session = meeting.Session("a", b"a token", seal, reader, writer)
+        session.send(b"N", bytes(1 << 20))
+        assert writer.transport.get_write_buffer_size() > 0  # type: ignore[attr-defined]
+        session.close()
+        await asyncio.wait_for(writer.wait_closed(), SECONDS)
+        assert ours.fileno() < 0
+
+
+def test_a_connection_ends_although_the_tenant_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_CLOSE_SECONDS", 0.01)
+    asyncio.run(end_unread())

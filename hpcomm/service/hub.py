@@ -22,7 +22,7 @@ from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeo
 from . import proof
 from .config import ADMIN, HubConfig, Namespace
 from .handle import NONCES, HubAddress, checked_name
-from .meeting import HostedJob, Joining, Session, again, as_request
+from .meeting import HostedJob, Joining, Session, again, as_request, hang_up
 from .tenant import Tenant, Terms
 
 MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place
@@ -164,7 +164,7 @@ class Hub:
         finally:
             self._callers.pop(writer, None)
             self._tasks.discard(task)
-            writer.close()
+            hang_up(writer)
 
     async def _has_place(self) -> bool:
         """Waits until one more caller may try to prove itself: at most until the oldest one has had its second, which
@@ -215,7 +215,10 @@ class Hub:
         except ConfigError as wrong:
             session.refuse(wrong)
         finally:
-            self._sessions[session.name] -= 1
+            try:
+                await session.closed()
+            finally:
+                self._sessions[session.name] -= 1
 
     def _descriptors(self, space: str) -> int:
         """Returns a bound on the descriptors that a namespace uses: connections, and those of its jobs' contexts."""

@@ -12,6 +12,7 @@ After the proof a connection carries frames:
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ _MOST_PART = 16 << 10  # bytes of a rank's part of a round
 _MOST_UNSENT = 64 << 20  # bytes that a tenant does not take
 _JOB_DESCRIPTORS, _LANES = 24, 8  # of a context and two exchanges; lanes of each worker
 _LOST_SECONDS = 1.0  # for the contexts to notice a death
+_CLOSE_SECONDS = 3.0  # for a caller to take what is left when the hub hangs up
 _BODY_SECONDS = 30.0  # for the rest of a frame that has begun
 
 
@@ -68,7 +70,20 @@ class Session:
 
     def close(self) -> None:
         """Sends what is left, and hangs up."""
-        self._writer.close()
+        hang_up(self._writer)
+
+    async def closed(self) -> None:
+        """Closes the connection, and waits until it and what it had to send are gone."""
+        self.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+
+def hang_up(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection. What the other side has not taken after a few seconds is dropped."""
+    if not writer.is_closing():
+        writer.close()
+        asyncio.get_running_loop().call_later(_CLOSE_SECONDS, writer.transport.abort)
 
 
 def as_request(kind: bytes, body: bytes) -> dict[str, Any]:
