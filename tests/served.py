@@ -182,6 +182,17 @@ SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
 VALUES = {name: numbers(shape, len(name)) for name, shape in SHAPES.items()}
 
 
+CASES: list[dict[str, Any]] = [
+    {},
+    {"rule": hpcomm.Adam(lr=0.125), "plan": hpcomm.PlanOptions(chunk_bytes=4096)},
+    {"rule": {"w": hpcomm.SGD(lr=0.5), "b": hpcomm.Momentum(lr=0.25), "big": hpcomm.AdamW()}, "reduce": "sum"},
+    {"codec": "float16", "plan": hpcomm.PlanOptions(codec_out="bfloat16")},
+    {"codec": {"w": hpcomm.codec.TopK(0.1), "big": hpcomm.codec.OneBit()}, "apply_at": "receivers"},
+    {"codec": hpcomm.codec.ErrorFeedback(hpcomm.codec.Float4())},
+    {"consistency": {"w": hpcomm.SSP(0)}, "engine": hpcomm.EngineOptions(groups=[["w", "b"], ["big"]])},
+]
+
+
 def trained(ex: hpcomm.Exchange, rank: int, steps: int = 4) -> dict[str, Any]:
     """The parameters after steps with gradients that differ by rank and step."""
     for step in range(steps):

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,28 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import on_both
-from served import SECONDS, SHAPES, TOKENS, VALUES, Served, join, joining, numbered, numbers, run, said, train, trained
+from served import (
+    CASES,
+    SECONDS,
+    SHAPES,
+    TOKENS,
+    VALUES,
+    Served,
+    join,
+    joining,
+    numbered,
+    numbers,
+    run,
+    said,
+    train,
+    trained,
+)
 
 import hpcomm
 from hpcomm import launch
 from hpcomm.cli import main
 from hpcomm.service import HubConnection, address
 from hpcomm.service import handle as handles
-from hpcomm.service.config import read_config
-from hpcomm.service.described import described, parsed
-from hpcomm.service.tenant import Tenant
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +56,6 @@ def own_hub(tmp_path: Path) -> Iterator[Served]:
 
 
 # ---- exchanges -----------------------------------------------------------------------------------------------------
-
-CASES: list[dict[str, Any]] = [
-    {},
-    {"rule": hpcomm.Adam(lr=0.125), "plan": hpcomm.PlanOptions(chunk_bytes=4096)},
-    {"rule": {"w": hpcomm.SGD(lr=0.5), "b": hpcomm.Momentum(lr=0.25), "big": hpcomm.AdamW()}, "reduce": "sum"},
-    {"codec": "float16", "plan": hpcomm.PlanOptions(codec_out="bfloat16")},
-    {"codec": {"w": hpcomm.codec.TopK(0.1), "big": hpcomm.codec.OneBit()}, "apply_at": "receivers"},
-    {"codec": hpcomm.codec.ErrorFeedback(hpcomm.codec.Float4())},
-    {"consistency": {"w": hpcomm.SSP(0)}, "engine": hpcomm.EngineOptions(groups=[["w", "b"], ["big"]])},
-]
 
 
 def make_all(handle: str, token: str) -> int:
@@ -118,6 +120,26 @@ def test_two_hubs_share_a_job(hub: Served, own_hub: Served) -> None:
     assert run(2, both_own, hpcomm.create_service([hub.where, own_hub.where], "a", TOKENS["a"])) == [[2, 3]] * 2
     own_hub.until("has ended")
     own_hub.until("has ended")
+
+
+def make_in_chunks(handle: str, token: str, chunk_bytes: int) -> list[str]:
+    """What a job is told that wants 2 MiB in chunks of this size."""
+    with join(handle, token) as ctx:
+        plan, values = hpcomm.PlanOptions(chunk_bytes=chunk_bytes), {"x": np.zeros(1 << 19, np.float32)}
+        return said(lambda: hpcomm.parameter_hub(ctx, values, servers="hub", rule=RULE, plan=plan).close())
+
+
+def test_a_large_chunk_counts_at_the_hub_that_has_it(hub: Served, own_hub: Served) -> None:
+    hubs, told = (hub, own_hub), []
+    before = sum(one.counts("refused: memory quota") for one in hubs)
+    for chunk_bytes in (64 << 10, 2 << 20):
+        handle = hpcomm.create_service([one.where for one in hubs], "small", TOKENS["small"])
+        told += run(1, make_in_chunks, handle, chunk_bytes, token=TOKENS["small"])
+        hub.wait(lambda: not any(one.jobs() for one in hubs))
+    assert told[0] == ["", ""]
+    assert told[1][0] == "InvalidArgument"
+    assert re.search(r"the exchange needs \d+ more bytes, and namespace 'small' has \d+ of 6291456 left", told[1][1])
+    assert sum(one.counts("refused: memory quota") for one in hubs) == before + 1
 
 
 def both_own(handle: str, token: str) -> list[int]:
@@ -218,16 +240,6 @@ def push_nan(handle: str, token: str) -> bool:
 def test_a_tenant_that_pushes_nan_harms_itself(hub: Served) -> None:
     assert run(1, push_nan, hub.create()) == [True]
     assert run(2, train, hub.create(), 1)[0] == run(2, train, hub.create("b"), 1, token=TOKENS["b"])[0]
-
-
-def test_a_namespace_has_its_weight(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hub.ask(op="status")["namespaces"]["b"]["weight"] == 3.0
-    made: list[dict[str, Any]] = []
-    monkeypatch.setattr("hpcomm.service.tenant.Exchange", lambda *args, **options: made.append(options))
-    tenant = Tenant.__new__(Tenant)
-    tenant.terms = type("Terms", (), {"workers": 2, "hubs": 1, "weight": 3.0})()
-    tenant._made(None, a_description())  # type: ignore[arg-type]
-    assert (made[0]["engine"].weight, made[0]["engine"].progress) == (3.0, "thread")
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------
@@ -333,6 +345,7 @@ RULE = hpcomm.SGD(lr=1.0)
 
 
 def test_exchanges_that_a_hub_does_not_take_are_refused_on_every_rank(hub: Served) -> None:
+    before = hub.counts("refused: memory quota")
     told = run(2, refused_exchanges, hub.create("small"), token=TOKENS["small"])
     for ours, theirs in zip(*told, strict=True):
         assert ours[0] == theirs[0] != ""
@@ -346,7 +359,7 @@ def test_exchanges_that_a_hub_does_not_take_are_refused_on_every_rank(hub: Serve
     assert "leave placement out" in placement[1]
     assert "the hubs alone serve" in tree[1]
     assert good[0] == "-1.0"
-    assert hub.counts("refused: memory quota") == 1
+    assert hub.counts("refused: memory quota") == before + 1
 
 
 def test_no_hub_there() -> None:
@@ -413,6 +426,16 @@ def test_the_hub_tells_ranks_that_wait_for_each_other(hub: Served, tmp_path: Pat
     sentence = f"a/hangs-up{context}: rank 1 is gone: it died, gave up, or its connection broke"
     assert told == [["ConfigError", sentence], ["NotSupported", "hangs up"]]
     hub.until(f"a/hangs-up{context} has ended")
+
+
+def by_variables() -> int:
+    with hpcomm.connect_service(timeout=15) as ctx:
+        return ctx.size
+
+
+def test_the_environment_has_the_handle_and_the_token(hub: Served) -> None:
+    own = {"HPCOMM_SERVICE": hub.create(), "HPCOMM_SECRET_FILE": str(hub.folder / "a.token")}
+    assert mpi.start(numbered(2, **own), by_variables).values == [2, 2]
 
 
 # ---- the administrator ---------------------------------------------------------------------------------------------
@@ -524,139 +547,3 @@ def test_the_command_shows_a_hub(hub: Served) -> None:
     assert "the hub has no job 'a/shown'" in command(hub, "evict", hub.where, "a/shown", code=1)
     sentence = f"hpcomm hub: the hub at {hub.where} has no administrator with this token\n"
     assert command(hub, "status", hub.where, token="a", code=1) == sentence
-
-
-# ---- values --------------------------------------------------------------------------------------------------------
-
-
-def a_description(**more: Any) -> Any:
-    given = {"rule": hpcomm.SGD(lr=0.5), "consistency": hpcomm.BSP, "plan": hpcomm.PlanOptions(cores=1), **more}
-    shapes = {"w": (3, 4), **dict.fromkeys(given["rule"] if isinstance(given["rule"], dict) else (), (3, 4))}
-    return described(shapes, {}, engine=hpcomm.EngineOptions(), **given)
-
-
-def test_a_description_comes_back_as_it_was() -> None:
-    for case in CASES:
-        one = a_description(**{name: value for name, value in case.items() if name in ("rule", "consistency")})
-        assert parsed(one.text()) == one
-    codecs = {"w": hpcomm.codec.Threshold(0.5, up=1.0, at_least=9e9), "b": hpcomm.codec.Factors(3, blocks=2)}
-    one = a_description(
-        plan=hpcomm.PlanOptions(codec=codecs, cores=2, depth=3),
-        rule=hpcomm.ProxSGD(prox=hpcomm.prox.ElasticNet(0.5, 0.25)),
-        consistency=hpcomm.Consistency(quorum=1, grace=float("inf")),
-    )
-    assert parsed(one.text()) == one
-
-
-def spoiled(change: Callable[[dict[str, Any]], object]) -> str:
-    message = json.loads(a_description(plan=hpcomm.PlanOptions(codec=hpcomm.codec.TopK(0.5))).text())
-    change(message)
-    return json.dumps(message)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "[" * 100_000,
-        spoiled(lambda m: m["plan"]["codec"]["fields"].update(kernel=4096)),
-        spoiled(lambda m: m["rule"].update({"is": "Rule"})),
-        spoiled(lambda m: m["rule"].update({"is": "Consistency", "fields": {}})),
-        spoiled(lambda m: m["rule"]["fields"].update(lr="0.5")),
-        spoiled(lambda m: m["rule"]["fields"].update(_state=1)),
-        spoiled(lambda m: m.update(keys=[["w", [3, -4]]])),
-        spoiled(lambda m: m.update(keys=[["w", [1 << 47, 1 << 47]]])),
-        spoiled(lambda m: m.update(keys=[["w", [3]], ["w", [3]]])),
-        spoiled(lambda m: m.update(keys=[["w", [1 << 40]]])),
-        spoiled(lambda m: m.update(consistency=3)),
-        spoiled(lambda m: m["plan"].update(depth={"list": [1]})),
-        spoiled(lambda m: m["plan"].update(codec=7)),
-        spoiled(lambda m: m.pop("engine")),
-    ],
-)
-def test_a_hub_takes_no_other_description(text: str) -> None:
-    with pytest.raises(hpcomm.InvalidArgument, match="description of an exchange"):
-        parsed(text)
-
-
-def test_a_bound_on_memory_grows_with_what_takes_memory() -> None:
-    plain = a_description().memory(2, 0)
-    assert a_description(rule=hpcomm.Adam()).memory(2, 0) == plain + 2 * 4 * 12
-    assert a_description().memory(2, 2) >= plain + 2 * 4 * 12
-    assert a_description(consistency=hpcomm.ASYNC).memory(2, 2) > a_description().memory(2, 2)
-
-
-def test_ranks_are_found_as_the_launcher_numbers_them() -> None:
-    for env, found in (
-        ({}, (0, 1)),
-        ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "RANK": "0", "WORLD_SIZE": "9"}, (2, 3)),
-        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, (2, 3)),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}, (5, 8)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # a batch script
-        (
-            {
-                "TORCHELASTIC_RUN_ID": "x",
-                "RANK": "1",
-                "WORLD_SIZE": "2",
-                "SLURM_PROCID": "0",
-                "SLURM_NTASKS": "1",
-                "SLURM_STEP_ID": "0",
-            },
-            (1, 2),
-        ),
-        ({"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"}, (1, 2)),
-    ):
-        assert launch.numbered(env) == found
-    with pytest.raises(hpcomm.ConfigError, match="RANK=2, but WORLD_SIZE=2"):
-        launch.numbered({"RANK": "2", "WORLD_SIZE": "2"})
-
-
-def by_variables() -> int:
-    with hpcomm.connect_service(timeout=15) as ctx:
-        return ctx.size
-
-
-def test_the_environment_has_the_handle_and_the_token(hub: Served) -> None:
-    own = {"HPCOMM_SERVICE": hub.create(), "HPCOMM_SECRET_FILE": str(hub.folder / "a.token")}
-    assert mpi.start(numbered(2, **own), by_variables).values == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("", "there are no namespaces"),
-        ("[namespaces.a]", "namespaces.a has no token_file"),
-        ('[namespaces.a]\ntoken_file = "none"', "cannot be read"),
-        ('[namespaces.a]\ntoken_file = "t"\nquota = 3', "namespaces.a.quota is not a setting of a hub"),
-        ('cors = 3\n[namespaces.a]\ntoken_file = "t"', "cors is not a setting of a hub"),
-        ('cores = 0\n[namespaces.a]\ntoken_file = "t"', "cores is 0: must be a whole number from 1 to 64"),
-        ('[namespaces.a]\ntoken_file = "t"\nmemory = "8 GB"', "namespaces.a.memory is '8 GB': must be bytes"),
-        ('[namespaces."@admin"]\ntoken_file = "t"', "the name of a namespace is '@admin'"),
-        ('[namespaces.a]\ntoken_file = "t"\n[namespaces.b]\ntoken_file = "t"', "two token files hold the same token"),
-        ("no toml", "is no TOML"),
-    ],
-)
-def test_a_wrong_configuration_is_told(tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "t").touch(0o600)
-    (tmp_path / "t").write_text("sixteen bytes and more", encoding="utf-8")
-    (tmp_path / "hub.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(hpcomm.ConfigError) as told:
-        read_config(tmp_path / "hub.toml")
-    assert sentence in str(told.value)
-
-
-def test_wrong_arguments_are_told(alone: hpcomm.Context) -> None:
-    with pytest.raises(hpcomm.ConfigError, match="handle of a service is 'hub://x'"):
-        hpcomm.connect_service("hub://x", "t")
-    with pytest.raises(hpcomm.InvalidArgument, match="must be HOST:PORT"):
-        hpcomm.create_service("here", "a", "t")
-    with pytest.raises(hpcomm.InvalidArgument, match="namespace is 'a b'"):
-        hpcomm.create_service("here:1", "a b", "t")
-    with pytest.raises(hpcomm.InvalidArgument, match="HPCOMM_SECRET_FILE is not set"):
-        hpcomm.create_service("here:1", "a")
-    with pytest.raises(hpcomm.InvalidArgument, match="rank is 2 and size 2"):
-        hpcomm.connect_service(f"hub://here:1/a/b/{'0' * 32}", "t", 2, 2)
-    with pytest.raises(hpcomm.InvalidArgument, match="must be a context of connect_service"):
-        hpcomm.parameter_hub(alone, VALUES, servers="hub", rule=RULE)

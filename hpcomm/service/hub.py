@@ -419,20 +419,15 @@ class Hub:
         """Takes memory for an exchange, or gives it back; returns the refusal. Tenants' threads call it: a lock
         keeps them apart."""
         with self._lock:
-            return self._taken(space, nbytes)
-
-    def _taken(self, space: str, nbytes: int) -> str | None:
-        own = self.config.namespaces.get(space)
-        have, of_all = self._memory[space], sum(self._memory.values())
-        if nbytes > 0 and (own is None or have + nbytes > own.memory):
-            most = 0 if own is None else own.memory
-            return (
-                f"the exchange needs {nbytes} bytes, and namespace {space!r} has {max(most - have, 0)} of {most} left"
-            )
-        if nbytes > 0 and of_all + nbytes > self.config.memory:
-            return f"the exchange needs {nbytes} bytes, and the hub has {max(self.config.memory - of_all, 0)} left"
-        self._memory[space] += nbytes
-        return None
+            own, of_all = self.config.namespaces.get(space), self.config.memory
+            most, needs = 0 if own is None else own.memory, f"the exchange needs {nbytes} more bytes"
+            left, left_of_all = most - self._memory[space], of_all - sum(self._memory.values())
+            if nbytes > 0 and nbytes > left:
+                return f"{needs}, and namespace {space!r} has {max(left, 0)} of {most} left"
+            if nbytes > 0 and nbytes > left_of_all:
+                return f"{needs}, and the hub has {max(left_of_all, 0)} of {of_all} left"
+            self._memory[space] += nbytes
+            return None
 
     def _ended(self, job: HostedJob, why: str, kind: str) -> None:
         if why and job.ended is None:
