@@ -3,16 +3,18 @@
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any
 
+import numpy as np
 import pytest
-from served import SECONDS, TOKENS, Served, asking, caller, joining, rest, run, said, train
+from served import SECONDS, TOKENS, Served, asking, caller, join, joining, rest, run, said, train
 
 import hpcomm
 from hpcomm.service import handle as handles
-from hpcomm.service import meeting, proof
+from hpcomm.service import proof, session
 
 
 @pytest.fixture(scope="module")
@@ -155,20 +157,118 @@ def test_other_hubs_take_worker_0_alone(hub: Served) -> None:
 
 
 async def end_unread() -> None:
-    """Hangs up on a tenant that reads nothing."""
+    """Sends to a tenant that reads nothing, and hangs up."""
     ours, theirs = socket.socketpair()
     with closing(theirs):
         reader, writer = await asyncio.open_connection(sock=ours)
         greeting = proof.hello()
         seal = proof.seal(greeting, proof.claim(greeting, "a", b"a token"), b"a token", is_hub=True)
-        session = meeting.Session("a", b"a token", seal, reader, writer)
-        session.send(b"N", bytes(1 << 20))
-        assert writer.transport.get_write_buffer_size() > 0
-        session.close()
-        await asyncio.wait_for(writer.wait_closed(), SECONDS)
+        one = session.Session("a", b"a token", seal, reader, writer)
+        one.send(b"N", bytes(4 << 20))
+        await asyncio.wait_for(until(lambda: writer.transport.get_write_buffer_size() > 64 << 10), SECONDS)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert writer.transport.get_write_buffer_size() <= 128 << 10
+        one.close()
+        await asyncio.wait_for(one.closed(), SECONDS)
         assert ours.fileno() < 0
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0)
+
+
 def test_a_connection_ends_although_the_tenant_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(session, "_CLOSE_SECONDS", 0.01)
     asyncio.run(end_unread())
+
+
+async def leave_frames_untaken() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(theirs):
+        reader, writer = await asyncio.open_connection(sock=ours)
+        one = session.Session("a", b"", proof.Seal(b"key", b"hub", b"tenant"), reader, writer)
+        for _ in range(session._MOST_DUE):
+            one.send(b"N", bytes(1 << 20))
+        assert not writer.is_closing()
+        one.send(b"N", b"one too many")
+        assert writer.is_closing()
+        await asyncio.wait_for(one.closed(), SECONDS)
+
+
+def test_a_tenant_that_leaves_many_frames_untaken_loses_its_connection() -> None:
+    asyncio.run(leave_frames_untaken())
+
+
+def test_a_first_frame_is_short(hub: Served) -> None:
+    with closing(asking(hub)) as one:
+        with suppress(hpcomm.TransportError):  # the hub may have hung up already
+            one.tell({"op": "create", "more": "x" * session.MOST_BYTES})
+        assert said(lambda: one.receive(time.monotonic() + SECONDS))[0] == "TransportError"
+
+
+@pytest.mark.parametrize(
+    ("frames", "wrong"),
+    [
+        ([(b"J", b'{"op": "exchange"}')] * 10, "4 requests for exchanges wait already"),
+        ([(b"D", b"w" + bytes(1025))], "sent 1025 bytes for round b'w'"),
+        ([(b"D", b"w" + bytes(9))] * 3, "round 3 of 2"),
+        ([(b"D", bytes(17 << 20))], "a frame of 17825809 bytes"),
+    ],
+)
+def test_a_running_job_sends_no_more_than_it_needs(hub: Served, frames: list[tuple[bytes, bytes]], wrong: str) -> None:
+    handle = hub.create("a", "greedy")
+    with closing(asking(hub)) as one:
+        one.ask(joining(handle, 0, 1))
+        for kind, body in frames:
+            with suppress(hpcomm.TransportError):  # the hub may have hung up already
+                one.send(kind, body, time.monotonic() + SECONDS)
+        assert wrong in hub.until("a/greedy has ended")
+
+
+def send_long(handle: str, token: str, request: dict[str, Any]) -> list[str]:
+    """What worker 0 is told after a request of its own for an exchange."""
+    with join(handle, token) as ctx:
+        assert ctx._served is not None
+        hub, values = ctx._served.meeting, {"x": np.zeros(9, np.float32)}
+        hub.tell({**request, "more": "x" * (220 << 10)})
+        told = said(lambda: hpcomm.Exchange(ctx._served, values, timeout=5))  # type: ignore[arg-type]
+        return [told[0], f"{told[1]}; {' '.join(ctx.notices)}"]
+
+
+def test_a_long_request_is_for_an_exchange(hub: Served) -> None:
+    told = run(1, send_long, hub.create("a", "bye"), {"op": "bye"})[0]
+    assert told[0] == "PeerFailed"
+    assert "a long frame is no request for an exchange" in told[1]
+    hub.until("a/bye has ended: a long frame is no request for an exchange")
+
+
+def test_a_request_counts_as_memory_while_it_is_read(hub: Served) -> None:
+    told = run(1, send_long, hub.create("small"), {"op": "exchange", "refused": "no"}, token=TOKENS["small"])[0]
+    assert told[0] == "InvalidArgument"
+    assert "more bytes, and namespace 'small' has 6291456 of 6291456 left" in told[1]
+
+
+def make_many(handle: str, token: str) -> int:
+    """Makes an exchange whose description is longer than 64 KiB."""
+    with join(handle, token) as ctx:
+        params = {f"key {i} {'x' * 40}": np.zeros(1, np.float32) for i in range(2000)}
+        with hpcomm.parameter_hub(ctx, params, servers="hub", rule=hpcomm.SGD()) as ex:
+            return len(ex.params)
+
+
+def test_a_description_may_be_long(hub: Served) -> None:
+    assert run(1, make_many, hub.create()) == [2000]
+
+
+def test_a_worker_other_than_0_sends_short_frames(hub: Served) -> None:
+    handle = hub.create("a", "long")
+    with closing(asking(hub)) as first, closing(asking(hub)) as second:
+        first.ask(joining(handle, 0, 2))
+        second.ask(joining(handle, 1, 2))
+        with suppress(hpcomm.TransportError):
+            second.tell({"op": "exchange", "text": "x" * session.MOST_BYTES})
+        told = said(lambda: first.receive(time.monotonic() + SECONDS))
+        assert told[0] == "AuthError"
+        assert "a/long: rank 1 sent bytes that the hub does not take: a frame of" in told[1]

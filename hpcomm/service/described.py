@@ -153,6 +153,8 @@ def parsed(text: str | bytes) -> Described:
         InvalidArgument: the message is no description, or has a value out of range.
     """
     try:
+        if len(text) > MOST_BYTES:
+            raise InvalidArgument(f"it has {len(text)} bytes: a hub takes {MOST_BYTES} at most")
         message = json.loads(text)
         plan = {name: _value(message["plan"][name]) for name in _PLAN}
         engine = {name: _value(message["engine"][name]) for name in _ENGINE}

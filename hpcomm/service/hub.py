@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .. import _core, launch
@@ -22,7 +23,8 @@ from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeo
 from . import proof
 from .config import ADMIN, HubConfig, Namespace
 from .handle import NONCES, HubAddress, checked_name
-from .meeting import HostedJob, Joining, Session, again, as_request, hang_up
+from .meeting import HostedJob, Joining, again
+from .session import MOST_BYTES, Session, hang_up
 from .tenant import Tenant, Terms
 
 MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place
@@ -298,11 +300,11 @@ class Hub:
             if job.is_whole:
                 self._start(job)
             while rank not in job.done and job.ended is None:
-                kind, body = await session.receive(None)
+                kind, body = await session.receive(None, partial(job.most_bytes, rank))
                 if kind == b"D":
                     job.post(rank, body)
                 else:
-                    self._asked(job, rank, as_request(kind, body))
+                    self._asked(job, rank, kind, body)
         except proof.BadProof as wrong:
             self.counts["refused: broken tenants"] += 1
             job.end(AuthError(f"{job.title}: rank {rank} sent bytes that the hub does not take: {wrong}"))
@@ -372,15 +374,16 @@ class Hub:
         missing = ", ".join(map(str, job.missing[:16]))
         job.end(Timeout(f"{job.title}: rank {missing} did not come in {seconds:g} s"))
 
-    def _asked(self, job: HostedJob, rank: int, request: Mapping[str, Any]) -> None:
-        """Does what a worker of a running job asks for."""
-        kind = request.get("op")
-        if kind == "bye":
+    def _asked(self, job: HostedJob, rank: int, kind: bytes, body: bytes) -> None:
+        """Does what a worker of a job asks for. The tenant's own thread reads requests for exchanges, which may be
+        long."""
+        op = "exchange" if len(body) > MOST_BYTES else proof.as_request(kind, body).get("op")
+        if op == "bye":
             job.leave(rank)
-        elif kind == "exchange" and rank == 0 and job.tenant is not None:
-            job.tenant.asked(str(request.get("text", "")), str(request.get("refused", "")))
+        elif op == "exchange" and rank == 0 and job.tenant is not None:
+            job.tenant.asked(kind, body)
         else:
-            raise proof.BadProof(f"a request {str(kind)[:40]!r}")
+            raise proof.BadProof(f"a request {str(op)[:40]!r}")
 
     def _start(self, job: HostedJob) -> None:
         """Lets a tenant begin: all its workers have come."""

@@ -1,100 +1,22 @@
-"""The hub's end of a tenant's connection, and the job whose workers meet over such connections.
-
-After the proof a connection carries frames:
-
-    J   a request or an answer, as JSON
-    D   a part of a round, or the whole of it: b"w" (workers), b"s" (workers and hubs) or b"h" and the index of another
-        hub, which worker 0 passes on; then the data
-    X   a refusal, as JSON: the kind of the error and its sentence; the hub hangs up
-    N   a notice to the job, a sentence
-"""
+"""A job at its hub: its workers meet over their connections to the hub."""
 
 import asyncio
-import json
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import Config
 from ..errors import AuthError, ConfigError, HpcommError
 from . import proof
+from .session import MOST_BYTES, Session
 from .tenant import Tenant
 
-MOST_BYTES = 16 << 20  # of a frame: a description and its quotes
-_MOST_PART = 16 << 10  # bytes of a rank's part of a round
-_MOST_UNSENT = 64 << 20  # bytes that a tenant does not take
+_MOST_EXCHANGE = 16 << 20  # bytes of a request for an exchange: a description and its quotes
+_MOST_PART = 1 << 10  # bytes of a rank's part of a round
+_ROUNDS = 2  # of each of a job's contexts: versions, then addresses
 _JOB_DESCRIPTORS, _LANES = 24, 8  # of a context and two exchanges; lanes of each worker
 _LOST_SECONDS = 1.0  # for the contexts to notice a death
-_CLOSE_SECONDS = 3.0  # for a caller to take what is left when the hub hangs up
-_BODY_SECONDS = 30.0  # for the rest of a frame that has begun
-
-
-class Session:
-    """A proven connection. name: the namespace, or config.ADMIN; token: the one that was proven."""
-
-    def __init__(
-        self, name: str, token: bytes, seal: proof.Seal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.name, self.token = name, token
-        self._seal, self._reader, self._writer = seal, reader, writer
-
-    async def receive(self, timeout: float | None) -> tuple[bytes, bytes]:
-        """Returns the next frame. timeout: seconds until it begins; None: as long as the connection lives.
-
-        Raises:
-            BadProof, EOFError, OSError, TimeoutError: the connection is of no use any more.
-        """
-        head = await asyncio.wait_for(self._reader.readexactly(proof.HEAD), timeout)
-        n = proof.length_of(head, MOST_BYTES)
-        return self._seal.opened(await asyncio.wait_for(self._reader.readexactly(n), _BODY_SECONDS))
-
-    async def request(self, timeout: float | None) -> dict[str, Any]:
-        """Returns the next frame, which must be a request."""
-        kind, body = await self.receive(timeout)
-        return as_request(kind, body)
-
-    def send(self, kind: bytes, body: bytes) -> None:
-        if self._writer.is_closing():
-            return
-        self._writer.write(self._seal.closed(kind, body))
-        if self._writer.transport.get_write_buffer_size() > _MOST_UNSENT:
-            self._writer.transport.abort()
-
-    def answer(self, found: object) -> None:
-        self.send(b"J", json.dumps(found).encode())
-
-    def refuse(self, wrong: HpcommError) -> None:
-        self.send(b"X", json.dumps({"kind": type(wrong).__name__, "text": str(wrong)}).encode())
-        self.close()
-
-    def close(self) -> None:
-        """Sends what is left, and hangs up."""
-        hang_up(self._writer)
-
-    async def closed(self) -> None:
-        """Closes the connection, and waits until it and what it had to send are gone."""
-        self.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
-
-
-def hang_up(writer: asyncio.StreamWriter) -> None:
-    """Closes a connection. What the other side has not taken after a few seconds is dropped."""
-    if not writer.is_closing():
-        writer.close()
-        asyncio.get_running_loop().call_later(_CLOSE_SECONDS, writer.transport.abort)
-
-
-def as_request(kind: bytes, body: bytes) -> dict[str, Any]:
-    """Returns the request in a frame. Raises BadProof for another frame: a tenant with a token may be broken too."""
-    try:
-        found = json.loads(body) if kind == b"J" else None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise proof.BadProof("a frame is no request")
-    return found
 
 
 def again(wrong: HpcommError) -> HpcommError:
@@ -152,6 +74,7 @@ class HostedJob:
     timer: asyncio.TimerHandle | None = None
     since: float = 0.0
     _rounds: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
+    _begun: Counter[bytes] = field(default_factory=Counter)  # rounds of each group
 
     @property
     def title(self) -> str:
@@ -210,11 +133,20 @@ class HostedJob:
         size = 0 if self.first is None else 1 if self.index else self.first.size
         return [rank for rank in range(size) if rank not in self.members]
 
+    def most_bytes(self, rank: int) -> int:
+        """Returns how many bytes the next frame of a worker may have. In a running job worker 0 sends descriptions of
+        exchanges, and to other hubs than the first one the whole of a round."""
+        if rank or self.tenant is None:
+            return MOST_BYTES
+        return max(MOST_BYTES, _MOST_EXCHANGE, 1 + self.tenant.size * _MOST_PART if self.index else 0)
+
     def post(self, rank: int, body: bytes) -> None:
-        """Takes a worker's part of a round, and gives everybody the whole when all have come."""
+        """Takes a worker's part of a round, and gives all workers the whole when all parts have come. Raises BadProof
+        for more rounds than a context has."""
         assert self.first is not None
         group, data, workers = body[:1], body[1:], self.first.size
         if self.index and group == b"s":  # worker 0 brings the round that the first hub made
+            self._begin(group)
             self._deliver(data, workers + self.hubs)
             return
         place = rank
@@ -235,6 +167,8 @@ class HostedJob:
             self._put(b"s", self.first.size, data, self.first.size + self.hubs)
 
     def _put(self, group: bytes, place: int, data: bytes, size: int) -> None:
+        if group not in self._rounds:
+            self._begin(group)
         parts = self._rounds.setdefault(group, {})
         if place in parts or any(len(one) != len(data) for one in parts.values()):
             self.end(ConfigError(f"{self.title}: the ranks sent parts of unequal lengths, or one of them twice"))
@@ -248,6 +182,11 @@ class HostedJob:
             session.send(b"D", group + whole)
         if group == b"s":
             self._deliver(whole, size)
+
+    def _begin(self, group: bytes) -> None:
+        self._begun[group] += 1
+        if self._begun[group] > _ROUNDS:
+            raise proof.BadProof(f"round {self._begun[group]} of {_ROUNDS}")
 
     def _deliver(self, whole: bytes, size: int) -> None:
         if self.tenant is None or len(whole) % size:

@@ -5,7 +5,7 @@ import gc
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +20,15 @@ from ..exchange.arguments import Checked, refuse
 from ..exchange.options import EngineOptions
 from ..launch import Group
 from ..plan import Plan
+from . import proof
 from .described import Described, parsed
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
 _LOOK_SECONDS = 5.0
 _STARTED = 5.0  # for the end of a thread whose context was aborted
+_MOST_ASKED = 4  # requests for exchanges that wait
+_MOST_REASON = 4096  # characters
+_PARSED = 32  # bytes of Python's objects for each byte of a request
 _FATAL = (errors.PeerFailed, errors.Timeout, errors.TransportError, errors.AuthError)
 
 
@@ -65,10 +69,10 @@ class _Stop:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A worker's request for an exchange. refused: why the worker itself does not make it."""
+    """A frame of worker 0: a request for an exchange."""
 
-    text: str
-    refused: str = ""
+    kind: bytes
+    body: bytes
 
 
 class _TenantContext(Context):
@@ -131,9 +135,11 @@ class Tenant:
 
     # ---- calls of the hub ------------------------------------------------------------------------------------------
 
-    def asked(self, text: str, refused: str = "") -> None:
-        """Makes an exchange, together with the workers."""
-        self._inbox.put(_Asked(text, refused))
+    def asked(self, kind: bytes, body: bytes) -> None:
+        """Makes an exchange, together with the workers. Raises BadProof if too many requests wait."""
+        if self._inbox.qsize() >= _MOST_ASKED:
+            raise proof.BadProof(f"{_MOST_ASKED} requests for exchanges wait already")
+        self._inbox.put(_Asked(kind, body))
 
     def take(self, parts: list[bytes]) -> None:
         """Takes the data of all ranks of a round."""
@@ -249,22 +255,25 @@ class Tenant:
         terms = self.terms
         far = sum(not peer.maps for peer in context.peers[: terms.workers])
         try:
-            described = self._checked(asked)
-            held.grow(described.memory(terms.workers, far, described.elements // terms.hubs))
+            held.hold(_PARSED * len(asked.body))
+            described = self._checked(proof.as_request(asked.kind, asked.body))
+            held.hold(described.memory(terms.workers, far, described.elements // terms.hubs))
         except HpcommError as wrong:
             refuse(context, wrong)
             raise
 
         def fit(plan: Plan) -> None:
             """Holds more bytes if the plan gives this hub more than its share. A tenant chooses the chunks."""
-            held.grow(described.memory(terms.workers, far, _owned(plan, context.rank)))
+            held.hold(max(held.nbytes, described.memory(terms.workers, far, _owned(plan, context.rank))))
 
         return _Served(fit, context, described, terms)
 
-    def _checked(self, asked: _Asked) -> Described:
-        if asked.refused:
-            raise InvalidArgument(asked.refused)
-        described = parsed(asked.text)
+    def _checked(self, request: Mapping[str, Any]) -> Described:
+        if request.get("op") != "exchange":
+            raise proof.BadProof("a long frame is no request for an exchange")
+        if request.get("refused"):  # a worker has refused its own arguments
+            raise InvalidArgument(str(request["refused"])[:_MOST_REASON])
+        described = parsed(str(request.get("text", "")))
         if described.plan.cores is None or not 1 <= described.plan.cores <= self.terms.cores:
             raise InvalidArgument(f"cores is {described.plan.cores}: the hub has {self.terms.cores}")
         return described
@@ -288,18 +297,16 @@ class _Held:
     def __init__(self, claim: Callable[[int], str | None], count: Callable[[str], None]) -> None:
         self.nbytes, self._claim, self._count = 0, claim, count
 
-    def grow(self, nbytes: int) -> None:
-        """Holds nbytes, or more if it holds more already. Raises ConfigError if the quota has no room for them."""
-        more = max(nbytes - self.nbytes, 0)
-        refused = self._claim(more)
+    def hold(self, nbytes: int) -> None:
+        """Holds nbytes in place of those before. Raises ConfigError if the quota has no room for them."""
+        refused = self._claim(nbytes - self.nbytes)
         if refused is not None:
             self._count("refused: memory quota")
             raise ConfigError(refused)
-        self.nbytes += more
+        self.nbytes = nbytes
 
     def free(self) -> None:
-        nbytes, self.nbytes = self.nbytes, 0
-        self._claim(-nbytes)
+        self.hold(0)
 
 
 @dataclass(frozen=True)
