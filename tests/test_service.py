@@ -138,7 +138,7 @@ def test_a_large_chunk_counts_at_the_hub_that_has_it(hub: Served, own_hub: Serve
         hub.wait(lambda: not any(one.jobs() for one in hubs))
     assert told[0] == ["", ""]
     assert told[1][0] == "InvalidArgument"
-    assert re.search(r"the exchange needs \d+ more bytes, and namespace 'small' has \d+ of 6291456 left", told[1][1])
+    assert re.search(r"the exchange needs \d+ bytes, and namespace 'small' has \d+ of 6291456 left", told[1][1])
     assert sum(one.counts("refused: memory quota") for one in hubs) == before + 1
 
 

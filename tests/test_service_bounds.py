@@ -247,7 +247,7 @@ def test_a_long_request_is_for_an_exchange(hub: Served) -> None:
 def test_a_request_counts_as_memory_while_it_is_read(hub: Served) -> None:
     told = run(1, send_long, hub.create("small"), {"op": "exchange", "refused": "no"}, token=TOKENS["small"])[0]
     assert told[0] == "InvalidArgument"
-    assert "more bytes, and namespace 'small' has 6291456 of 6291456 left" in told[1]
+    assert "bytes, and namespace 'small' has 6291456 of 6291456 left" in told[1]
 
 
 def make_many(handle: str, token: str) -> int:

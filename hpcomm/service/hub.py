@@ -409,7 +409,7 @@ class Hub:
         job.tenant = Tenant(
             terms,
             post=lambda data: _soon(loop, job.post_own, data),
-            claim=lambda nbytes: self._claim(space.name, nbytes),
+            claim=partial(self._claim, space.name),
             over=over,
             count=lambda what: _soon(loop, self._count, what),
         )
@@ -418,18 +418,18 @@ class Hub:
     def _count(self, what: str) -> None:
         self.counts[what] += 1
 
-    def _claim(self, space: str, nbytes: int) -> str | None:
-        """Takes memory for an exchange, or gives it back; returns the refusal. Tenants' threads call it: a lock
-        keeps them apart."""
+    def _claim(self, space: str, old: int, new: int) -> str | None:
+        """Takes bytes for an exchange in place of those that it has; returns the refusal. Tenants' threads call it: a
+        lock keeps them apart."""
         with self._lock:
             own, of_all = self.config.namespaces.get(space), self.config.memory
-            most, needs = 0 if own is None else own.memory, f"the exchange needs {nbytes} more bytes"
-            left, left_of_all = most - self._memory[space], of_all - sum(self._memory.values())
-            if nbytes > 0 and nbytes > left:
-                return f"{needs}, and namespace {space!r} has {max(left, 0)} of {most} left"
-            if nbytes > 0 and nbytes > left_of_all:
-                return f"{needs}, and the hub has {max(left_of_all, 0)} of {of_all} left"
-            self._memory[space] += nbytes
+            most = 0 if own is None else own.memory
+            left, left_of_all = most - self._memory[space] + old, of_all - sum(self._memory.values()) + old
+            if old < new and left < new:
+                return f"the exchange needs {new} bytes, and namespace {space!r} has {max(left, 0)} of {most} left"
+            if old < new and left_of_all < new:
+                return f"the exchange needs {new} bytes, and the hub has {max(left_of_all, 0)} of {of_all} left"
+            self._memory[space] += new - old
             return None
 
     def _ended(self, job: HostedJob, why: str, kind: str) -> None:

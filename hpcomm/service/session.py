@@ -63,6 +63,10 @@ class Session:
         """Sends a frame after those that wait already. A tenant that leaves too many untaken loses its connection."""
         if self._closes or self._writer.is_closing():
             return
+        at_once = self._sender is None and max(len(body), self._writer.transport.get_write_buffer_size()) <= _SLICE
+        if at_once:
+            self._writer.write(self._seal.closed(kind, body))
+            return
         self._due.append((kind, body))
         if len(self._due) > _MOST_DUE:
             self._writer.transport.abort()

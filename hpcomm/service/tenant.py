@@ -93,7 +93,7 @@ class Tenant:
         self,
         terms: Terms,
         post: Callable[[bytes], None],
-        claim: Callable[[int], str | None],
+        claim: Callable[[int, int], str | None],
         over: Callable[[str, str], None],
         count: Callable[[str], None],
     ) -> None:
@@ -101,7 +101,8 @@ class Tenant:
 
         Args:
             post: sends this hub's part of a round of the meeting.
-            claim: takes bytes of the namespace's memory, or gives them back if negative; returns the refusal.
+            claim: takes bytes of the namespace's memory (the second number) in place of others (the first); returns
+                the refusal.
             over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
             count: counts an event by its name.
         """
@@ -294,12 +295,12 @@ class Tenant:
 class _Held:
     """Bytes of the namespace's memory that an exchange holds."""
 
-    def __init__(self, claim: Callable[[int], str | None], count: Callable[[str], None]) -> None:
+    def __init__(self, claim: Callable[[int, int], str | None], count: Callable[[str], None]) -> None:
         self.nbytes, self._claim, self._count = 0, claim, count
 
     def hold(self, nbytes: int) -> None:
         """Holds nbytes in place of those before. Raises ConfigError if the quota has no room for them."""
-        refused = self._claim(nbytes - self.nbytes)
+        refused = self._claim(self.nbytes, nbytes)
         if refused is not None:
             self._count("refused: memory quota")
             raise ConfigError(refused)
