@@ -58,7 +58,7 @@ class Served:
         self, names: tuple[str, ...] = ("a", "b", "small", "tiny"), more: dict[str, Any] | None = None
     ) -> None:
         top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 30, **(more or {})}
-        own = {"small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2', "b": "weight = 3.0", "tiny": "descriptors = 40"}
+        own = {"small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2', "b": "weight = 3.0", "tiny": "descriptors = 31"}
         tables = [f'[namespaces.{name}]\ntoken_file = "{name}.token"\n{own.get(name, "")}' for name in names]
         text = [f"{name} = {json.dumps(value)}" for name, value in top.items()]
         self.file.write_text("\n".join([*text, *tables]), encoding="utf-8")

@@ -314,11 +314,6 @@ def test_quotas_of_jobs_and_ranks(hub: Served) -> None:
     told = run(3, refused_at_start, handle, [3] * 3, [0, 1, 2], [TOKENS["small"]] * 3, token=TOKENS["small"])
     assert told == [["ConfigError", "small/first: it has 3 workers, and the namespace allows 2 for a job"]] * 3
     assert hub.counts("refused: job quota") == 1
-    handle = hub.create("tiny")
-    told = run(2, refused_at_start, handle, [2] * 2, [0, 1], [TOKENS["tiny"]] * 2, token=TOKENS["tiny"])
-    assert told[0] == told[1]
-    assert told[0][1].endswith("2 workers need 44 descriptors, and namespace 'tiny' may use 40 descriptors and no more")
-    assert hub.counts("refused: descriptor quota") == 1
     hub.create("small", "second")
     hub.ask(op="evict", job="small/second")
 

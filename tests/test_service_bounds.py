@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +14,8 @@ import pytest
 from served import SECONDS, TOKENS, Served, asking, caller, join, joining, rest, run, said, train
 
 import hpcomm
+from hpcomm.service import ADMIN, HubConnection, address, proof, session
 from hpcomm.service import handle as handles
-from hpcomm.service import proof, session
 
 
 @pytest.fixture(scope="module")
@@ -272,3 +273,54 @@ def test_a_worker_other_than_0_sends_short_frames(hub: Served) -> None:
         told = said(lambda: first.receive(time.monotonic() + SECONDS))
         assert told[0] == "AuthError"
         assert "a/long: rank 1 sent bytes that the hub does not take: a frame of" in told[1]
+
+
+# ---- descriptors ---------------------------------------------------------------------------------------------------
+
+
+def test_a_quota_of_descriptors_bounds_the_workers_of_a_job(hub: Served) -> None:
+    handle, before = hub.create("tiny", "wide"), hub.counts("refused: descriptor quota")
+    told = asked(hub, joining(handle, 0, 4), "tiny")
+    assert told[0] == "ConfigError"
+    assert re.fullmatch(r"tiny/wide: the job needs 32 descriptors, and namespace 'tiny' has \d+ of 31 left", told[1])
+    assert hub.counts("refused: descriptor quota") == before + 1
+
+
+def make_two(handle: str, token: str) -> list[list[str]]:
+    """What a worker is told that makes two exchanges side by side."""
+    with join(handle, token, transport="tcp") as ctx:
+        made: list[hpcomm.Exchange] = []
+        values = {"x": np.zeros(9, np.float32)}
+
+        def make() -> None:
+            made.append(hpcomm.parameter_hub(ctx, values, servers="hub", rule=hpcomm.SGD()))
+
+        return [said(make), said(make)]
+
+
+def test_a_quota_of_descriptors_bounds_the_exchanges_of_a_job(hub: Served) -> None:
+    first, second = run(1, make_two, hub.create("tiny"), token=TOKENS["tiny"])[0]
+    assert first == ["", ""]
+    assert second[0] == "InvalidArgument"
+    assert re.search(r"the exchange needs 3 descriptors, and namespace 'tiny' has \d of 31 left", second[1])
+
+
+def count_descriptors(handle: str, token: str, where: str) -> tuple[int, int]:
+    """How many descriptors the hub has while two workers have eight exchanges, and how many it counts for them."""
+    with join(handle, token, transport="tcp") as ctx:
+        values = {"x": np.zeros(9, np.float32)}
+        made = [hpcomm.parameter_hub(ctx, values, servers="hub", rule=hpcomm.SGD()) for _ in range(8)]
+        ctx.barrier()
+        with closing(HubConnection(address(where), ADMIN, TOKENS["admin"].encode(), SECONDS)) as hub:
+            found = hub.ask({"op": "status"})
+        ctx.barrier()
+        for one in made:
+            one.close()
+        return found["descriptors"], found["namespaces"]["a"]["descriptors"]
+
+
+def test_a_hub_uses_no_more_descriptors_than_it_counts(hub: Served) -> None:
+    hub.wait(lambda: not hub.jobs())
+    before = hub.ask(op="status")["descriptors"]
+    for have, counted in run(2, count_descriptors, hub.create(), hub.where):
+        assert 2 * 2 * 8 < have - before <= counted

@@ -8,7 +8,6 @@ import asyncio
 import math
 import os
 import signal
-import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from .. import _core, launch
 from ..config import resolve
 from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeout
 from . import proof
+from .books import NOTHING, Books, Needs
 from .config import ADMIN, HubConfig, Namespace
 from .handle import NONCES, HubAddress, checked_name
 from .meeting import HostedJob, Joining, again
@@ -55,15 +55,12 @@ class Hub:
         self._read, self.tell = read, tell
         self.config = read()
         self._base = launch.configuration({})
-        self.counts: Counter[str] = Counter()
+        self._books = Books()
         self.jobs: dict[tuple[str, str], HostedJob] = {}
         # by namespace; then by the job's name and nonce
         self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
-        self._memory: Counter[str] = Counter()  # by namespace
         self._callers: dict[asyncio.StreamWriter, float] = {}
         self._waiting = 0
-        self._sessions: Counter[str] = Counter()  # by namespace
-        self._lock = threading.Lock()
         self._drains_at: float | None = None
         self._began = time.monotonic()
         self._over = asyncio.Event()
@@ -139,7 +136,7 @@ class Hub:
         self.tell(f"reload: {len(fresh.namespaces)} namespaces")
         for job in list(self.jobs.values()):
             if fresh.token(job.namespace) != old.token(job.namespace):
-                self.counts["ended: token revoked"] += 1
+                self._books.count("ended: token revoked")
                 job.end(AuthError(f"{job.title}: the token of its namespace was revoked"))
 
     # ---- connections -----------------------------------------------------------------------------------------------
@@ -151,7 +148,7 @@ class Hub:
         self._tasks.add(task)
         try:
             if not await self._has_place():
-                self.counts["refused: too many strangers"] += 1
+                self._books.count("refused: too many strangers")
                 return
             self._callers[writer] = time.monotonic()
             session = await asyncio.wait_for(self._proven(reader, writer), _PROOF_SECONDS)
@@ -160,7 +157,7 @@ class Hub:
                 await self._attended(session)
         except _BROKEN:
             if writer in self._callers:
-                self.counts["refused: strangers"] += 1
+                self._books.count("refused: strangers")
         except asyncio.CancelledError:
             pass
         finally:
@@ -180,7 +177,7 @@ class Hub:
                 left = self._callers[oldest] + _PLACE_SECONDS - time.monotonic()
                 if left <= 0:
                     del self._callers[oldest]
-                    self.counts["refused: strangers"] += 1
+                    self._books.count("refused: strangers")
                     oldest.transport.abort()
                 else:
                     await asyncio.sleep(left)
@@ -198,7 +195,7 @@ class Hub:
         try:
             proof.check_claim(greeting, claim, token or os.urandom(16))  # an unknown name takes as long as a known one
         except proof.BadProof:
-            self.counts["refused: unknown namespace" if token is None else "refused: wrong token"] += 1
+            self._books.count("refused: unknown namespace" if token is None else "refused: wrong token")
             writer.write(proof.refusal())
             await writer.drain()
             return None
@@ -208,24 +205,20 @@ class Hub:
 
     async def _attended(self, session: Session) -> None:
         """Attends to a session, which counts as a descriptor of its namespace."""
-        space = self.config.namespaces.get(session.name)
-        self._sessions[session.name] += 1
+        held = NOTHING if session.name == ADMIN else Needs(descriptors=1)
         try:
-            if space is not None and self._descriptors(space.name) > space.descriptors:
-                raise self._counted("descriptor quota", f"namespace {space.name!r} {_more(space.descriptors)}")
-            await self._attend(session)
+            self._books.hold(self.config, session.name, "the connection", NOTHING, held)
         except ConfigError as wrong:
             session.refuse(wrong)
+            await session.closed()
+            return
+        try:
+            await self._attend(session)
         finally:
             try:
                 await session.closed()
             finally:
-                self._sessions[session.name] -= 1
-
-    def _descriptors(self, space: str) -> int:
-        """Returns a bound on the descriptors that a namespace uses: connections, and those of its jobs' contexts."""
-        jobs = (job for job in self.jobs.values() if job.namespace == space)
-        return self._sessions[space] + sum(job.descriptors for job in jobs)
+                self._books.hold(self.config, session.name, "the connection", held, NOTHING)
 
     async def _attend(self, session: Session) -> None:
         """Answers the requests of a session."""
@@ -282,7 +275,7 @@ class Hub:
         job.since = time.monotonic()
         late = ConfigError(f"{title}: no worker has come in {self.config.wait_seconds:g} s")
         job.timer = self._loop.call_later(self.config.wait_seconds, job.end, late)
-        self.counts["jobs created"] += 1
+        self._books.count("jobs created")
         return job
 
     def _check_version(self, request: Mapping[str, Any]) -> None:
@@ -291,7 +284,7 @@ class Hub:
             raise self._counted("another version", f"the hub runs hpcomm {mine}, and this process {theirs}")
 
     def _counted(self, what: str, sentence: str) -> ConfigError:
-        self.counts[f"refused: {what}"] += 1
+        self._books.count(f"refused: {what}")
         return ConfigError(sentence)
 
     async def _join(self, session: Session, request: Mapping[str, Any]) -> None:
@@ -306,7 +299,7 @@ class Hub:
                 else:
                     self._asked(job, rank, kind, body)
         except proof.BadProof as wrong:
-            self.counts["refused: broken tenants"] += 1
+            self._books.count("refused: broken tenants")
             job.end(AuthError(f"{job.title}: rank {rank} sent bytes that the hub does not take: {wrong}"))
         except _BROKEN:
             raise
@@ -329,20 +322,21 @@ class Hub:
         try:
             job.check_open()
         except ConfigError:
-            self.counts["refused: used handles"] += 1
+            self._books.count("refused: used handles")
             raise
         try:
             self._check_version(request)
         except ConfigError as wrong:
             raise again(job.end(ConfigError(f"{job.title}: rank {says.rank}: {wrong}"))) from None
-        if job.first is None and self._descriptors(space.name) + says.descriptors > space.descriptors:
-            self.counts["refused: descriptor quota"] += 1
-            more = f"{says.size} workers need {says.descriptors} descriptors, and namespace {space.name!r}"
-            raise again(job.end(ConfigError(f"{job.title}: {more} {_more(space.descriptors)}")))
+        if not job.members:
+            try:
+                self._hold(job, says.needs)
+            except ConfigError as wrong:
+                raise again(job.end(ConfigError(f"{job.title}: {wrong}"))) from None
         try:
             job.join(says, session, space.ranks)
         except ConfigError:
-            self.counts["refused: workers that do not agree"] += 1
+            self._books.count("refused: workers that do not agree")
             raise
         if job.timer is not None and len(job.members) == 1:
             job.timer.cancel()
@@ -411,33 +405,24 @@ class Hub:
             post=lambda data: _soon(loop, job.post_own, data),
             claim=partial(self._claim, space.name),
             over=over,
-            count=lambda what: _soon(loop, self._count, what),
+            count=self._books.count,
         )
         self.tell(f"{job.title} begins, with {job.first.size} workers")
 
-    def _count(self, what: str) -> None:
-        self.counts[what] += 1
+    def _hold(self, job: HostedJob, needs: Needs) -> None:
+        """Lets the context of a job hold what it needs. Raises ConfigError if a quota has no room for it."""
+        self._books.hold(self.config, job.namespace, "the job", job.held, needs)
+        job.held = needs
 
-    def _claim(self, space: str, old: int, new: int) -> str | None:
-        """Takes bytes for an exchange in place of those that it has; returns the refusal. Tenants' threads call it: a
-        lock keeps them apart."""
-        with self._lock:
-            own, of_all = self.config.namespaces.get(space), self.config.memory
-            most = 0 if own is None else own.memory
-            left, left_of_all = most - self._memory[space] + old, of_all - sum(self._memory.values()) + old
-            if old < new and left < new:
-                return f"the exchange needs {new} bytes, and namespace {space!r} has {max(left, 0)} of {most} left"
-            if old < new and left_of_all < new:
-                return f"the exchange needs {new} bytes, and the hub has {max(left_of_all, 0)} of {of_all} left"
-            self._memory[space] += new - old
-            return None
+    def _claim(self, space: str, old: Needs, new: Needs) -> None:
+        self._books.hold(self.config, space, "the exchange", old, new)
 
     def _ended(self, job: HostedJob, why: str, kind: str) -> None:
         if why and job.ended is None:
-            self.counts[f"ended: {kind}"] += 1
+            self._books.count(f"ended: {kind}")
             job.end(ConfigError(f"{job.title}: {why}"))
-        else:
-            self.counts["jobs done"] += not why
+        elif not why:
+            self._books.count("jobs done")
         self.tell(f"{job.title} has ended{f': {why}' if why else ''}")
         self._drop(job)
 
@@ -446,6 +431,7 @@ class Hub:
             job.timer.cancel()
         if self.jobs.get((job.namespace, job.name)) is job:
             del self.jobs[job.namespace, job.name]
+        self._hold(job, NOTHING)
         for session in job.members.values():
             session.close()
         if job.tenant is None and job.ended is not None:
@@ -468,7 +454,7 @@ class Hub:
             job = self.jobs.get((space, name))
             if job is None:
                 raise InvalidArgument(f"the hub has no job {request.get('job')!r}")
-            self.counts["ended: evicted"] += 1
+            self._books.count("ended: evicted")
             job.end(ConfigError(f"{job.title}: the administrator of the hub has ended it"))
             return self._told(job)
         if kind == "drain":
@@ -489,7 +475,7 @@ class Hub:
             "drains_in": left,
             "cores": self.config.cores,
             "jobs": len(self.jobs),
-            "memory": sum(self._memory.values()),
+            "memory": sum(self._books.memory.values()),
             "memory_quota": self.config.memory,
             "descriptors": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
@@ -498,15 +484,15 @@ class Hub:
                 name: {
                     "jobs": by_space[name],
                     "job_quota": one.jobs,
-                    "memory": self._memory[name],
+                    "memory": self._books.memory[name],
                     "memory_quota": one.memory,
-                    "descriptors": self._descriptors(name),
+                    "descriptors": self._books.descriptors[name],
                     "descriptor_quota": one.descriptors,
                     "weight": one.weight,
                 }
                 for name, one in self.config.namespaces.items()
             },
-            "counts": dict(sorted(self.counts.items())),
+            "counts": dict(sorted(self._books.counts.items())),
         }
 
     def _told(self, job: HostedJob) -> dict[str, Any]:
@@ -519,10 +505,6 @@ class Hub:
             "memory": 0 if job.tenant is None else job.tenant.memory,
             "seconds": time.monotonic() - job.since,
         }
-
-
-def _more(descriptors: int) -> str:
-    return f"may use {descriptors} descriptors and no more"
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:

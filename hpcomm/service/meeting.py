@@ -9,13 +9,14 @@ from typing import Any
 from ..config import Config
 from ..errors import AuthError, ConfigError, HpcommError
 from . import proof
+from .books import NOTHING, Needs
 from .session import MOST_BYTES, Session
 from .tenant import Tenant
 
 _MOST_EXCHANGE = 16 << 20  # bytes of a request for an exchange: a description and its quotes
 _MOST_PART = 1 << 10  # bytes of a rank's part of a round
 _ROUNDS = 2  # of each of a job's contexts: versions, then addresses
-_JOB_DESCRIPTORS, _LANES = 24, 8  # of a context and two exchanges; lanes of each worker
+_JOB_DESCRIPTORS, _WORKER_DESCRIPTORS = 24, 2  # of a context, and of its links to each worker
 _LOST_SECONDS = 1.0  # for the contexts to notice a death
 
 
@@ -42,9 +43,9 @@ class Joining:
         return {"transport": self.transport, "silence": self.silence, "tcp_streams": self.tcp_streams}
 
     @property
-    def descriptors(self) -> int:
-        """A bound on the descriptors of the hub's context, beside the workers' connections to the hub."""
-        return _JOB_DESCRIPTORS + self.size * (2 + _LANES * self.tcp_streams)
+    def needs(self) -> Needs:
+        """What the hub's context needs, beside its exchanges and the workers' connections to the hub."""
+        return Needs(descriptors=_JOB_DESCRIPTORS + _WORKER_DESCRIPTORS * self.size)
 
     def config(self, base: Config) -> dict[str, Any]:
         """Returns the settings of the hub's context in this job."""
@@ -73,16 +74,13 @@ class HostedJob:
     done: set[int] = field(default_factory=set)
     timer: asyncio.TimerHandle | None = None
     since: float = 0.0
+    held: Needs = NOTHING
     _rounds: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
     _begun: Counter[bytes] = field(default_factory=Counter)  # rounds of each group
 
     @property
     def title(self) -> str:
         return f"{self.namespace}/{self.name}"
-
-    @property
-    def descriptors(self) -> int:
-        return 0 if self.first is None else self.first.descriptors
 
     @property
     def state(self) -> str:

@@ -14,13 +14,14 @@ import numpy as np
 from .. import errors
 from ..config import Config
 from ..context import Context
-from ..errors import ConfigError, HpcommError, InvalidArgument, Timeout
+from ..errors import HpcommError, InvalidArgument, Timeout
 from ..exchange import Exchange
 from ..exchange.arguments import Checked, refuse
 from ..exchange.options import EngineOptions
 from ..launch import Group
 from ..plan import Plan
 from . import proof
+from .books import NOTHING, Needs
 from .described import Described, parsed
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
@@ -93,7 +94,7 @@ class Tenant:
         self,
         terms: Terms,
         post: Callable[[bytes], None],
-        claim: Callable[[int, int], str | None],
+        claim: Callable[[Needs, Needs], None],
         over: Callable[[str, str], None],
         count: Callable[[str], None],
     ) -> None:
@@ -101,8 +102,8 @@ class Tenant:
 
         Args:
             post: sends this hub's part of a round of the meeting.
-            claim: takes bytes of the namespace's memory (the second number) in place of others (the first); returns
-                the refusal.
+            claim: takes from the namespace's quotas what an exchange needs, in place of what it held before. Raises
+                ConfigError if a quota has no room for it.
             over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
             count: counts an event by its name.
         """
@@ -132,7 +133,7 @@ class Tenant:
     @property
     def memory(self) -> int:
         """The bytes that these exchanges hold."""
-        return sum(one.held.nbytes for one in self._serving)
+        return sum(one.held.needs.nbytes for one in self._serving)
 
     # ---- calls of the hub ------------------------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class Tenant:
 
     def _make(self, context: Context, asked: _Asked) -> None:
         """Makes an exchange and lets a thread serve it, or tells the workers why not."""
-        held = _Held(self._claim, self._count)
+        held = _Held(self._claim)
         try:
             exchange = self._made(context, asked, held)
             name = f"serves {self.terms.title}"
@@ -263,9 +264,11 @@ class Tenant:
             refuse(context, wrong)
             raise
 
-        def fit(plan: Plan) -> None:
-            """Holds more bytes if the plan gives this hub more than its share. A tenant chooses the chunks."""
-            held.hold(max(held.nbytes, described.memory(terms.workers, far, _owned(plan, context.rank))))
+        def fit(given: Checked) -> None:
+            """Holds what the plan needs: a tenant chooses the chunks, so it may give a hub more than its share."""
+            cores = described.plan.cores or 1
+            lanes = len(given.schemes) * (1 + 2 * cores * terms.config.tcp_streams * far)
+            held.hold(described.memory(terms.workers, far, _owned(given.plan, context.rank)), lanes)
 
         return _Served(fit, context, described, terms)
 
@@ -293,18 +296,16 @@ class Tenant:
 
 
 class _Held:
-    """Bytes of the namespace's memory that an exchange holds."""
+    """What an exchange holds of the namespace's quotas."""
 
-    def __init__(self, claim: Callable[[int, int], str | None], count: Callable[[str], None]) -> None:
-        self.nbytes, self._claim, self._count = 0, claim, count
+    def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
+        self.needs, self._claim = NOTHING, claim
 
-    def hold(self, nbytes: int) -> None:
-        """Holds nbytes in place of those before. Raises ConfigError if the quota has no room for them."""
-        refused = self._claim(self.nbytes, nbytes)
-        if refused is not None:
-            self._count("refused: memory quota")
-            raise ConfigError(refused)
-        self.nbytes = nbytes
+    def hold(self, nbytes: int, descriptors: int = 0) -> None:
+        """Holds so much, in place of what it held before. Raises ConfigError if a quota has no room for it."""
+        new = Needs(nbytes, descriptors)
+        self._claim(self.needs, new)
+        self.needs = new
 
     def free(self) -> None:
         self.hold(0)
@@ -319,12 +320,12 @@ class _Serving:
 
 
 class _Served(Exchange):
-    """The hub's part of an exchange. fit: is called with the plan, before the exchange takes memory; if it raises an
+    """The hub's part of an exchange. fit: is called with the plans, before the exchange takes memory; if it raises an
     error, every rank is told."""
 
     __slots__ = ("_fit",)
 
-    def __init__(self, fit: Callable[[Plan], None], context: Context, described: Described, terms: Terms) -> None:
+    def __init__(self, fit: Callable[[Checked], None], context: Context, described: Described, terms: Terms) -> None:
         self._fit = fit
         super().__init__(
             context,
@@ -338,7 +339,7 @@ class _Served(Exchange):
 
     def _created(self, given: Checked, engine: EngineOptions, timeout: float) -> Any:
         try:
-            self._fit(given.plan)
+            self._fit(given)
         except HpcommError as wrong:
             refuse(self.context, wrong)
             raise
