@@ -50,9 +50,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def own_hub(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path, drain_seconds=0)
+    served = Served(tmp_path, drain_seconds=40)
     yield served
-    served.end()
+    served.process.kill()
+    served.process.wait(SECONDS)
 
 
 # ---- exchanges -----------------------------------------------------------------------------------------------------
@@ -496,12 +497,12 @@ def test_a_revoked_token_ends_its_jobs_and_no_others(own_hub: Served) -> None:
     ours.ended()
 
 
-def test_a_hub_drains(tmp_path: Path) -> None:
-    hub = Served(tmp_path, drain_seconds=60)
+def test_a_hub_drains(own_hub: Served) -> None:
+    hub = own_hub
     job = Running(hub.create("a", "last"), TOKENS["a"])
     has_exchange(hub, "a/last")
     hub.process.terminate()
-    hub.until("drains: 1 jobs have 60 s")
+    hub.until("drains: 1 jobs have 40 s")
     sentence = "b/new: the hub drains, and takes no new jobs"
     assert said(lambda: hub.create("b", "new")) == ["ConfigError", sentence]
     assert hub.ask(op="status")["drains_in"] > 30
@@ -509,15 +510,20 @@ def test_a_hub_drains(tmp_path: Path) -> None:
     for kind, text, notices in job.ended():
         assert kind == "PeerFailed"
         assert "the hub ends" in text
-        assert "the hub drains: it ends this job in 60 s" in notices
+        assert "the hub drains: it ends this job in 40 s" in notices
     assert hub.process.wait(SECONDS) == 0
 
 
-def test_a_drained_hub_ends_with_its_last_job(tmp_path: Path) -> None:
-    hub = Served(tmp_path, drain_seconds=60)
+def test_a_later_drain_replaces_an_earlier_one(own_hub: Served) -> None:
+    hub = own_hub
     job = Running(hub.create("a", "last"), TOKENS["a"])
     has_exchange(hub, "a/last")
-    hub.ask(op="drain")
+    assert json.loads(command(hub, "drain", hub.where, "--seconds", "0.3", "--json"))["drains_in"] <= 0.3
+    command(hub, "drain", hub.where, "--seconds", "60")
+    hub.wait(lambda: hub.ask(op="status")["drains_in"] < 59.6)  # the first deadline has passed
+    hub.process.terminate()  # for the first time
+    hub.until("drains: 1 jobs have 40 s")
+    assert hub.jobs() == {"a/last": "runs"}
     hub.ask(op="evict", job="a/last")
     job.ended()
     assert hub.process.wait(SECONDS) == 0

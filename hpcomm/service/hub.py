@@ -62,6 +62,8 @@ class Hub:
         self._callers: dict[asyncio.StreamWriter, float] = {}
         self._waiting = 0
         self._drains_at: float | None = None
+        self._end: asyncio.TimerHandle | None = None  # of the drain
+        self._was_told = False  # by a first SIGTERM
         self._began = time.monotonic()
         self._over = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,7 +72,7 @@ class Hub:
 
     async def serve(self, ready: Callable[[str], None]) -> None:
         """Serves until SIGTERM, SIGINT or `hpcomm hub drain`, and then until its jobs have ended or the deadline has
-        passed. ready: is called with the address at which the hub listens.
+        passed; a second SIGTERM or SIGINT is the deadline. ready: is called with the address at which the hub listens.
 
         Raises:
             ConfigError: the hub cannot listen at its address.
@@ -93,10 +95,11 @@ class Hub:
             await self._end_all("the hub ends")
 
     def _on_term(self) -> None:
-        self.drain(0 if self._drains_at is not None else self.config.drain_seconds)
+        self.drain(0 if self._was_told else self.config.drain_seconds)
+        self._was_told = True
 
     def drain(self, seconds: float) -> None:
-        """Takes no new jobs, and ends those that are left after so many seconds."""
+        """Takes no new jobs, and ends those that are left after so many seconds. A later drain replaces this one."""
         sentence = f"the hub drains: it ends this job in {seconds:g} s"
         self._drains_at = time.monotonic() + seconds
         self.tell(f"drains: {len(self.jobs)} jobs have {seconds:g} s")
@@ -105,7 +108,9 @@ class Hub:
                 job.end(ConfigError(f"{job.title}: the hub drains, and takes no new jobs"))
             else:
                 job.tell(sentence)
-        self._loop.call_later(seconds, self._over.set)
+        if self._end is not None:
+            self._end.cancel()
+        self._end = self._loop.call_later(seconds, self._over.set)
         self._look()
 
     def _look(self) -> None:
