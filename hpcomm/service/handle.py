@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..errors import ConfigError, InvalidArgument
 
 NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_NONCE = re.compile(r"[0-9a-f]{32}")
+NONCES = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def parsed(text: object) -> ServiceHandle:
     scheme, _, rest = str(text).partition("://")
     parts = rest.split("/")
     good = scheme == "hub" and len(parts) == 4 and all(NAMES.fullmatch(part) for part in parts[1:3])
-    if not good or not _NONCE.fullmatch(parts[3]):
+    if not good or not NONCES.fullmatch(parts[3]):
         raise ConfigError(
             f"the handle of a service is {str(text)[:200]!r}: must be the text that create_service returned, or that "
             "`hpcomm hub create` printed, hub://HOST:PORT/NAMESPACE/JOB/NONCE"
