@@ -184,7 +184,7 @@ class Context(Collectives, Messages):
         addresses = group.exchange(address, max(0.0, deadline - time.monotonic()))
         _core.context_connect(self._handle, addresses, max(0.0, deadline - time.monotonic()))
 
-    def _refuses(self, why: str) -> None:
+    def _tell_refusal(self, why: str) -> None:
         """Is called before this rank refuses to take part in the creation of an exchange."""
 
     def __repr__(self) -> str:

@@ -212,7 +212,7 @@ def test_a_first_frame_is_short(hub: Served) -> None:
 @pytest.mark.parametrize(
     ("frames", "wrong"),
     [
-        ([(b"J", b'{"op": "exchange"}')] * 10, "4 requests for exchanges wait already"),
+        ([(b"E", b"")] * 10, "4 requests for exchanges wait already"),
         ([(b"D", b"w" + bytes(1025))], "sent 1025 bytes for round b'w'"),
         ([(b"D", b"w" + bytes(9))] * 3, "round 3 of 2"),
         ([(b"D", bytes(17 << 20))], "a frame of 17825809 bytes"),
@@ -228,25 +228,25 @@ def test_a_running_job_sends_no_more_than_it_needs(hub: Served, frames: list[tup
         assert wrong in hub.until("a/greedy has ended")
 
 
-def send_long(handle: str, token: str, request: dict[str, Any]) -> list[str]:
+def send_long(handle: str, token: str, kind: bytes, body: bytes) -> list[str]:
     """What worker 0 is told after a request of its own for an exchange."""
     with join(handle, token) as ctx:
         assert ctx._served is not None
         hub, values = ctx._served.meeting, {"x": np.zeros(9, np.float32)}
-        hub.tell({**request, "more": "x" * (220 << 10)})
+        hub.tell(kind, body)
         told = said(lambda: hpcomm.Exchange(ctx._served, values, timeout=5))  # type: ignore[arg-type]
         return [told[0], f"{told[1]}; {' '.join(ctx.notices)}"]
 
 
 def test_a_long_request_is_for_an_exchange(hub: Served) -> None:
-    told = run(1, send_long, hub.create("a", "bye"), {"op": "bye"})[0]
+    told = run(1, send_long, hub.create("a", "bye"), b"J", b'{"op": "bye"}' + b" " * (220 << 10))[0]
     assert told[0] == "PeerFailed"
     assert "a long frame is no request for an exchange" in told[1]
-    hub.until("a/bye has ended: a long frame is no request for an exchange")
+    hub.until("a long frame is no request for an exchange")
 
 
 def test_a_request_counts_as_memory_while_it_is_read(hub: Served) -> None:
-    told = run(1, send_long, hub.create("small"), {"op": "exchange", "refused": "no"}, token=TOKENS["small"])[0]
+    told = run(1, send_long, hub.create("small"), b"E", bytes(1 << 20), token=TOKENS["small"])[0]
     assert told[0] == "InvalidArgument"
     assert "bytes, and namespace 'small' has 6291456 of 6291456 left" in told[1]
 
@@ -269,7 +269,7 @@ def test_a_worker_other_than_0_sends_short_frames(hub: Served) -> None:
         first.ask(joining(handle, 0, 2))
         second.ask(joining(handle, 1, 2))
         with suppress(hpcomm.TransportError):
-            second.tell({"op": "exchange", "text": "x" * session.MOST_BYTES})
+            second.send(b"E", bytes(session.MOST_BYTES + 1), time.monotonic() + SECONDS)
         told = said(lambda: first.receive(time.monotonic() + SECONDS))
         assert told[0] == "AuthError"
         assert "a/long: rank 1 sent bytes that the hub does not take: a frame of" in told[1]

@@ -1,7 +1,7 @@
 """The values that a tenant and its hub exchange: descriptions, handles, configurations and arguments."""
 
-import json
-from collections.abc import Callable
+import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,83 +9,126 @@ import pytest
 from served import CASES, VALUES
 
 import hpcomm
-from hpcomm import launch
+from hpcomm import _core, launch
 from hpcomm.config import Config
+from hpcomm.plan import Plan
 from hpcomm.service.config import read_config
-from hpcomm.service.described import Described, described, parsed
-from hpcomm.service.tenant import Terms, _Served
+from hpcomm.service.described import Described
+from hpcomm.service.tenant import Tenant, Terms, _Asked, _Held
 
 
-def a_description(**more: Any) -> Described:
-    given: dict[str, Any] = {
-        "rule": hpcomm.SGD(lr=0.5),
-        "consistency": hpcomm.BSP,
-        "plan": hpcomm.PlanOptions(cores=1),
-        **more,
-    }
-    shapes = {"w": (3, 4), **dict.fromkeys(given["rule"] if isinstance(given["rule"], dict) else (), (3, 4))}
-    return described(shapes, {}, engine=hpcomm.EngineOptions(), **given)
+class MessageWritten(Exception):
+    """The description of an exchange, in place of the exchange."""
 
 
-def test_a_description_comes_back_as_it_was() -> None:
+class Told(hpcomm.Exchange):
+    """An exchange that ends when it is described."""
+
+    def _announce(self, plans: list[Plan], configs: list[Any]) -> None:
+        raise MessageWritten(_core.description_write([plan.arguments for plan in plans], configs))
+
+
+def a_message(values: dict[str, Any] | None = None, **given: Any) -> bytes:
+    """The message that describes an exchange of a world of one."""
+    case = {"rule": hpcomm.SGD(lr=0.5), "plan": hpcomm.PlanOptions(cores=1), **given}
+    topology = hpcomm.ParameterServer("CC", apply_at=case.pop("apply_at", "owners"))
+    with hpcomm.init() as ctx, pytest.raises(MessageWritten) as told:
+        Told(ctx, {"w": VALUES["w"]} if values is None else values, topology, **case)
+    return bytes(told.value.args[0])
+
+
+def a_description(**given: Any) -> Described:
+    return Described(a_message(**given), 1)
+
+
+RICH = {
+    "values": VALUES,
+    "rule": {"w": hpcomm.ProxSGD(prox=hpcomm.prox.ElasticNet(0.5, 0.25)), "b": hpcomm.Adam(), "big": hpcomm.SGD()},
+    "plan": hpcomm.PlanOptions(
+        codec={"b": hpcomm.codec.Threshold(0.5, up=1.0, at_least=9e9, kernel="c")}, cores=2, depth=3
+    ),
+    "consistency": {"w": hpcomm.SSP(1), "b": hpcomm.Consistency(quorum=1, grace=math.inf)},
+}
+
+
+def test_a_hub_reads_what_a_worker_writes() -> None:
     for case in CASES:
-        one = a_description(**{name: value for name, value in case.items() if name in ("rule", "consistency")})
-        assert parsed(one.text()) == one
-    codecs = {"w": hpcomm.codec.Threshold(0.5, up=1.0, at_least=9e9), "b": hpcomm.codec.Factors(3, blocks=2)}
-    one = a_description(
-        plan=hpcomm.PlanOptions(codec=codecs, cores=2, depth=3),
-        rule=hpcomm.ProxSGD(prox=hpcomm.prox.ElasticNet(0.5, 0.25)),
-        consistency=hpcomm.Consistency(quorum=1, grace=float("inf")),
-    )
-    assert parsed(one.text()) == one
+        Described(a_message(VALUES, **case), 64)
+    Described(a_message(**RICH), 2)
 
 
-def spoiled(change: Callable[[dict[str, Any]], object]) -> str:
-    message = json.loads(a_description(plan=hpcomm.PlanOptions(codec=hpcomm.codec.TopK(0.5))).text())
-    change(message)
-    return json.dumps(message)
+def test_a_hub_takes_no_part_of_a_description() -> None:
+    message = a_message(**RICH)
+    for n in [*range(200), *range(200, len(message), 7)]:
+        with pytest.raises(hpcomm.InvalidArgument, match="the description of an exchange: "):
+            Described(message[:n], 2)
+    with pytest.raises(hpcomm.InvalidArgument, match="the description of an exchange: 1 bytes follow it"):
+        Described(message + b"x", 2)
+    with pytest.raises(hpcomm.InvalidArgument, match="the description of an exchange: it has 8388609 bytes"):
+        Described(message + bytes((8 << 20) + 1 - len(message)), 2)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "[" * 100_000,
-        spoiled(lambda m: m["plan"]["codec"]["fields"].update(kernel=4096)),
-        spoiled(lambda m: m["rule"].update({"is": "Rule"})),
-        spoiled(lambda m: m["rule"].update({"is": "Consistency", "fields": {}})),
-        spoiled(lambda m: m["rule"]["fields"].update(lr="0.5")),
-        spoiled(lambda m: m["rule"]["fields"].update(_state=1)),
-        spoiled(lambda m: m.update(keys=[["w", [3, -4]]])),
-        spoiled(lambda m: m.update(keys=[["w", [1 << 47, 1 << 47]]])),
-        spoiled(lambda m: m.update(keys=[["w", [3]], ["w", [3]]])),
-        spoiled(lambda m: m.update(keys=[["w", [1 << 40]]])),
-        spoiled(lambda m: m.update(consistency=3)),
-        spoiled(lambda m: m["plan"].update(depth={"list": [1]})),
-        spoiled(lambda m: m["plan"].update(codec=7)),
-        spoiled(lambda m: m.pop("engine")),
-    ],
-)
-def test_a_hub_takes_no_other_description(text: str) -> None:
-    with pytest.raises(hpcomm.InvalidArgument, match="description of an exchange"):
-        parsed(text)
+def test_a_hub_survives_descriptions_with_changed_bytes() -> None:
+    message, chance, taken = a_message(**RICH), random.Random(1), 0
+    for _ in range(500):
+        changed = bytearray(message)
+        for _ in range(chance.randint(1, 3)):
+            changed[chance.randrange(len(changed))] = chance.choice((0, 1, 127, 128, 255, chance.randrange(256)))
+        try:
+            one = Described(bytes(changed), 2)
+            one.plan(2, 1)
+            assert one.memory(2, 1, 2, 2) > 0
+            taken += 1
+        except hpcomm.InvalidArgument:
+            pass
+    assert 0 < taken < 500
+
+
+def test_a_hub_takes_only_values_in_range() -> None:
+    def changed(message: bytes, old: bytes, new: bytes) -> bytes:
+        assert message.count(old) == 1
+        return message.replace(old, new)
+
+    plain = a_message()
+    for message, wrong in (
+        (a_message(plan=hpcomm.PlanOptions(cores=2)), "cores is 2: the hub has 1"),
+        (changed(plain, b"\x03sgd\x03", b"\x03own\x03"), "no rule is called 'own'"),
+        (changed(plain, b"\x01\0w\x08", b"\x01\0\0\x08"), "the name of key 0 is malformed"),
+        (changed(plain, (21000).to_bytes(8, "little"), bytes(8)), "has no elements"),
+        (changed(plain, (21000).to_bytes(8, "little"), (1 << 46).to_bytes(8, "little")), "a hub takes 1048576 chunks"),
+        (changed(plain, b"hpcx\x01", b"hpcx\x02"), "its version is 2, not 1"),
+        (changed(plain, b"hpcx\x01\0\0\0\x01", b"hpcx\x01\0\0\0\x02"), "it ends too early"),
+    ):
+        with pytest.raises(hpcomm.InvalidArgument, match=f"the description of an exchange: .*{wrong}"):
+            Described(message, 1)
 
 
 def test_a_bound_on_memory_grows_with_what_takes_memory() -> None:
-    plain = a_description().memory(2, 0, 12)
-    assert a_description(rule=hpcomm.Adam()).memory(2, 0, 12) == plain + 2 * 4 * 12
-    assert a_description().memory(2, 2, 12) >= plain + 2 * 4 * 12
-    assert a_description(consistency=hpcomm.ASYNC).memory(2, 2, 12) > a_description().memory(2, 2, 12)
-    assert a_description().memory(2, 0, 5) == plain - 4 * 7
+    elements = VALUES["w"].size
+    plain = a_description().memory(2, 1, 0)
+    assert a_description(rule=hpcomm.Adam()).memory(2, 1, 0) == plain + 2 * 4 * elements
+    assert a_description().memory(2, 1, 2) >= plain + 2 * 4 * elements
+    assert a_description(consistency=hpcomm.ASYNC).memory(2, 1, 2) > a_description().memory(2, 1, 2)
+    assert a_description().memory(2, 2, 0) == plain - 4 * elements // 2
+
+
+def test_a_hub_needs_memory_for_the_rows_that_it_owns() -> None:
+    one = a_description(plan=hpcomm.PlanOptions(cores=1, chunk_bytes=64 << 10))  # two chunks, the first one larger
+    one.plan(2, 2)
+    first, second = (one.memory(2, 2, 0, rank) for rank in (2, 3))
+    assert first - second == 4 * (2 * (16 << 10) - VALUES["w"].size)
+    assert (first + second) // 2 == one.memory(2, 2, 0)
+    assert one.descriptors(2, 3) == 1 + 2 * 1 * 3 * 2
 
 
 def test_an_exchange_has_the_weight_of_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[hpcomm.EngineOptions] = []
-    monkeypatch.setattr("hpcomm.Exchange.__init__", lambda *args, engine, **more: made.append(engine))
-    terms = Terms(title="a/x", rank=2, workers=2, hubs=1, secret=b"", config=Config(), weight=3.0, cores=1)
-    _Served(lambda plan: None, None, a_description(), terms)  # type: ignore[arg-type]
-    assert (made[0].weight, made[0].progress) == (3.0, "thread")
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(_core, "description_exchange", lambda *args: made.append(args))
+    tenant = Tenant.__new__(Tenant)
+    tenant.terms = Terms(title="a/x", rank=2, workers=1, hubs=1, secret=b"", config=Config(), weight=3.0, cores=1)
+    with hpcomm.init() as ctx:
+        tenant._made(ctx, _Asked(b"E", a_message()), _Held(lambda old, new: None))
+        assert made[0][1:3] == (ctx._handle, 3.0)
 
 
 def test_ranks_are_found_as_the_launcher_numbers_them() -> None:

@@ -205,7 +205,7 @@ def any_is_inline(ctx: Context, made: Made, timeout: float) -> bool:
 
 def refuse(ctx: Context, wrong: Exception) -> None:
     """Takes part in the creation of an exchange only to tell every rank why this rank refuses to make it."""
-    ctx._refuses(f"{wrong}")
+    ctx._tell_refusal(f"{wrong}")
     with suppress(HpcommError):  # every other rank raises this error; this rank raises the argument wrong
         _core.exchange_refuse(ctx._handle, f"rank {ctx.rank}: {wrong}", ctx.config.timeout)
 

@@ -32,12 +32,13 @@ from ..errors import (
     TransportError,
 )
 from ..exchange import Exchange
-from ..exchange.arguments import checked_params, refuse
-from ..exchange.options import EngineOptions, check_keywords, engine_options, plan_options
+from ..exchange.arguments import refuse
+from ..exchange.options import EngineOptions, PlanOptions, check_keywords, engine_options, plan_options
 from ..plan import Plan
+from ..topology import ParameterServer
 from . import proof
 from .config import ADMIN
-from .described import Described, described, with_cores
+from .described import check, with_cores
 from .handle import HubAddress, ServiceHandle, addresses, checked_name
 from .handle import parsed as parsed_handle
 
@@ -107,7 +108,7 @@ class HubConnection:
         while True:
             kind, body = self._frame(until)
             if kind == b"X":
-                raise _refusal(json.loads(body))
+                raise _refusal(body)
             if kind != b"N":
                 return kind, body
             self.notices.append(body.decode("utf-8", "replace"))
@@ -119,7 +120,7 @@ class HubConnection:
             while self._has_input():
                 kind, body = self._frame(time.monotonic() + 1)
                 if kind == b"X":
-                    raise _refusal(json.loads(body))
+                    raise _refusal(body)
                 self.notices.append(body.decode("utf-8", "replace"))
         except HpcommError as ended:
             if strict:
@@ -180,10 +181,11 @@ class HubConnection:
         self._socket.close()
 
 
-def _refusal(told: Mapping[str, str]) -> HpcommError:
-    kind = getattr(errors, str(told.get("kind")), None)
+def _refusal(told: bytes) -> HpcommError:
+    name, _, text = told.decode("utf-8", "replace").partition("\n")
+    kind = getattr(errors, name, None)
     good = isinstance(kind, type) and issubclass(kind, HpcommError)
-    return (kind if good else HpcommError)(str(told.get("text")))  # type: ignore[misc]
+    return (kind if good else HpcommError)(text)  # type: ignore[misc]
 
 
 def create_service(
@@ -363,12 +365,16 @@ class _Meeting:
             raise AuthError(f"the hub at {hub.hub} sent {kind + body[:1]!r} for {group!r}")
         return body[1:]
 
-    def tell(self, request: Mapping[str, Any]) -> None:
-        """Sends a request to all hubs that this rank is connected to. If a hub is gone, the exchange's own waits say
+    def tell(self, kind: bytes, body: bytes) -> None:
+        """Sends a frame to all hubs that this rank is connected to. If a hub is gone, the exchange's own waits say
         so."""
         for hub in self._all if self._process == os.getpid() else ():
             with suppress(HpcommError):
-                hub.tell(request)
+                hub.send(kind, body, time.monotonic() + _ANSWER_SECONDS)
+
+    def bye(self) -> None:
+        """Says that this rank is done."""
+        self.tell(b"J", b'{"op": "bye"}')
 
     def refusal(self, seconds: float) -> HpcommError | None:
         """Returns why the hub has ended the job, if it says so within so many seconds. For a rank that expects no data
@@ -393,7 +399,7 @@ class _Meeting:
     def __del__(self) -> None:
         """Says goodbye for a context that was dropped without close. A forked child does not speak for its parent."""
         with suppress(Exception):
-            self.tell({"op": "bye"})
+            self.bye()
             self.close()
 
 
@@ -479,6 +485,10 @@ class _HubSide(_MeetsAtHub):
     def shrink(self, *args: Any, **more: Any) -> NoReturn:
         self._refuse("shrink")
 
+    def _tell_refusal(self, why: str) -> None:
+        if self.rank == 0:  # the hubs take part in the refusal, as in the creation
+            self.meeting.tell(b"R", why.encode("utf-8", "replace"))
+
     def __init__(self, meeting: _Meeting, engine: Any) -> None:
         self.meeting = meeting
         super().__init__(_Ranks(meeting, b"s"), meeting.config, engine, meeting.secret)
@@ -487,7 +497,7 @@ class _HubSide(_MeetsAtHub):
         try:
             super().close()
         finally:
-            self.meeting.tell({"op": "bye"})
+            self.meeting.bye()
             self.meeting.close()
 
     def abort(self, why: str) -> None:
@@ -553,6 +563,16 @@ class HubExchange(Exchange):
 
     __slots__ = ()
 
+    def _announce(self, plans: list[Plan], configs: list[Any]) -> None:
+        assert isinstance(self.context, _HubSide)
+        try:
+            message = _core.description_write([plan.arguments for plan in plans], configs)
+        except HpcommError as wrong:
+            refuse(self.context, wrong)
+            raise
+        if self.context.rank == 0:
+            self.context.meeting.tell(b"E", message)
+
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
         """Waits; to the error it adds what the hub has said, since ranks that fail together blame each other too."""
         try:
@@ -596,36 +616,25 @@ def hub_exchange(
     served = ctx._served
     meeting = served.meeting
     try:
-        asked = _asked(params, topology, given, consistency, rule, options, meeting.cores)
-        message = {"op": "exchange", "text": asked.text()}
+        plan, engine = _checked(topology, given, consistency, rule, options, meeting.cores)
+        hubs = range(meeting.size, meeting.size + meeting.hubs)
+        servers = ParameterServer("NCS", servers=hubs, **given)
     except Exception as wrong:
-        if ctx.rank == 0:  # the hubs take part in the refusal, as in the creation
-            meeting.tell({"op": "exchange", "refused": f"{wrong}"})
         refuse(served, wrong)
         raise
-    if ctx.rank == 0:
-        meeting.tell(message)
-    return HubExchange(
-        served,
-        params,
-        asked.topology(meeting.size, meeting.hubs),
-        asked.consistency,
-        asked.rule,
-        plan=asked.plan,
-        engine=asked.engine,
-        timeout=options.get("timeout"),
-    )
+    timeout = options.get("timeout")
+    return HubExchange(served, params, servers, consistency, rule, plan=plan, engine=engine, timeout=timeout)
 
 
-def _asked(
-    params: Mapping[str, Any],
+def _checked(
     topology: Any,
     given: Mapping[str, Any],
     consistency: Any,
     rule: Any,
     options: Mapping[str, Any],
     cores: int,
-) -> Described:
+) -> tuple[PlanOptions, EngineOptions]:
+    """Returns the options of the exchange. Raises InvalidArgument for arguments that a hub does not take."""
     if topology not in ("auto", "flat"):
         raise InvalidArgument(f"topology is {topology!r} and servers 'hub': the hubs alone serve; leave topology out")
     wrong = next((name for name in ("placement", "tree") if name in given), None)
@@ -636,12 +645,7 @@ def _asked(
         raise InvalidArgument("plan is a Plan: a hub makes plans of its own; give PlanOptions")
     more = {name: value for name, value in options.items() if name not in ("plan", "engine", "timeout")}
     check_keywords(more)
-    shapes = {name: value.shape for name, value in checked_params(params).items()}
-    return described(
-        shapes,
-        given,
-        consistency,
-        rule,
-        with_cores(plan_options(plan, more), cores),
-        engine_options(options.get("engine", EngineOptions()), more),
-    )
+    found = with_cores(plan_options(plan, more), cores)
+    engine = engine_options(options.get("engine", EngineOptions()), more)
+    check(consistency, rule, found, engine)
+    return found, engine

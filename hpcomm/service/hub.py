@@ -376,11 +376,14 @@ class Hub:
     def _asked(self, job: HostedJob, rank: int, kind: bytes, body: bytes) -> None:
         """Does what a worker of a job asks for. The tenant's own thread reads requests for exchanges, which may be
         long."""
-        op = "exchange" if len(body) > MOST_BYTES else proof.as_request(kind, body).get("op")
-        if op == "bye":
-            job.leave(rank)
-        elif op == "exchange" and rank == 0 and job.tenant is not None:
+        if kind in (b"E", b"R"):
+            if rank or job.tenant is None:
+                raise proof.BadProof(f"a frame {kind!r}, which worker 0 of a running job sends")
             job.tenant.asked(kind, body)
+        elif len(body) > MOST_BYTES:
+            raise proof.BadProof("a long frame is no request for an exchange")
+        elif (op := proof.as_request(kind, body).get("op")) == "bye":
+            job.leave(rank)
         else:
             raise proof.BadProof(f"a request {str(op)[:40]!r}")
 

@@ -2,10 +2,12 @@
 
 After the proof a connection carries frames:
 
-    J   a request or an answer, as JSON
+    J   a request or an answer, as JSON; to and from tenants flat objects of numbers and texts, which C reads too
+    E   an exchange that worker 0 asks for, its description (described.py)
+    R   the sentence with which worker 0 refuses to make an exchange
     D   a part of a round, or the whole of it: b"w" (workers), b"s" (workers and hubs) or b"h" and the index of another
         hub, which worker 0 passes on; then the data
-    X   a refusal, as JSON: the kind of the error and its sentence; the hub hangs up
+    X   a refusal: the kind of the error, a newline and its sentence; the hub hangs up
     N   a notice to the job, a sentence
 
 Frames to a tenant wait as they are, and sessions of a job share the bytes of a round. A session copies one slice at a
@@ -91,7 +93,7 @@ class Session:
         self.send(b"J", json.dumps(found).encode())
 
     def refuse(self, wrong: HpcommError) -> None:
-        self.send(b"X", json.dumps({"kind": type(wrong).__name__, "text": str(wrong)}).encode())
+        self.send(b"X", f"{type(wrong).__name__}\n{wrong}".encode("utf-8", "replace"))
         self.close()
 
     def close(self) -> None:

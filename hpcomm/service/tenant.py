@@ -5,31 +5,25 @@ import gc
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from .. import errors
 from ..config import Config
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
-from ..exchange import Exchange
-from ..exchange.arguments import Checked, refuse
-from ..exchange.options import EngineOptions
+from ..exchange.arguments import refuse
 from ..launch import Group
-from ..plan import Plan
 from . import proof
 from .books import NOTHING, Needs
-from .described import Described, parsed
+from .described import Described, Served
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
 _LOOK_SECONDS = 5.0
 _STARTED = 5.0  # for the end of a thread whose context was aborted
 _MOST_ASKED = 4  # requests for exchanges that wait
-_MOST_REASON = 4096  # characters
-_PARSED = 32  # bytes of Python's objects for each byte of a request
+_MOST_REASON = 4096  # bytes
+_READ = 8  # bytes of C's structs for each byte of a description
 _FATAL = (errors.PeerFailed, errors.Timeout, errors.TransportError, errors.AuthError)
 
 
@@ -70,7 +64,7 @@ class _Stop:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A frame of worker 0: a request for an exchange."""
+    """A frame of worker 0: b"E" and the description of an exchange, or b"R" and why worker 0 refuses to make one."""
 
     kind: bytes
     body: bytes
@@ -253,40 +247,28 @@ class Tenant:
         else:
             self._serving = [*(one for one in self._serving if one.thread.is_alive()), _Serving(thread, held)]
 
-    def _made(self, context: Context, asked: _Asked, held: "_Held") -> Exchange:
+    def _made(self, context: Context, asked: _Asked, held: "_Held") -> Served:
         terms = self.terms
         far = sum(not peer.maps for peer in context.peers[: terms.workers])
         try:
-            held.hold(_PARSED * len(asked.body))
-            described = self._checked(proof.as_request(asked.kind, asked.body))
-            held.hold(described.memory(terms.workers, far, described.elements // terms.hubs))
+            held.hold(_READ * len(asked.body))
+            if asked.kind == b"R":  # a worker has refused its own arguments
+                raise InvalidArgument(asked.body[:_MOST_REASON].decode("utf-8", "replace"))
+            described = Described(asked.body, terms.cores)
+            held.hold(described.memory(terms.workers, terms.hubs, far))
+            described.plan(terms.workers, terms.hubs)
+            lanes = described.descriptors(far, terms.config.tcp_streams)
+            # A tenant chooses the chunks, so its plan may give a hub more than its share.
+            held.hold(described.memory(terms.workers, terms.hubs, far, context.rank), lanes)
         except HpcommError as wrong:
             refuse(context, wrong)
             raise
+        return described.exchange(context, terms.weight)
 
-        def fit(given: Checked) -> None:
-            """Holds what the plan needs: a tenant chooses the chunks, so it may give a hub more than its share."""
-            cores = described.plan.cores or 1
-            lanes = len(given.schemes) * (1 + 2 * cores * terms.config.tcp_streams * far)
-            held.hold(described.memory(terms.workers, far, _owned(given.plan, context.rank)), lanes)
-
-        return _Served(fit, context, described, terms)
-
-    def _checked(self, request: Mapping[str, Any]) -> Described:
-        if request.get("op") != "exchange":
-            raise proof.BadProof("a long frame is no request for an exchange")
-        if request.get("refused"):  # a worker has refused its own arguments
-            raise InvalidArgument(str(request["refused"])[:_MOST_REASON])
-        described = parsed(str(request.get("text", "")))
-        if described.plan.cores is None or not 1 <= described.plan.cores <= self.terms.cores:
-            raise InvalidArgument(f"cores is {described.plan.cores}: the hub has {self.terms.cores}")
-        return described
-
-    def _serve(self, exchange: Exchange, held: "_Held") -> None:
+    def _serve(self, exchange: Served, held: "_Held") -> None:
         """Serves an exchange until all workers have closed it; then frees it."""
         try:
             exchange.serve()
-            exchange.close()
         except Exception as failed:
             self._inbox.put(self._fail(failed))
         finally:
@@ -317,42 +299,3 @@ class _Serving:
 
     thread: threading.Thread
     held: _Held
-
-
-class _Served(Exchange):
-    """The hub's part of an exchange. fit: is called with the plans, before the exchange takes memory; if it raises an
-    error, every rank is told."""
-
-    __slots__ = ("_fit",)
-
-    def __init__(self, fit: Callable[[Checked], None], context: Context, described: Described, terms: Terms) -> None:
-        self._fit = fit
-        super().__init__(
-            context,
-            {name: _zeros(shape) for name, shape in described.shapes.items()},
-            described.topology(terms.workers, terms.hubs),
-            described.consistency,
-            described.rule,
-            plan=described.plan_in_c,
-            engine=replace(described.engine, progress="thread", weight=terms.weight),
-        )
-
-    def _created(self, given: Checked, engine: EngineOptions, timeout: float) -> Any:
-        try:
-            self._fit(given)
-        except HpcommError as wrong:
-            refuse(self.context, wrong)
-            raise
-        return super()._created(given, engine, timeout)
-
-
-def _owned(plan: Plan, rank: int) -> int:
-    """Returns the number of elements in the rows of a rank. Rows of the same elements count once."""
-    own = plan.rows.column("owner") == rank
-    spans = np.stack([plan.rows.column(name)[own].astype(np.int64) for name in ("key", "offset", "count")], axis=1)
-    return int(np.unique(spans, axis=0)[:, 2].sum())
-
-
-def _zeros(shape: tuple[int, ...]) -> Any:
-    """Returns values that are never read: every rank starts from those of worker 0. They take no memory."""
-    return np.zeros(shape, np.float32)
