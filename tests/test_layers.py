@@ -84,7 +84,7 @@ PUBLIC = """
 hpcomm.hpp
 factors.hpp
 exchange.hpp
-collective.hpp plan.hpp queue.hpp way.hpp window.hpp
+collective.hpp plan.hpp queue.hpp service.hpp way.hpp window.hpp
 context.hpp
 handle.hpp fold.hpp host.hpp
 codec.hpp error.hpp hpcomm_mpi.h

@@ -256,7 +256,7 @@ void hpc_description_free(hpc_description *d) {
 /* Returns how many bytes each element of a key needs. depth: slots of each worker whose memory the hub does not map. */
 static double bytes_each(const hpc_described_scheme *s, int k, int far, int depth) {
     const hpc_exchange_config *f = &s->config;
-    const int receives = s->hub.apply_at != HPC_AT_OWNERS, pieces = s->codecs[k] != NULL;
+    const int receives = s->hub.apply_at != HPC_AT_OWNERS, pieces = s->wires[k] >= HPC_THRESHOLD;
     const int apart = f->consistency == HPC_ASYNC || f->staleness != 0 || f->quorum != 0;
     double values = 1.0 + s->rules[k]->slots + (f->split != 0) + 2 * pieces + (s->codecs_out[k] != HPC_F32);
     if (receives) values += 2.0 * depth;     /* sums of versions, and their encodings */

@@ -107,17 +107,14 @@ class Wire {
 // checked.
 class CodecsByKey {
   public:
-    CodecsByKey(const std::vector<CodecConfig> &codecs, const hpc_plan &plan) {
-        std::vector<int> wires(static_cast<std::size_t>(plan.n_keys), HPC_F32); // F32: no codec of pieces
-        for (int i = 0; i < plan.n_rows; i++) {
-            const hpc_row &row = plan.rows[i];
-            const int number = std::max(row.codec_in, row.codec_out);
-            if (number >= HPC_THRESHOLD) wires[static_cast<std::size_t>(row.key)] = number;
-        }
+    CodecsByKey(const std::vector<CodecConfig> &codecs, const hpc_plan &plan)
+        : CodecsByKey(codecs, plan.keys, wires_of(plan)) {}
+    // The same for a plan that is not made yet. wires: the wire of each key.
+    CodecsByKey(const std::vector<CodecConfig> &codecs, const hpc_key *keys, const std::vector<int> &wires) {
         if (codecs.size() == 1)
             one(codecs[0], wires);
         else
-            each(codecs, wires, plan);
+            each(codecs, wires, keys);
     }
 
     const hpc_codec_config *const *data() const noexcept {
@@ -129,13 +126,22 @@ class CodecsByKey {
     }
 
   private:
+    static std::vector<int> wires_of(const hpc_plan &plan) {
+        std::vector<int> wires(static_cast<std::size_t>(plan.n_keys), HPC_F32); // F32: no codec of pieces
+        for (int i = 0; i < plan.n_rows; i++) {
+            const hpc_row &row = plan.rows[i];
+            const int number = std::max(row.codec_in, row.codec_out);
+            if (number >= HPC_THRESHOLD) wires[static_cast<std::size_t>(row.key)] = number;
+        }
+        return wires;
+    }
     void one(const CodecConfig &codec, const std::vector<int> &wires) {
         for (int wire : wires) by_key_.push_back(wire == codec.number ? &codec : nullptr);
         if (std::find(wires.begin(), wires.end(), codec.number) == wires.end())
             refusal_ = "exchange: codecs has codec " + std::to_string(codec.number) +
                        ", and no key has it by the plan; make the plan with this codec as wire";
     }
-    void each(const std::vector<CodecConfig> &codecs, const std::vector<int> &wires, const hpc_plan &plan) {
+    void each(const std::vector<CodecConfig> &codecs, const std::vector<int> &wires, const hpc_key *keys) {
         if (codecs.size() != wires.size()) {
             refusal_ = "exchange: codecs has " + std::to_string(codecs.size()) + " entries, and the plan has " +
                        std::to_string(wires.size()) + " keys; give one for each key, or one for all";
@@ -144,7 +150,7 @@ class CodecsByKey {
         for (std::size_t key = 0; key < wires.size(); key++) {
             by_key_.push_back(&codecs[key]);
             if (codecs[key].number == wires[key]) continue;
-            refusal_ = "exchange: key " + std::string(plan.keys[key].name) + " has codec " +
+            refusal_ = "exchange: key " + std::string(keys[key].name) + " has codec " +
                        std::to_string(codecs[key].number) + " in codecs and " + std::to_string(wires[key]) +
                        " by the plan; give both the same";
             return;

@@ -181,6 +181,8 @@ class Context : public Handle<hpc_context, hpc_context_free> {
     }
 
   private:
+    friend class Service; // which lends its context
+    explicit Context(hpc_context *lent) noexcept : Handle(lent) {}
     template <class Create> Context(const Report &report, Create create) : Handle(report, create) {}
 };
 

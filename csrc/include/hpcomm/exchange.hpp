@@ -3,6 +3,7 @@
 #define HPCOMM_EXCHANGE_HPP
 
 #include "plan.hpp"
+#include "service.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -90,6 +91,22 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
              Report report = {})
         : Handle(report,
                  [&](hpc_exchange **out) { return create(context, configs.data(), configs.size(), timeout, out); }) {}
+
+    // An exchange whose only servers are the hubs of a job (hpc_service_exchange). Of hub the members workers and
+    // servers are ignored; cores 0 means as many as the hubs have.
+    Exchange(Service &service, const HubConfig &hub, const hpc_rule &rule, const float *const *values,
+             ExchangeConfig config = {}, double timeout = default_timeout, Report report = {})
+        : Handle(report, [&](hpc_exchange **out) {
+              config.rule = &rule;
+              config.values = values;
+              return create(service, &hub, &config, 1, timeout, out);
+          }) {}
+    // The same of several configurations, each with its own rule, values and arguments of a plan.
+    Exchange(Service &service, const std::vector<HubConfig> &hubs, const std::vector<ExchangeConfig> &configs,
+             double timeout = default_timeout, Report report = {})
+        : Handle(report, [&](hpc_exchange **out) {
+              return create(service, hubs.data(), configs.data(), std::min(hubs.size(), configs.size()), timeout, out);
+          }) {}
 
     void close(double timeout = default_timeout, Report report = {}) {
         report(hpc_exchange_close(get(), timeout));
@@ -337,6 +354,26 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
             if (c[i].refusal == nullptr) c[i].refusal = codecs.back().refusal();
         }
         return hpc_exchange_create(context.get(), c.data(), timeout, out);
+    }
+
+    static int create(const Service &service, const HubConfig *hubs, const ExchangeConfig *configs, std::size_t n,
+                      double timeout, hpc_exchange **out) {
+        std::vector<hpc_exchange_config> c(configs, configs + n);
+        std::vector<hpc_hub> args(n);
+        std::vector<const hpc_hub *> addresses(n);
+        std::vector<CodecsByKey> codecs;
+        codecs.reserve(n); // c points into them
+        for (std::size_t i = 0; i < n; i++) {
+            args[i] = hubs[i].hub();
+            addresses[i] = &args[i];
+            if (i > 0) c[i - 1].next = &c[i];
+            if (configs[i].codecs.empty()) continue;
+            const std::vector<int> all(hubs[i].keys.size(), hubs[i].wire);
+            codecs.emplace_back(configs[i].codecs, hubs[i].keys.data(), hubs[i].wires.empty() ? all : hubs[i].wires);
+            c[i].codecs = codecs.back().data();
+            if (c[i].refusal == nullptr) c[i].refusal = codecs.back().refusal();
+        }
+        return hpc_service_exchange(service.get(), addresses.data(), n == 0 ? nullptr : c.data(), timeout, out);
     }
 };
 

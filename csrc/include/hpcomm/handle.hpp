@@ -33,6 +33,11 @@ template <class T, void (*Free)(T *)> class Handle {
         if (report(create(&made))) handle_.reset(made);
     }
 
+    // Lets go of a handle that another object owns.
+    void release() noexcept {
+        static_cast<void>(handle_.release());
+    }
+
   private:
     struct Deleter {
         void operator()(T *handle) const noexcept {

@@ -36,6 +36,7 @@
 #include "host.hpp"
 #include "plan.hpp"
 #include "queue.hpp"
+#include "service.hpp"
 #include "way.hpp"
 #include "window.hpp"
 

@@ -76,17 +76,13 @@ struct HubConfig {
     std::size_t least = 0;    // least bytes of a chunk; above 0 every core gets an equal part of a key (hpc_hub)
     std::vector<int> parents; // [server][worker], as in hpc_hub; empty: servers send to all workers
 
-    int plan(const Context &context, hpc_plan **out) const {
-        const std::vector<int> working = detail::all_unless(workers, context);
-        const std::vector<int> serving = detail::all_unless(servers, context);
+    // Returns the arguments for C, without the ranks. They point into this object, which must stay as it is while they
+    // are used.
+    hpc_hub hub() const {
         hpc_hub hub;
         hpc_plan_args_init("hub", &hub, sizeof hub);
         detail::set_common(hub, *this);
         detail::set_codecs_out(hub, *this);
-        hub.workers = working.data();
-        hub.n_workers = static_cast<int>(working.size());
-        hub.servers = serving.data();
-        hub.n_servers = static_cast<int>(serving.size());
         hub.sum = sum;
         hub.each = each;
         hub.affinity = affinity;
@@ -95,7 +91,18 @@ struct HubConfig {
         hub.least = least;
         hub.parents = parents.empty() ? nullptr : parents.data();
         hub.n_parents = static_cast<int>(parents.size());
-        return hpc_plan_make("hub", &hub, out);
+        return hub;
+    }
+
+    int plan(const Context &context, hpc_plan **out) const {
+        const std::vector<int> working = detail::all_unless(workers, context);
+        const std::vector<int> serving = detail::all_unless(servers, context);
+        hpc_hub made = hub();
+        made.workers = working.data();
+        made.n_workers = static_cast<int>(working.size());
+        made.servers = serving.data();
+        made.n_servers = static_cast<int>(serving.size());
+        return hpc_plan_make("hub", &made, out);
     }
 };
 
