@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -20,22 +21,27 @@ from served import SECONDS, TOKENS, Served, asking, join, joining, said
 import hpcomm
 
 SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
+ROOT = Path(__file__).resolve().parents[1]
 INCLUDE = Path(hpcomm.__file__).parent / "include"
 LIBRARY = Path(hpcomm.__file__).parent / "lib/libhpcomm.so.0"
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """service_worker.cpp, built against the installed library."""
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+def built(source: Path, program: Path, standard: str = "c++17") -> Path:
+    """A program, built against the installed library."""
+    names = ("c++", "g++", "clang++") if standard.startswith("c++") else ("cc", "gcc", "clang")
+    compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
-        pytest.skip("this machine has no C++ compiler")
-    program = tmp_path_factory.mktemp("worker") / "service_worker"
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I", INCLUDE, f"-Wl,-rpath,{LIBRARY.parent}"]
-    source = Path(__file__).with_name("service_worker.cpp")
-    done = mpi.command(compiler, *flags, source, LIBRARY, "-o", program)
+        pytest.skip(f"this machine has no {' or '.join(names)}")
+    flags = [f"-std={standard}", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I", INCLUDE]
+    done = mpi.command(compiler, *flags, f"-Wl,-rpath,{LIBRARY.parent}", source, LIBRARY, "-o", program)
     assert done.returncode == 0, done.stdout + done.stderr
     return program
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(__file__).with_name("service_worker.cpp")
+    return built(source, tmp_path_factory.mktemp("worker") / "service_worker")
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +224,37 @@ def test_ranks_of_both_languages_meet_in_the_context_of_the_workers(hub: Served,
     handle = hub.create()
     cpp = [Worker(worker, hub, handle, "workers", rank, 2) for rank in range(2)]
     assert [one.lines() for one in cpp] == [["rank 0 of 2", "rank 1 of 2"]] * 2
+
+
+def outputs(program: Path, hub: Served) -> list[str]:
+    """What two workers print, which get their numbers as arguments and as variables."""
+    env = {**os.environ, "HPCOMM_SERVICE": hub.create(), "HPCOMM_SECRET_FILE": str(hub.folder / "a.token")}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    numbered = [{**env, "RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
+    ranks = [subprocess.Popen([program, own["RANK"], "2"], env=own, **pipes) for own in numbered]
+    try:
+        said = [rank.communicate(timeout=SECONDS * mpi.PATIENCE)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    return said
+
+
+def test_the_example_fits_a_line(hub: Served, tmp_path: Path) -> None:
+    program = built(ROOT / "examples/cpp/train_service.cpp", tmp_path / "train_service")
+    first, second = outputs(program, hub)
+    found = re.fullmatch(r"y = (\S+) x \+ (\S+)\n", first)
+    assert found is not None, first
+    assert second == ""
+    assert np.allclose([float(found[1]), float(found[2])], [3, -1], atol=0.05)
+
+
+def test_the_program_of_the_guide_runs(hub: Served, tmp_path: Path) -> None:
+    guide = (ROOT / "docs/service.md").read_text(encoding="utf-8")
+    source = tmp_path / "program.c"
+    source.write_text(re.findall(r"```c\n(.*?)```", guide, re.DOTALL)[0], encoding="utf-8")
+    assert outputs(built(source, tmp_path / "program", "c11"), hub) == ["-0.10\n"] * 2
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------
