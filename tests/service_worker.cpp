@@ -10,6 +10,8 @@
 #include <cstring>
 #include <iostream>
 #include <string>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
 
 namespace {
@@ -170,9 +172,29 @@ void wait_for_notice(hpcomm::Service &service) {
     for (const std::string &notice : service.notices()) std::cout << notice << '\n';
 }
 
+// Forks a child that uses and frees the service, which is its parent's.
+void fork_a_child(hpcomm::Service &service) {
+    std::cout.flush();
+    const pid_t child = fork();
+    if (child == 0) {
+        std::error_code code;
+        Case its = plain();
+        const std::vector<float> values(BIG);
+        const float *by_key[] = {values.data(), values.data(), values.data()};
+        const hpcomm::Exchange none(service, its.hubs[0], its.rules[0], by_key, {}, 1.0, code);
+        const bool refused = !none && code == hpcomm::make_error_code(HPC_ERR_INVALID) && service.notices().empty();
+        service.close(code);
+        service.reset();
+        _exit(refused && !code ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    std::cout << "the child ended with " << WEXITSTATUS(status) << '\n';
+}
+
 int run(const std::string &mode, int rank, int size, const std::string &transport) {
     hpcomm::Config config;
-    config.transports = transport.c_str();
+    if (!transport.empty()) config.transports = transport.c_str();
     config.timeout = 15;
     if (mode == "alone") config.init_timeout = 0.5;
     hpcomm::Service service({}, {}, rank, size, config);
@@ -181,7 +203,8 @@ int run(const std::string &mode, int rank, int size, const std::string &transpor
     if (mode == "hold") hold(service);
     if (mode == "refused") be_refused(service);
     if (mode == "notice") wait_for_notice(service);
-    if (mode == "workers")
+    if (mode == "fork") fork_a_child(service);
+    if (mode == "workers" || mode == "fork")
         for (int told : service.context().allgather(rank)) std::cout << "rank " << told << " of " << size << '\n';
     service.close();
     service.close();

@@ -17,6 +17,7 @@ import mpi
 import numpy as np
 import pytest
 from served import SECONDS, TOKENS, Served, asking, join, joining, said
+from test_service import hang_up_while_connecting
 
 import hpcomm
 
@@ -333,6 +334,22 @@ def test_a_worker_that_dies_while_ranks_connect_ends_the_wait(hub: Served, worke
     assert first.lines() == ["ConfigError", "a/dies: rank 1 is gone: it died, gave up, or its connection broke"]
 
 
+@pytest.mark.parametrize("context", [0, 1])
+def test_a_worker_that_connects_to_the_others_listens_to_the_hub(
+    hub: Served, worker: Path, tmp_path: Path, context: int
+) -> None:
+    handle = hub.create("a", f"hangs-up{context}")
+    first = Worker(worker, hub, handle, "workers", 0, 2, last=os.environ.get("HPCOMM_TRANSPORT", ""))
+    given = [{"RANK": "1", "WORLD_SIZE": "2"}], hang_up_while_connecting, handle, TOKENS["a"], context, str(tmp_path)
+    other = threading.Thread(target=lambda: mpi.start(*given, timeout=SECONDS))  # type: ignore[arg-type]
+    other.start()
+    told = first.lines()
+    (tmp_path / f"{context}").touch()
+    other.join()
+    wrong = f"a/hangs-up{context}: rank 1 is gone: it died, gave up, or its connection broke"
+    assert told == ["ConfigError", wrong]
+
+
 def test_a_hub_that_dies_ends_the_wait_of_a_worker(own_hub: Served, worker: Path) -> None:
     handle = own_hub.create("a", "orphan")
     first = Worker(worker, own_hub, handle, "workers", 0, 2)
@@ -351,6 +368,12 @@ def test_a_hub_takes_no_code_and_not_too_much_from_cpp(hub: Served, worker: Path
     told = Worker(worker, hub, hub.create("small"), "train", token="small").lines()
     assert told[3] == "InvalidArgument", "the first exchange needs less"
     assert "bytes, and namespace 'small' has" in told[4]
+
+
+def test_a_forked_child_does_not_speak_for_its_parent(hub: Served, worker: Path) -> None:
+    handle = hub.create()
+    cpp = [Worker(worker, hub, handle, "fork", rank, 2) for rank in range(2)]
+    assert [one.lines() for one in cpp] == [["the child ended with 0", "rank 0 of 2", "rank 1 of 2"]] * 2
 
 
 def test_a_job_in_cpp_is_told_why_it_ends(hub: Served, worker: Path) -> None:
