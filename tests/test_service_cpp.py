@@ -160,6 +160,20 @@ def test_workers_in_cpp_have_the_bits_of_workers_in_python(
         assert one.lines() == expected
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_in_cpp_uses_two_hubs(
+    hub: Served, own_hub: Served, worker: Path, expected: list[str], rank: int
+) -> None:
+    both = f"{hub.where},{own_hub.where}"
+    handle = Worker(worker, hub, "", "create", both, "a", last="two").lines()[0]
+    assert handle.startswith(f"hub://{both}/a/two/")
+    one = Worker(worker, hub, handle, "train", rank, 2)
+    assert run_python([1 - rank], handle, "shm") == [expected]
+    assert one.lines() == expected
+    for each in (hub, own_hub):
+        each.wait(lambda each=each: each.jobs() == {})  # type: ignore[misc]
+
+
 def hold(handle: str, token: str, where: tuple[str, int], transport: str) -> str:
     """A worker in Python that makes an exchange, and trains when it is told to."""
     values, rule = {"w": numbers("w", 1)}, hpcomm.Nesterov(lr=0.5)
