@@ -147,7 +147,7 @@ def test_wrong_arguments_are_told(alone: hpcomm.Context) -> None:
         hpcomm.create_service("here:1", "a b", "t")
     with pytest.raises(hpcomm.InvalidArgument, match="HPCOMM_SECRET_FILE is not set"):
         hpcomm.create_service("here:1", "a")
-    with pytest.raises(hpcomm.InvalidArgument, match="rank is 2 and size 2"):
+    with pytest.raises(hpcomm.InvalidArgument, match="rank is 2: must be 0 to 1"):
         hpcomm.connect_service(f"hub://here:1/a/b/{'0' * 32}", "t", 2, 2)
     with pytest.raises(hpcomm.InvalidArgument, match="must be a context of connect_service"):
         hpcomm.parameter_hub(alone, VALUES, servers="hub", rule=hpcomm.SGD())

@@ -235,7 +235,7 @@ class Tenant:
 
     def _make(self, context: Context, asked: _Asked) -> None:
         """Makes an exchange and lets a thread serve it, or tells the workers why not."""
-        held = _Held(self._claim)
+        held = _Holding(self._claim)
         try:
             exchange = self._made(context, asked, held)
             name = f"serves {self.terms.title}"
@@ -253,7 +253,7 @@ class Tenant:
         else:
             self._serving = [*(one for one in self._serving if one.thread.is_alive()), _Serving(thread, held)]
 
-    def _made(self, context: Context, asked: _Asked, held: "_Held") -> Exchange:
+    def _made(self, context: Context, asked: _Asked, held: "_Holding") -> Exchange:
         terms = self.terms
         far = sum(not peer.maps for peer in context.peers[: terms.workers])
         try:
@@ -282,7 +282,7 @@ class Tenant:
             raise InvalidArgument(f"cores is {described.plan.cores}: the hub has {self.terms.cores}")
         return described
 
-    def _serve(self, exchange: Exchange, held: "_Held") -> None:
+    def _serve(self, exchange: Exchange, held: "_Holding") -> None:
         """Serves an exchange until all workers have closed it; then frees it."""
         try:
             exchange.serve()
@@ -295,7 +295,7 @@ class Tenant:
             held.free()
 
 
-class _Held:
+class _Holding:
     """What an exchange holds of the namespace's quotas."""
 
     def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
@@ -316,7 +316,7 @@ class _Serving:
     """An exchange that a thread serves."""
 
     thread: threading.Thread
-    held: _Held
+    held: _Holding
 
 
 class _Served(Exchange):
