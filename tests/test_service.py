@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from served import (
     TOKENS,
     VALUES,
     Served,
+    asking,
     join,
     joining,
     numbered,
@@ -37,7 +38,7 @@ from served import (
 import hpcomm
 from hpcomm import launch
 from hpcomm.cli import main
-from hpcomm.service import HubConnection, address
+from hpcomm.service import ADMIN, HubConnection, address
 from hpcomm.service import handle as handles
 
 
@@ -484,17 +485,60 @@ def test_a_revoked_token_ends_its_jobs_and_no_others(own_hub: Served) -> None:
     for name in ("a/one", "b/one"):
         has_exchange(own_hub, name)
     own_hub.file.write_text("no toml", encoding="utf-8")
-    own_hub.process.send_signal(signal.SIGHUP)
-    own_hub.until("the old configuration stays")
+    own_hub.reload("the old configuration stays")
     own_hub.token("a", "a token that is fresh")
     own_hub.configure()
-    own_hub.process.send_signal(signal.SIGHUP)
+    with closing(asking(own_hub)) as proven:
+        own_hub.reload("4 namespaces")
+        assert said(lambda: proven.ask({"op": "create"})) == ["AuthError", "the token of 'a' was revoked"]
     assert all("token of its namespace was revoked" in text for _, text, _ in theirs.ended())
     own_hub.until("a/one has ended")
-    assert [one["job"] for one in own_hub.ask(op="jobs")["jobs"]] == ["b/one"]
+    assert own_hub.jobs() == {"b/one": "runs"}
     assert said(lambda: own_hub.create("a"))[0] == "AuthError"
-    own_hub.ask(op="evict", job="b/one")
-    ours.ended()
+    own_hub.configure(("a", "small"))
+    own_hub.reload("2 namespaces")
+    assert all("token of its namespace was revoked" in text for _, text, _ in ours.ended())
+    own_hub.until("b/one has ended")
+    assert said(lambda: own_hub.create("b"))[0] == "AuthError"
+    assert set(own_hub.ask(op="status")["namespaces"]) == {"a", "small"}
+
+
+def test_a_revoked_administrator_asks_no_more(own_hub: Served) -> None:
+    with closing(HubConnection(address(own_hub.where), ADMIN, TOKENS["admin"].encode(), SECONDS)) as proven:
+        own_hub.token("admin", "a token that is fresh")
+        own_hub.reload("4 namespaces")
+        assert said(lambda: proven.ask({"op": "status"})) == ["AuthError", f"the token of {ADMIN!r} was revoked"]
+
+
+def exceed_later(handle: str, token: str, folder: str) -> list[str]:
+    """Makes an exchange before the hub has a smaller quota, and one after it."""
+    with join(handle, token) as ctx:
+        values = {"x": np.zeros(9, np.float32)}
+        with hpcomm.parameter_hub(ctx, values, servers="hub", rule=RULE) as ex:
+            Path(folder, "made").touch()
+            until = time.monotonic() + SECONDS
+            while not Path(folder, "read").exists() and time.monotonic() < until:
+                ex.push_pull("x", np.ones(9, np.float32))
+            told = said(lambda: hpcomm.parameter_hub(ctx, values, servers="hub", rule=RULE))
+            ex.push_pull("x", np.ones(9, np.float32))
+        return told
+
+
+def test_a_smaller_quota_counts_for_what_comes_next(own_hub: Served, tmp_path: Path) -> None:
+    told: list[Any] = []
+    args = (own_hub.create("small"), str(tmp_path))
+    job = threading.Thread(
+        target=lambda: told.extend(run(1, exceed_later, args[0], args[1], token=TOKENS["small"])), daemon=True
+    )
+    job.start()
+    own_hub.wait(lambda: Path(tmp_path, "made").exists())
+    own_hub.configure(own={"small": 'memory = "1 MiB"\njobs = 2'})
+    own_hub.reload("4 namespaces")
+    own_hub.create("small")
+    (tmp_path / "read").touch()
+    job.join(SECONDS)
+    assert told[0][0] == "InvalidArgument"
+    assert "namespace 'small' has 0 of 1048576 left" in told[0][1]
 
 
 def test_a_hub_drains(own_hub: Served) -> None:

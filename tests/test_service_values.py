@@ -63,6 +63,7 @@ def spoiled(change: Callable[[dict[str, Any]], object]) -> str:
         spoiled(lambda m: m.update(keys=[["w", [1 << 40]]])),
         spoiled(lambda m: m.update(consistency=3)),
         spoiled(lambda m: m["plan"].update(depth={"list": [1]})),
+        spoiled(lambda m: m["plan"].update(depth=None)),
         spoiled(lambda m: m["plan"].update(codec=7)),
         spoiled(lambda m: m.pop("engine")),
     ],

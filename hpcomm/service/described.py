@@ -200,7 +200,7 @@ def _check_kinds(made: Described) -> None:
     if 4 * made.elements // max(made.plan.chunk_bytes or _LEAST_CHUNK, 1) > _MOST_ROWS:
         raise InvalidArgument(f"chunk_bytes is {made.plan.chunk_bytes}: a hub takes {_MOST_ROWS} chunks at most")
     numbers = (made.plan.depth, made.plan.chunk_bytes, made.plan.cores)
-    if not all(n is None or (type(n) is int and 0 <= n < 1 << 40) for n in numbers):
+    if numbers[0] is None or not all(n is None or (type(n) is int and 0 <= n < 1 << 40) for n in numbers):
         raise InvalidArgument(f"depth, chunk_bytes and cores are {numbers}: must be whole numbers")
 
 

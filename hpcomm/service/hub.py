@@ -230,6 +230,8 @@ class Hub:
         request = await session.request(_REQUEST_SECONDS)
         kind = request.get("op")
         try:
+            if self.config.token(session.name) != session.token:  # the hub may have read other tokens since the proof
+                raise AuthError(f"the token of {session.name!r} was revoked")
             if session.name == ADMIN:
                 session.answer(self._administer(request))
             elif kind == "create":
@@ -243,15 +245,8 @@ class Hub:
 
     # ---- tenants ---------------------------------------------------------------------------------------------------
 
-    def _space(self, session: Session) -> Namespace:
-        """Returns the namespace of a session. Raises AuthError if its token was revoked since the proof."""
-        space = self.config.namespaces.get(session.name)
-        if space is None or space.token != session.token:
-            raise AuthError(f"the token of namespace {session.name!r} was revoked")
-        return space
-
     async def _create(self, session: Session, request: Mapping[str, Any]) -> None:
-        job = self._created(self._space(session), request)
+        job = self._created(self.config.namespaces[session.name], request)
         kept = False
         try:
             session.answer({"job": job.name, "nonce": job.nonce})
@@ -315,7 +310,7 @@ class Hub:
             job.lost(rank)
 
     def _joined(self, session: Session, request: Mapping[str, Any]) -> tuple[HostedJob, int]:
-        space = self._space(session)
+        space = self.config.namespaces[session.name]
         name, nonce = str(request.get("job")), str(request.get("nonce"))
         job = self.jobs.get((space.name, name))
         if job is None or job.nonce != nonce:
