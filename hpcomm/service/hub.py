@@ -27,7 +27,8 @@ from .meeting import HostedJob, Joining, again
 from .session import MOST_BYTES, Session, hang_up
 from .tenant import Tenant, Terms
 
-MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place
+MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place, unread
+_UNREAD = 4 << 10  # bytes of a connection that asyncio reads ahead, besides its last read of 256 KiB at most
 _PROOF_SECONDS = 5.0
 _PLACE_SECONDS = 1.0  # until a caller that has proven nothing must give up its place to another one
 _REQUEST_SECONDS = 10.0  # from the proof to the first request, and from the answer to "keep"
@@ -79,7 +80,7 @@ class Hub:
         """
         where = self.config.listen
         try:
-            server = await asyncio.start_server(self._greet, where.host, where.port, backlog=256)
+            server = await asyncio.start_server(self._greet, where.host, where.port, backlog=256, limit=_UNREAD)
         except OSError as error:
             raise ConfigError(f"the hub cannot listen at {where}: {error.strerror}") from None
         self._loop = asyncio.get_running_loop()
@@ -152,7 +153,7 @@ class Hub:
         assert task is not None
         self._tasks.add(task)
         try:
-            if not await self._has_place():
+            if not await self._has_place(writer.transport):
                 self._books.count("refused: too many strangers")
                 return
             self._callers[writer] = time.monotonic()
@@ -170,12 +171,13 @@ class Hub:
             self._tasks.discard(task)
             hang_up(writer)
 
-    async def _has_place(self) -> bool:
+    async def _has_place(self, caller: Any) -> bool:
         """Waits until one more caller may try to prove itself: at most until the oldest one has had its second, which
-        then loses its place. Returns False if too many wait already."""
+        then loses its place. The hub reads nothing of a caller that waits. Returns False if too many wait already."""
         if self._waiting >= MOST_CALLERS:
             return False
         self._waiting += 1
+        caller.pause_reading()
         try:
             while len(self._callers) >= MOST_CALLERS:
                 oldest = min(self._callers, key=self._callers.__getitem__)
@@ -188,6 +190,7 @@ class Hub:
                     await asyncio.sleep(left)
         finally:
             self._waiting -= 1
+        caller.resume_reading()
         return True
 
     async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session | None:
