@@ -1,6 +1,7 @@
 """The values that a tenant and its hub exchange: descriptions, handles, configurations and arguments."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,30 @@ def test_ranks_are_found_as_the_launcher_numbers_them() -> None:
             (1, 2),
         ),
         ({"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"}, (1, 2)),
+        ({"PET_NODE_RANK": "1", "PET_NNODES": "2"}, (1, 2)),
+        ({"PMIX_RANK": "1", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, (1, 4)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),
     ):
         assert launch.numbered(env) == found
-    with pytest.raises(hpcomm.ConfigError, match="RANK=2, but WORLD_SIZE=2"):
-        launch.numbered({"RANK": "2", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "WORLD_SIZE=2, but RANK='2': must be from 0 to 1"),
+        ({"RANK": "1"}, "RANK=1, but WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2, but RANK is not set"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "WORLD_SIZE=2, but RANK='x': must be from 0 to 1"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "started 2 processes, but OMPI_COMM_WORLD_RANK is not set"),
+        ({"PMIX_RANK": "0"}, "a PMIx launcher do not tell the number of ranks: give rank and size"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "SLURM_STEP_ID=0, but SLURM_NTASKS is not set"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "WORLD_SIZE": "3"}, "they must agree"),
+        ({"PET_NODE_RANK": "2", "PET_NNODES": "2"}, "by the PET_ variables of this pod, WORLD_SIZE=2, but RANK='2'"),
+    ],
+)
+def test_variables_that_number_no_rank_are_told(env: dict[str, str], sentence: str) -> None:
+    with pytest.raises(hpcomm.ConfigError, match=re.escape(sentence)):
+        launch.numbered(env)
 
 
 @pytest.mark.parametrize(
