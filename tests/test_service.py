@@ -205,9 +205,9 @@ def test_a_job_ends_with_a_connection_to_the_hub(hub: Served) -> None:
     hub.until("a/cut has ended: a/cut: rank 0 is gone")
 
 
-def drop(handle: str, token: str) -> str:
-    """A forked child drops what its parent needs. Then worker 0 drops its context, and worker 1 trains for longer than
-    the timeout of calls."""
+def drop(handle: str, token: str, half: str) -> list[str]:
+    """A forked child drops what its parent needs. Then worker 0 drops its context, and worker 1 is busy with another
+    job for longer than the timeout of calls, and trains on."""
     ctx = join(handle, token, timeout=1.0, init_timeout=15.0)
     if (child := os.fork()) == 0:
         del ctx
@@ -221,16 +221,16 @@ def drop(handle: str, token: str) -> str:
         ex.close()
         del ctx, ex
         gc.collect()
-        return ""
-    until = time.monotonic() + 1.5  # the hub gives up a job whose worker is gone after a second
-    while time.monotonic() < until:
-        ex.push_pull("b", np.ones(70, np.float32))
+        return []
+    told = said(lambda: join(half, token, rank=0, size=2, init_timeout=1.2))
+    ex.push_pull("b", np.ones(70, np.float32))
     ctx.close()
-    return ""
+    return told
 
 
 def test_a_context_may_be_dropped(hub: Served) -> None:
-    assert run(2, drop, hub.create("a", "dropped")) == ["", ""]
+    told = ["Timeout", "a/half: rank 1 did not come in 1.2 s"]
+    assert run(2, drop, hub.create("a", "dropped"), hub.create("a", "half")) == [[], told]
     assert hub.until("a/dropped has ended").endswith("has ended")
 
 
@@ -250,9 +250,7 @@ def test_a_tenant_that_pushes_nan_harms_itself(hub: Served) -> None:
 def refused_at_start(handle: str, token: str, sizes: list[int], ranks: list[int], tokens: list[str]) -> list[str]:
     """What worker i is told, if it says ranks[i] of sizes[i] and has tokens[i]."""
     i = launch.numbered()[0]
-    with suppress(TypeError):
-        return said(lambda: join(handle, tokens[i], rank=ranks[i], size=sizes[i]))
-    return []
+    return said(lambda: join(handle, tokens[i], rank=ranks[i], size=sizes[i]))
 
 
 def start(hub: Served, handle: str, sizes: list[int], ranks: list[int], tokens: list[str] | None = None) -> list[Any]:
@@ -365,6 +363,24 @@ def test_no_hub_there() -> None:
     assert (kind, text) == ("TransportError", f"there is no hub at {where}: Connection refused")
     gone = str(handles.ServiceHandle((where,), "a", "x", "0" * 32))
     assert said(lambda: join(gone, TOKENS["a"], rank=0, size=1)) == [kind, text]
+
+
+def test_all_hubs_of_a_job_must_take_it(hub: Served, own_hub: Served) -> None:
+    own_hub.create("a", "taken")
+    both = [hub.where, own_hub.where]
+    sentence = "namespace 'a' already has a job 'taken'"
+    assert said(lambda: hpcomm.create_service(both, "a", TOKENS["a"], "taken")) == ["ConfigError", sentence]
+    hub.wait(lambda: "a/taken" not in hub.jobs())
+    assert own_hub.jobs() == {"a/taken": "waits"}
+
+
+def test_a_job_waits_for_its_first_worker_as_long_as_the_hub_says(own_hub: Served) -> None:
+    own_hub.configure(more={"wait_seconds": 0.05})
+    own_hub.reload("4 namespaces")
+    handle = own_hub.create("a", "unused")
+    own_hub.wait(lambda: not own_hub.jobs())
+    told = said(lambda: join(handle, TOKENS["a"], rank=0, size=1))
+    assert told == ["ConfigError", "a/unused: no worker has come in 0.05 s"]
 
 
 def test_a_worker_that_does_not_come_is_named(hub: Served) -> None:

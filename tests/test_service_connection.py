@@ -1,5 +1,6 @@
 """A connection to a hub belongs to one process, whose threads share it."""
 
+import json
 import os
 import resource
 import socket
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from served import SECONDS, TOKENS, Served, join, run
+from served import SECONDS, TOKENS, Served, join, run, said
 
 import hpcomm
 from hpcomm.service import ADMIN, HubConnection, address, proof
@@ -88,6 +89,31 @@ def test_an_answer_that_nobody_asked_for_ends_a_connection() -> None:
         end.sendall(seal.closed(b"N", b"a notice") + seal.closed(b"J", b"{}"))
         assert isinstance(connection.refusal(SECONDS), hpcomm.AuthError)
         assert connection.notices == ["a notice"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        *(
+            (one, one)
+            for one in ("AuthError", "ConfigError", "InvalidArgument", "NotSupported", "Timeout", "PeerFailed")
+        ),
+        *((one, "HpcommError") for one in ("Culprit", "ValueError", "NoSuchError", "", 3)),
+    ],
+)
+def test_a_refusal_is_an_error_of_the_kind_that_the_hub_says(kind: object, found: str) -> None:
+    with connected() as (connection, end, seal):
+        end.sendall(seal.closed(b"X", json.dumps({"kind": kind, "text": "the reason"}).encode()))
+        assert said(lambda: connection.receive(time.monotonic() + SECONDS)) == [found, "the reason"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'"text"', b"{", b"\xff", pytest.param(b"[" * 100_000, id="deep")])
+def test_a_refusal_that_is_malformed_is_told(body: bytes) -> None:
+    with connected() as (connection, end, seal):
+        end.sendall(seal.closed(b"X", body))
+        kind, text = said(lambda: connection.receive(time.monotonic() + SECONDS))
+        assert kind == "AuthError"
+        assert text.endswith("sent an answer that is none: a frame has no names and values")
 
 
 def test_a_connection_of_a_high_number_takes_notices() -> None:

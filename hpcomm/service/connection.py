@@ -68,8 +68,7 @@ class HubConnection:
         until = time.monotonic() + timeout
         with self._alone():
             self.tell(request, timeout)
-            found: dict[str, Any] = json.loads(self.receive(until)[1])
-        return found
+            return self._table(self.receive(until)[1])
 
     def tell(self, request: Mapping[str, Any], timeout: float = ANSWER_SECONDS) -> None:
         self.send(b"J", json.dumps(request).encode(), time.monotonic() + timeout)
@@ -90,7 +89,7 @@ class HubConnection:
         one."""
         kind, body = self._frame(until)
         if kind == b"X":
-            raise _refusal(json.loads(body))
+            raise _refusal(self._table(body))
         if kind != b"N":
             return kind, body
         self.notices.append(body.decode("utf-8", "replace"))
@@ -148,6 +147,12 @@ class HubConnection:
             return self._seal.opened(self._read(n, until))
         except proof.BadProof as wrong:
             raise AuthError(f"the hub at {self.hub} sent bytes that fail their proof: {wrong}") from None
+
+    def _table(self, body: bytes) -> dict[str, Any]:
+        try:
+            return proof.as_table(body)
+        except proof.BadProof as wrong:
+            raise AuthError(f"the hub at {self.hub} sent an answer that is none: {wrong}") from None
 
     def _read(self, n: int, until: float) -> bytes:
         found = bytearray()

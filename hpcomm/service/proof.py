@@ -134,12 +134,19 @@ def length_of(head: bytes, most: int) -> int:
 
 def as_request(kind: bytes, body: bytes) -> dict[str, Any]:
     """Returns the request in a frame. Raises BadProof for another frame: a tenant with a token may be broken too."""
+    if kind != b"J":
+        raise BadProof("a frame is no request")
+    return as_table(body)
+
+
+def as_table(body: bytes) -> dict[str, Any]:
+    """Returns the names and values in the body of a frame. Raises BadProof for another body."""
     try:
-        found = json.loads(body) if kind == b"J" else None
+        found = json.loads(body)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise BadProof("a frame is no request")
+        raise BadProof("a frame has no names and values")
     return found
 
 
