@@ -361,7 +361,7 @@ def test_no_hub_there() -> None:
     where = f"127.0.0.1:{mpi.free_port()}"
     kind, text = said(lambda: hpcomm.create_service(where, "a", TOKENS["a"]))
     assert (kind, text) == ("TransportError", f"there is no hub at {where}: Connection refused")
-    gone = str(handles.ServiceHandle((where,), "a", "x", "0" * 32))
+    gone = str(handles.ServiceHandle((address(where),), "a", "x", "0" * 32))
     assert said(lambda: join(gone, TOKENS["a"], rank=0, size=1)) == [kind, text]
 
 
@@ -384,15 +384,17 @@ def test_a_job_waits_for_its_first_worker_as_long_as_the_hub_says(own_hub: Serve
 
 
 def test_a_worker_that_does_not_come_is_named(hub: Served) -> None:
+    before = hub.counts("ended before it ran: Timeout")
     told = said(lambda: join(hub.create("a", "half"), TOKENS["a"], rank=0, size=3, init_timeout=0.3))
     assert told == ["Timeout", "a/half: rank 1, 2 did not come in 0.3 s"]
+    assert hub.counts("ended before it ran: Timeout") == before + 1
 
 
 def leave_at_the_start(handle: str, token: str) -> list[str]:
     if launch.numbered()[0] == 0:
         return said(lambda: join(handle, token))
     where, secret = handles.parsed(handle), token.encode()
-    hub = HubConnection(address(where.hubs[0]), where.namespace, secret, 5)
+    hub = HubConnection(where.hubs[0], where.namespace, secret, 5)
     hub.ask(joining(handle, 1, 3))
     hub.close()
     return ["ConfigError", ""]
@@ -603,7 +605,7 @@ def test_the_command_shows_a_hub(hub: Served) -> None:
     assert (job["state"], job["exchanges"]) == ("waits", 0)
     assert re.search(r"a/shown +waits +0 ", command(hub, "jobs", hub.where))
     assert json.loads(command(hub, "status", hub.where, "--json"))["namespaces"]["small"]["memory_quota"] == 6 << 20
-    assert re.search(r"small +\d of 1 +\d+ of 6291456 ", command(hub, "status", hub.where))
+    assert re.search(r"small +\d of 1 +\d+ of 6291456 +\d+ of 1048576 +1 *\n", command(hub, "status", hub.where))
     assert json.loads(command(hub, "evict", hub.where, "a/shown", "--json"))["state"] == "ends"
     assert "the hub has no job 'a/shown'" in command(hub, "evict", hub.where, "a/shown", code=1)
     sentence = f"hpcomm hub: the hub at {hub.where} has no administrator with this token\n"

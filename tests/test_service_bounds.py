@@ -197,7 +197,7 @@ def test_a_late_worker_of_another_version_ends_no_job(hub: Served) -> None:
 def test_other_hubs_take_worker_0_alone(hub: Served) -> None:
     with closing(asking(hub)) as one:
         made = one.ask(creating(job="second", index=1, hubs=2))
-        handle = str(handles.ServiceHandle((hub.where,), "a", "second", made["nonce"]))
+        handle = str(handles.ServiceHandle((address(hub.where),), "a", "second", made["nonce"]))
         sentence = "a/second: rank 1 came to hub 1, where rank 0 alone comes"
         assert asked(hub, joining(handle, 1, 2)) == ["ConfigError", sentence]
 

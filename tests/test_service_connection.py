@@ -113,7 +113,7 @@ def test_a_refusal_that_is_malformed_is_told(body: bytes) -> None:
         end.sendall(seal.closed(b"X", body))
         kind, text = said(lambda: connection.receive(time.monotonic() + SECONDS))
         assert kind == "AuthError"
-        assert text.endswith("sent an answer that is none: a frame has no names and values")
+        assert text.endswith("sent an answer that it may not send: a frame has no names and values")
 
 
 def test_a_connection_of_a_high_number_takes_notices() -> None:

@@ -144,7 +144,7 @@ def test_variables_that_number_no_rank_are_told(env: dict[str, str], sentence: s
         ('[namespaces.a]\ntoken_file = "none"', "cannot be read"),
         ('[namespaces.a]\ntoken_file = "t"\nquota = 3', "namespaces.a.quota is not a setting of a hub"),
         ('cors = 3\n[namespaces.a]\ntoken_file = "t"', "cors is not a setting of a hub"),
-        ('cores = 0\n[namespaces.a]\ntoken_file = "t"', "cores is 0: must be a whole number from 1 to 64"),
+        ('cores = 0\n[namespaces.a]\ntoken_file = "t"', "cores is 0: must be 1 to 64"),
         ('[namespaces.a]\ntoken_file = "t"\nmemory = "8 GB"', "namespaces.a.memory is '8 GB': must be bytes"),
         ('[namespaces."@admin"]\ntoken_file = "t"', "the name of a namespace is '@admin'"),
         ('[namespaces.a]\ntoken_file = "t"\n[namespaces.b]\ntoken_file = "t"', "two token files hold the same token"),
@@ -158,6 +158,14 @@ def test_a_wrong_configuration_is_told(tmp_path: Path, text: str, sentence: str)
     with pytest.raises(hpcomm.ConfigError) as told:
         read_config(tmp_path / "hub.toml")
     assert sentence in str(told.value)
+
+
+def test_a_hub_on_a_large_host_has_64_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t").touch(0o600)
+    (tmp_path / "t").write_text("sixteen bytes and more", encoding="utf-8")
+    (tmp_path / "hub.toml").write_text('[namespaces.a]\ntoken_file = "t"', encoding="utf-8")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(128)))
+    assert read_config(tmp_path / "hub.toml").cores == 64
 
 
 def test_wrong_arguments_are_told(alone: hpcomm.Context) -> None:

@@ -42,8 +42,8 @@ def create_service(
         InvalidArgument: hubs, namespace, token or job is malformed.
         TransportError, Timeout: no hub answers.
         AuthError: the hub does not know the namespace or the token.
-        ConfigError: the namespace has a job of this name, or has as many jobs as it may have; the hub drains; or it
-            runs another version.
+        ConfigError: the namespace has a job of this name, or has as many jobs or descriptors as it may have; the hub
+            drains; or it runs another version.
     """
     secret, space = _token(token), checked_name("namespace", namespace)
     named = None if job is None else checked_name("job", job)
@@ -61,7 +61,7 @@ def create_service(
     finally:
         for one in opened:
             one.close()
-    return str(ServiceHandle(tuple(map(str, places)), space, str(made["job"]), str(made["nonce"])))
+    return str(ServiceHandle(places, space, str(made["job"]), str(made["nonce"])))
 
 
 def _token(token: str | bytes | None) -> bytes:
@@ -103,11 +103,13 @@ def connect_service(
 
     Raises:
         InvalidArgument: the token, rank or size is malformed.
-        ConfigError: the handle is malformed, or its job has ended; workers give different sizes, the same rank or
-            different settings; the job has more workers than the namespace allows; or the versions differ.
-        AuthError: the hub does not know the namespace or the token.
+        ConfigError: the handle is malformed, or its job has ended or has all its workers; workers give different sizes,
+            the same rank or different settings; the job exceeds a quota of the namespace; a worker died before all
+            were connected; the hub ends the job; or the versions differ.
+        AuthError: the hub does not know the namespace or the token, or the token was revoked.
         TransportError: no hub answers, or it hung up.
-        Timeout, PeerFailed: a worker did not come within init_timeout, or failed.
+        Timeout: a worker did not come within the init_timeout of the first one.
+        PeerFailed: a worker failed while the ranks connected to each other.
     """
     used, settings = handle_of(engine), launch.configuration(config)
     where, secret = parsed_handle(handle or settings.service), _token(token)

@@ -152,7 +152,7 @@ class HubConnection:
         try:
             return proof.as_table(body)
         except proof.BadProof as wrong:
-            raise AuthError(f"the hub at {self.hub} sent an answer that is none: {wrong}") from None
+            raise AuthError(f"the hub at {self.hub} sent an answer that it may not send: {wrong}") from None
 
     def _read(self, n: int, until: float) -> bytes:
         found = bytearray()

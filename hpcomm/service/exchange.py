@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class HubExchange(Exchange):
-    """An exchange whose owners are hubs: an Exchange, of which a hub saves and restores no state."""
+    """An exchange whose owners are hubs. They save and restore no state."""
 
     __slots__ = ()
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
-        """Waits; to the error it adds what the hub has said, since ranks that fail together blame each other too."""
+        """Waits; adds the hub's sentence to the error, since ranks that fail together blame each other too."""
         try:
             return super()._until(call, limit, deadline, status)
         except PeerFailed as failed:

@@ -348,7 +348,7 @@ class Hub:
         return job, says.rank
 
     def _says(self, request: Mapping[str, Any]) -> Joining:
-        """Returns what a worker says of itself. Raises InvalidArgument for values out of range."""
+        """Returns a worker's rank, size and settings. Raises InvalidArgument for values out of range."""
         try:
             says = Joining(
                 rank=int(request["rank"]),
@@ -372,7 +372,7 @@ class Hub:
         job.end(Timeout(f"{job.title}: rank {missing} did not come in {seconds:g} s"))
 
     def _asked(self, job: HostedJob, rank: int, kind: bytes, body: bytes) -> None:
-        """Does what a worker of a job asks for. The tenant's own thread reads requests for exchanges, which may be
+        """Fulfils a request of a worker. The tenant's own thread reads requests for exchanges, which may be
         long."""
         op = "exchange" if len(body) > MOST_BYTES else proof.as_request(kind, body).get("op")
         if op == "bye":
@@ -413,7 +413,7 @@ class Hub:
         self.tell(f"{job.title} begins, with {job.first.size} workers")
 
     def _hold(self, job: HostedJob, needs: Needs) -> None:
-        """Lets the context of a job hold what it needs. Raises ConfigError if a quota has no room for it."""
+        """Takes the needs of a job's context from the quotas. Raises ConfigError if a quota has no room for it."""
         self._books.hold(self.config, job.namespace, "the job", job.held, needs)
         job.held = needs
 
@@ -438,6 +438,7 @@ class Hub:
         for session in job.members.values():
             session.close()
         if job.tenant is None and job.ended is not None:
+            self._books.count(f"ended before it ran: {type(job.ended).__name__}")
             failed = self._failed[job.namespace]
             failed[job.name, job.nonce] = job.ended
             while len(failed) > _REMEMBERED:

@@ -11,7 +11,7 @@ from ..config import Config
 from ..errors import AuthError, HpcommError
 from . import proof
 from .connection import HubConnection
-from .handle import ServiceHandle, addresses
+from .handle import ServiceHandle
 
 _ROUNDS = 2  # of a context's meeting: versions, then addresses
 _LOOK_SECONDS = 5e-3
@@ -36,7 +36,7 @@ class WorkerMeeting:
 
     def _joined(self, index: int, token: bytes) -> HubConnection:
         config, left = self.config, max(self._until - time.monotonic(), 1e-3)
-        hub = addresses(self.handle.hubs[index])[0]
+        hub = self.handle.hubs[index]
         connection = HubConnection(hub, self.handle.namespace, token, left)
         try:
             answer = connection.ask(
@@ -106,7 +106,7 @@ class WorkerMeeting:
         return next((hub.ended for hub in self._all if hub.ended), "")
 
     def notices(self) -> tuple[str, ...]:
-        """Returns what the hubs have told the job. In a forked child it returns (): the connections are its
+        """Returns the sentences that the hubs have sent to the job. In a forked child it returns (): the connections are its
         parent's."""
         here = [hub for hub in self._all if hub.is_here]
         for hub in here:

@@ -102,7 +102,7 @@ class Tenant:
 
         Args:
             post: sends this hub's part of a round of the meeting.
-            claim: takes from the namespace's quotas what an exchange needs, in place of what it held before. Raises
+            claim: takes the needs of an exchange from the namespace's quotas, in place of earlier ones. Raises
                 ConfigError if a quota has no room for it.
             over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
             count: counts an event by its name.
@@ -265,7 +265,7 @@ class Tenant:
             raise
 
         def fit(given: Checked) -> None:
-            """Holds what the plan needs: a tenant chooses the chunks, so it may give a hub more than its share."""
+            """Holds the needs of the plan: a tenant chooses the chunks, so it may give a hub more than its share."""
             cores = described.plan.cores or 1
             lanes = len(given.schemes) * (1 + 2 * cores * terms.config.tcp_streams * far)
             held.hold(described.memory(terms.workers, far, _owned(given.plan, context.rank)), lanes)
@@ -302,7 +302,7 @@ class _Holding:
         self.needs, self._claim = NOTHING, claim
 
     def hold(self, nbytes: int, descriptors: int = 0) -> None:
-        """Holds so much, in place of what it held before. Raises ConfigError if a quota has no room for it."""
+        """Holds so much, in place of the amount before. Raises ConfigError if a quota has no room for it."""
         new = Needs(nbytes, descriptors)
         self._claim(self.needs, new)
         self.needs = new
