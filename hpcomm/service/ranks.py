@@ -106,8 +106,8 @@ class WorkerMeeting:
         return next((hub.ended for hub in self._all if hub.ended), "")
 
     def notices(self) -> tuple[str, ...]:
-        """Returns the sentences that the hubs have sent to the job. In a forked child it returns (): the connections are its
-        parent's."""
+        """Returns the sentences that the hubs have sent to the job. In a forked child it returns (): the connections
+        belong to its parent."""
         here = [hub for hub in self._all if hub.is_here]
         for hub in here:
             hub.take_notices()
