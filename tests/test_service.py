@@ -456,10 +456,10 @@ def test_the_environment_has_the_handle_and_the_token(hub: Served) -> None:
 # ---- the administrator ---------------------------------------------------------------------------------------------
 
 
-def train_until_ended(handle: str, token: str) -> list[Any]:
+def train_until_ended(handle: str, token: str, folder: str) -> list[Any]:
     with join(handle, token) as ctx:
         ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD())
-        print("trains", flush=True)
+        Path(folder, str(ctx.rank)).touch()
         told = said(lambda: [ex.push_pull("b", np.ones(70, np.float32)) for _ in range(1_000_000)])
         notices = ctx.notices
         with suppress(hpcomm.HpcommError):
@@ -468,14 +468,21 @@ def train_until_ended(handle: str, token: str) -> list[Any]:
 
 
 class Running:
-    """A job that trains until the hub ends it."""
+    """A job of two workers that train until the hub ends it."""
 
-    def __init__(self, handle: str, token: str) -> None:
+    def __init__(self, hub: Served, namespace: str, job: str) -> None:
+        """Waits until both train."""
         self.values: list[Any] = []
+        handle, folder = hub.create(namespace, job), hub.folder / f"{namespace}.{job}"
+        folder.mkdir()
         self._thread = threading.Thread(
-            target=lambda: self.values.extend(run(2, train_until_ended, handle, token=token)), daemon=True
+            target=lambda: self.values.extend(
+                run(2, train_until_ended, handle, str(folder), token=TOKENS[namespace]),
+            ),
+            daemon=True,
         )
         self._thread.start()
+        hub.wait(lambda: len(list(folder.iterdir())) == 2)
 
     def ended(self) -> list[Any]:
         self._thread.join(SECONDS)
@@ -483,13 +490,8 @@ class Running:
         return self.values
 
 
-def has_exchange(hub: Served, job: str) -> None:
-    hub.wait(lambda: any(one["job"] == job and one["exchanges"] for one in hub.ask(op="jobs")["jobs"]))
-
-
 def test_evict_ends_one_job_and_tells_its_workers(hub: Served) -> None:
-    job = Running(hub.create("a", "evicted"), TOKENS["a"])
-    has_exchange(hub, "a/evicted")
+    job = Running(hub, "a", "evicted")
     command(hub, "evict", hub.where, "a/evicted")
     for kind, text, notice in job.ended():
         assert kind == "PeerFailed"
@@ -499,9 +501,7 @@ def test_evict_ends_one_job_and_tells_its_workers(hub: Served) -> None:
 
 
 def test_a_revoked_token_ends_its_jobs_and_no_others(own_hub: Served) -> None:
-    theirs, ours = (Running(own_hub.create(name, "one"), TOKENS[name]) for name in ("a", "b"))
-    for name in ("a/one", "b/one"):
-        has_exchange(own_hub, name)
+    theirs, ours = (Running(own_hub, name, "one") for name in ("a", "b"))
     own_hub.file.write_text("no toml", encoding="utf-8")
     own_hub.reload("the old configuration stays")
     own_hub.token("a", "a token that is fresh")
@@ -561,8 +561,7 @@ def test_a_smaller_quota_counts_for_what_comes_next(own_hub: Served, tmp_path: P
 
 def test_a_hub_drains(own_hub: Served) -> None:
     hub = own_hub
-    job = Running(hub.create("a", "last"), TOKENS["a"])
-    has_exchange(hub, "a/last")
+    job = Running(hub, "a", "last")
     hub.process.terminate()
     hub.until("drains: 1 jobs have 40 s")
     sentence = "b/new: the hub drains, and takes no new jobs"
@@ -578,8 +577,7 @@ def test_a_hub_drains(own_hub: Served) -> None:
 
 def test_a_later_drain_replaces_an_earlier_one(own_hub: Served) -> None:
     hub = own_hub
-    job = Running(hub.create("a", "last"), TOKENS["a"])
-    has_exchange(hub, "a/last")
+    job = Running(hub, "a", "last")
     assert json.loads(command(hub, "drain", hub.where, "--seconds", "0.3", "--json"))["drains_in"] <= 0.3
     command(hub, "drain", hub.where, "--seconds", "60")
     hub.wait(lambda: hub.ask(op="status")["drains_in"] < 59.6)  # the first deadline has passed
