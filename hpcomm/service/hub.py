@@ -27,7 +27,8 @@ from .meeting import HostedJob, Joining, again
 from .session import MOST_BYTES, Session, hang_up
 from .tenant import Tenant, Terms
 
-MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place
+MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place, unread
+_UNREAD = 4 << 10  # bytes of a connection that asyncio reads ahead, besides its last read of 256 KiB at most
 _PROOF_SECONDS = 5.0
 _PLACE_SECONDS = 1.0  # until a caller that has proven nothing must give up its place to another one
 _REQUEST_SECONDS = 10.0  # from the proof to the first request, and from the answer to "keep"
@@ -79,7 +80,7 @@ class Hub:
         """
         where = self.config.listen
         try:
-            server = await asyncio.start_server(self._greet, where.host, where.port, backlog=256)
+            server = await asyncio.start_server(self._greet, where.host, where.port, backlog=256, limit=_UNREAD)
         except OSError as error:
             raise ConfigError(f"the hub cannot listen at {where}: {error.strerror}") from None
         self._loop = asyncio.get_running_loop()
@@ -152,7 +153,7 @@ class Hub:
         assert task is not None
         self._tasks.add(task)
         try:
-            if not await self._has_place():
+            if not await self._has_place(writer.transport):
                 self._books.count("refused: too many strangers")
                 return
             self._callers[writer] = time.monotonic()
@@ -170,12 +171,13 @@ class Hub:
             self._tasks.discard(task)
             hang_up(writer)
 
-    async def _has_place(self) -> bool:
+    async def _has_place(self, caller: Any) -> bool:
         """Waits until one more caller may try to prove itself: at most until the oldest one has had its second, which
-        then loses its place. Returns False if too many wait already."""
+        then loses its place. The hub reads nothing of a caller that waits. Returns False if too many wait already."""
         if self._waiting >= MOST_CALLERS:
             return False
         self._waiting += 1
+        caller.pause_reading()
         try:
             while len(self._callers) >= MOST_CALLERS:
                 oldest = min(self._callers, key=self._callers.__getitem__)
@@ -188,6 +190,7 @@ class Hub:
                     await asyncio.sleep(left)
         finally:
             self._waiting -= 1
+        caller.resume_reading()
         return True
 
     async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session | None:
@@ -230,6 +233,8 @@ class Hub:
         request = await session.request(_REQUEST_SECONDS)
         kind = request.get("op")
         try:
+            if self.config.token(session.name) != session.token:  # the hub may have read other tokens since the proof
+                raise AuthError(f"the token of {session.name!r} was revoked")
             if session.name == ADMIN:
                 session.answer(self._administer(request))
             elif kind == "create":
@@ -243,15 +248,8 @@ class Hub:
 
     # ---- tenants ---------------------------------------------------------------------------------------------------
 
-    def _space(self, session: Session) -> Namespace:
-        """Returns the namespace of a session. Raises AuthError if its token was revoked since the proof."""
-        space = self.config.namespaces.get(session.name)
-        if space is None or space.token != session.token:
-            raise AuthError(f"the token of namespace {session.name!r} was revoked")
-        return space
-
     async def _create(self, session: Session, request: Mapping[str, Any]) -> None:
-        job = self._created(self._space(session), request)
+        job = self._created(self.config.namespaces[session.name], request)
         kept = False
         try:
             session.answer({"job": job.name, "nonce": job.nonce})
@@ -315,7 +313,7 @@ class Hub:
             job.lost(rank)
 
     def _joined(self, session: Session, request: Mapping[str, Any]) -> tuple[HostedJob, int]:
-        space = self._space(session)
+        space = self.config.namespaces[session.name]
         name, nonce = str(request.get("job")), str(request.get("nonce"))
         job = self.jobs.get((space.name, name))
         if job is None or job.nonce != nonce:
@@ -350,7 +348,7 @@ class Hub:
         return job, says.rank
 
     def _says(self, request: Mapping[str, Any]) -> Joining:
-        """Returns what a worker says of itself. Raises InvalidArgument for values out of range."""
+        """Returns a worker's rank, size and settings. Raises InvalidArgument for values out of range."""
         try:
             says = Joining(
                 rank=int(request["rank"]),
@@ -374,7 +372,7 @@ class Hub:
         job.end(Timeout(f"{job.title}: rank {missing} did not come in {seconds:g} s"))
 
     def _asked(self, job: HostedJob, rank: int, kind: bytes, body: bytes) -> None:
-        """Does what a worker of a job asks for. The tenant's own thread reads requests for exchanges, which may be
+        """Fulfils a request of a worker. The tenant's own thread reads requests for exchanges, which may be
         long."""
         if kind in (b"E", b"R"):
             if rank or job.tenant is None:
@@ -418,7 +416,7 @@ class Hub:
         self.tell(f"{job.title} begins, with {job.first.size} workers")
 
     def _hold(self, job: HostedJob, needs: Needs) -> None:
-        """Lets the context of a job hold what it needs. Raises ConfigError if a quota has no room for it."""
+        """Takes the needs of a job's context from the quotas. Raises ConfigError if a quota has no room for it."""
         self._books.hold(self.config, job.namespace, "the job", job.held, needs)
         job.held = needs
 
@@ -443,6 +441,7 @@ class Hub:
         for session in job.members.values():
             session.close()
         if job.tenant is None and job.ended is not None:
+            self._books.count(f"ended before it ran: {type(job.ended).__name__}")
             failed = self._failed[job.namespace]
             failed[job.name, job.nonce] = job.ended
             while len(failed) > _REMEMBERED:

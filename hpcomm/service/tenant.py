@@ -96,7 +96,7 @@ class Tenant:
 
         Args:
             post: sends this hub's part of a round of the meeting.
-            claim: takes from the namespace's quotas what an exchange needs, in place of what it held before. Raises
+            claim: takes the needs of an exchange from the namespace's quotas, in place of earlier ones. Raises
                 ConfigError if a quota has no room for it.
             over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
             count: counts an event by its name.
@@ -229,7 +229,7 @@ class Tenant:
 
     def _make(self, context: Context, asked: _Asked) -> None:
         """Makes an exchange and lets a thread serve it, or tells the workers why not."""
-        held = _Held(self._claim)
+        held = _Holding(self._claim)
         try:
             exchange = self._made(context, asked, held)
             name = f"serves {self.terms.title}"
@@ -247,7 +247,7 @@ class Tenant:
         else:
             self._serving = [*(one for one in self._serving if one.thread.is_alive()), _Serving(thread, held)]
 
-    def _made(self, context: Context, asked: _Asked, held: "_Held") -> Served:
+    def _made(self, context: Context, asked: _Asked, held: "_Holding") -> Served:
         terms = self.terms
         far = sum(not peer.maps for peer in context.peers[: terms.workers])
         try:
@@ -265,7 +265,7 @@ class Tenant:
             raise
         return described.exchange(context, terms.weight)
 
-    def _serve(self, exchange: Served, held: "_Held") -> None:
+    def _serve(self, exchange: Served, held: "_Holding") -> None:
         """Serves an exchange until all workers have closed it; then frees it."""
         try:
             exchange.serve()
@@ -277,14 +277,14 @@ class Tenant:
             held.free()
 
 
-class _Held:
+class _Holding:
     """What an exchange holds of the namespace's quotas."""
 
     def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
         self.needs, self._claim = NOTHING, claim
 
     def hold(self, nbytes: int, descriptors: int = 0) -> None:
-        """Holds so much, in place of what it held before. Raises ConfigError if a quota has no room for it."""
+        """Holds so much, in place of the amount before. Raises ConfigError if a quota has no room for it."""
         new = Needs(nbytes, descriptors)
         self._claim(self.needs, new)
         self.needs = new
@@ -298,4 +298,4 @@ class _Serving:
     """An exchange that a thread serves."""
 
     thread: threading.Thread
-    held: _Held
+    held: _Holding
