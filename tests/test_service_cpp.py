@@ -306,7 +306,11 @@ def test_calls_in_cpp_are_refused_in_the_words_of_python(hub: Served, worker: Pa
                 assert told == said(lambda where=where, token=token: join(where, TOKENS[token], rank=0, size=1))  # type: ignore[misc]
     for args, wrong in (((1, 1), "rank is 1: must be 0 to 0"), ((0, 0), "size is 0: must be 1 to 1048576")):
         told = Worker(worker, hub, handle, "workers", *args).lines()
-        assert told == said(lambda args=args: join(handle, TOKENS["a"], *args)) == ["InvalidArgument", wrong]  # type: ignore[misc]
+        assert (
+            told
+            == said(lambda args=args: join(handle, TOKENS["a"], rank=args[0], size=args[1]))
+            == ["InvalidArgument", wrong]
+        )  # type: ignore[misc]
 
 
 def test_a_token_file_is_read_as_in_python(hub: Served, worker: Path, tmp_path: Path) -> None:
