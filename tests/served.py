@@ -1,7 +1,9 @@
 """A hub in a process, and jobs of workers that meet there, for the tests."""
 
 import json
+import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -13,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import mpi
+import numpy as np
 
 import hpcomm
 from hpcomm.service import ADMIN, HubConnection, address
+from hpcomm.service import handle as handles
 
 TOKENS = {name: f"{name} has a token of its own" for name in ("a", "b", "small", "tiny", "admin")}
 SECONDS = 20.0
@@ -52,11 +56,20 @@ class Served:
         path.write_text(token, encoding="utf-8")
 
     def configure(
-        self, names: tuple[str, ...] = ("a", "b", "small", "tiny"), more: dict[str, Any] | None = None
+        self,
+        names: tuple[str, ...] = ("a", "b", "small", "tiny"),
+        more: dict[str, Any] | None = None,
+        own: dict[str, str] | None = None,
     ) -> None:
+        """Writes the configuration. more: settings of the hub; own: lines of namespaces."""
         top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 30, **(more or {})}
-        own = {"small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2', "b": "weight = 3.0", "tiny": "descriptors = 40"}
-        tables = [f'[namespaces.{name}]\ntoken_file = "{name}.token"\n{own.get(name, "")}' for name in names]
+        lines = {
+            "small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2',
+            "b": "weight = 3.0",
+            "tiny": "descriptors = 31",
+            **(own or {}),
+        }
+        tables = [f'[namespaces.{name}]\ntoken_file = "{name}.token"\n{lines.get(name, "")}' for name in names]
         text = [f"{name} = {json.dumps(value)}" for name, value in top.items()]
         self.file.write_text("\n".join([*text, *tables]), encoding="utf-8")
 
@@ -79,12 +92,26 @@ class Served:
             if words in line:
                 return line.strip()
 
+    def reload(self, words: str) -> None:
+        """Lets the hub read its configuration again, and waits until it says these words."""
+        self.process.send_signal(signal.SIGHUP)
+        self.until(words)
+
     def ask(self, **request: Any) -> dict[str, Any]:
         with closing(HubConnection(address(self.where), ADMIN, TOKENS["admin"].encode(), 10)) as hub:
             return hub.ask(request)
 
     def counts(self, what: str) -> int:
         return int(self.ask(op="status")["counts"].get(what, 0))
+
+    def jobs(self) -> dict[str, str]:
+        """The states of the jobs, by NAMESPACE/JOB."""
+        return {one["job"]: one["state"] for one in self.ask(op="jobs")["jobs"]}
+
+    def wait(self, is_so: Callable[[], bool]) -> None:
+        until = time.monotonic() + SECONDS * mpi.PATIENCE
+        while not is_so():
+            assert time.monotonic() < until, f"{self.ask(op='jobs')}\n{''.join(self.lines)}"
 
     def create(self, namespace: str = "a", job: str | None = None) -> str:
         return hpcomm.create_service(self.where, namespace, TOKENS[namespace], job)
@@ -137,6 +164,19 @@ def caller(hub: Served) -> socket.socket:
     return socket.create_connection((where.host, where.port), timeout=SECONDS)
 
 
+def asking(hub: Served, namespace: str = "a") -> HubConnection:
+    """A connection for requests of a tenant that is no hpcomm."""
+    return HubConnection(address(hub.where), namespace, TOKENS[namespace].encode(), SECONDS)
+
+
+def joining(handle: str, rank: int, size: int, **more: Any) -> dict[str, Any]:
+    """The request by which a worker joins a job."""
+    job = handles.parsed(handle)
+    numbers = {"rank": rank, "size": size, "seconds": 15, "timeout": 15, "silence": 10, "tcp_streams": 1}
+    config = {"transport": os.environ.get("HPCOMM_TRANSPORT", ""), "version": hpcomm.__version__}
+    return {"op": "join", "job": job.job, "nonce": job.nonce, **numbers, **config, **more}
+
+
 def rest(connection: socket.socket) -> bytes:
     """What comes until the hub hangs up."""
     found = b""
@@ -144,3 +184,38 @@ def rest(connection: socket.socket) -> bytes:
         while part := connection.recv(1 << 16):
             found += part
     return found
+
+
+# ---- a job that trains ----------------------------------------------------------------------------------------------
+
+
+def numbers(shape: tuple[int, ...], seed: int) -> Any:
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
+
+
+SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
+VALUES = {name: numbers(shape, len(name)) for name, shape in SHAPES.items()}
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"rule": hpcomm.Adam(lr=0.125), "plan": hpcomm.PlanOptions(chunk_bytes=4096)},
+    {"rule": {"w": hpcomm.SGD(lr=0.5), "b": hpcomm.Momentum(lr=0.25), "big": hpcomm.AdamW()}, "reduce": "sum"},
+    {"codec": "float16", "plan": hpcomm.PlanOptions(codec_out="bfloat16")},
+    {"codec": {"w": hpcomm.codec.TopK(0.1), "big": hpcomm.codec.OneBit()}, "apply_at": "receivers"},
+    {"codec": hpcomm.codec.ErrorFeedback(hpcomm.codec.Float4())},
+    {"consistency": {"w": hpcomm.SSP(0)}, "engine": hpcomm.EngineOptions(groups=[["w", "b"], ["big"]])},
+]
+
+
+def trained(ex: hpcomm.Exchange, rank: int, steps: int = 4) -> dict[str, Any]:
+    """The parameters after steps with gradients that differ by rank and step."""
+    for step in range(steps):
+        ex.step({name: numbers(shape, 100 * rank + step) for name, shape in SHAPES.items()})
+    return {name: ex.params[name].copy() for name in SHAPES}
+
+
+def train(handle: str, token: str, steps: int = 4) -> str:
+    with join(handle, token) as ctx:
+        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.Nesterov(lr=0.5))
+        return "".join(array.tobytes().hex()[:4000] for array in trained(ex, ctx.rank, steps).values())

@@ -5,10 +5,9 @@ import json
 import os
 import re
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -18,62 +17,47 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import on_both
-from served import SECONDS, TOKENS, Served, caller, join, numbered, rest, run, said
+from served import (
+    CASES,
+    SECONDS,
+    SHAPES,
+    TOKENS,
+    VALUES,
+    Served,
+    asking,
+    join,
+    joining,
+    numbered,
+    numbers,
+    run,
+    said,
+    train,
+    trained,
+)
 
 import hpcomm
 from hpcomm import launch
 from hpcomm.cli import main
-from hpcomm.service import HubConnection, address, proof
+from hpcomm.service import ADMIN, HubConnection, address
 from hpcomm.service import handle as handles
-from hpcomm.service.config import read_config
-from hpcomm.service.described import described, parsed
-from hpcomm.service.tenant import Tenant
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     served = Served(tmp_path_factory.mktemp("hub"), drain_seconds=0)
-    served.silent.append(caller(served))
     yield served
-    for one in served.silent:
-        with closing(one):
-            assert len(rest(one)) == proof.HELLO, "the hub drops it after 5 s"
     assert served.end() == 0
 
 
 @pytest.fixture
 def own_hub(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path, drain_seconds=0)
+    served = Served(tmp_path, drain_seconds=40)
     yield served
-    served.end()
-
-
-def numbers(shape: tuple[int, ...], seed: int) -> Any:
-    return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
-
-
-SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
-VALUES = {name: numbers(shape, len(name)) for name, shape in SHAPES.items()}
-
-
-def trained(ex: hpcomm.Exchange, rank: int, steps: int = 4) -> dict[str, Any]:
-    """The parameters after steps with gradients that differ by rank and step."""
-    for step in range(steps):
-        ex.step({name: numbers(shape, 100 * rank + step) for name, shape in SHAPES.items()})
-    return {name: ex.params[name].copy() for name in SHAPES}
+    served.process.kill()
+    served.process.wait(SECONDS)
 
 
 # ---- exchanges -----------------------------------------------------------------------------------------------------
-
-CASES: list[dict[str, Any]] = [
-    {},
-    {"rule": hpcomm.Adam(lr=0.125), "plan": hpcomm.PlanOptions(chunk_bytes=4096)},
-    {"rule": {"w": hpcomm.SGD(lr=0.5), "b": hpcomm.Momentum(lr=0.25), "big": hpcomm.AdamW()}, "reduce": "sum"},
-    {"codec": "float16", "plan": hpcomm.PlanOptions(codec_out="bfloat16")},
-    {"codec": {"w": hpcomm.codec.TopK(0.1), "big": hpcomm.codec.OneBit()}, "apply_at": "receivers"},
-    {"codec": hpcomm.codec.ErrorFeedback(hpcomm.codec.Float4())},
-    {"consistency": {"w": hpcomm.SSP(0)}, "engine": hpcomm.EngineOptions(groups=[["w", "b"], ["big"]])},
-]
 
 
 def make_all(handle: str, token: str) -> int:
@@ -131,12 +115,6 @@ def test_workers_may_go_apart(hub: Served, ranks_by: str) -> None:
     assert run(2, go_apart, hub.create()) == [[-10.0] * 3] * 2
 
 
-def train(handle: str, token: str, steps: int = 4) -> str:
-    with join(handle, token) as ctx:
-        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.Nesterov(lr=0.5))
-        return "".join(array.tobytes().hex()[:4000] for array in trained(ex, ctx.rank, steps).values())
-
-
 def test_two_hubs_share_a_job(hub: Served, own_hub: Served) -> None:
     handle = hpcomm.create_service([hub.where, own_hub.where], "a", TOKENS["a"])
     alone = run(2, train, hub.create())
@@ -144,6 +122,26 @@ def test_two_hubs_share_a_job(hub: Served, own_hub: Served) -> None:
     assert run(2, both_own, hpcomm.create_service([hub.where, own_hub.where], "a", TOKENS["a"])) == [[2, 3]] * 2
     own_hub.until("has ended")
     own_hub.until("has ended")
+
+
+def make_in_chunks(handle: str, token: str, chunk_bytes: int) -> list[str]:
+    """What a job is told that wants 2 MiB in chunks of this size."""
+    with join(handle, token) as ctx:
+        plan, values = hpcomm.PlanOptions(chunk_bytes=chunk_bytes), {"x": np.zeros(1 << 19, np.float32)}
+        return said(lambda: hpcomm.parameter_hub(ctx, values, servers="hub", rule=RULE, plan=plan).close())
+
+
+def test_a_large_chunk_counts_at_the_hub_that_has_it(hub: Served, own_hub: Served) -> None:
+    hubs, told = (hub, own_hub), []
+    before = sum(one.counts("refused: memory quota") for one in hubs)
+    for chunk_bytes in (64 << 10, 2 << 20):
+        handle = hpcomm.create_service([one.where for one in hubs], "small", TOKENS["small"])
+        told += run(1, make_in_chunks, handle, chunk_bytes, token=TOKENS["small"])
+        hub.wait(lambda: not any(one.jobs() for one in hubs))
+    assert told[0] == ["", ""]
+    assert told[1][0] == "InvalidArgument"
+    assert re.search(r"the exchange needs \d+ bytes, and namespace 'small' has \d+ of 6291456 left", told[1][1])
+    assert sum(one.counts("refused: memory quota") for one in hubs) == before + 1
 
 
 def both_own(handle: str, token: str) -> list[int]:
@@ -207,9 +205,9 @@ def test_a_job_ends_with_a_connection_to_the_hub(hub: Served) -> None:
     hub.until("a/cut has ended: a/cut: rank 0 is gone")
 
 
-def drop(handle: str, token: str) -> str:
-    """A forked child drops what its parent needs. Then worker 0 drops its context, and worker 1 trains for longer than
-    the timeout of calls."""
+def drop(handle: str, token: str, half: str) -> list[str]:
+    """A forked child drops what its parent needs. Then worker 0 drops its context, and worker 1 is busy with another
+    job for longer than the timeout of calls, and trains on."""
     ctx = join(handle, token, timeout=1.0, init_timeout=15.0)
     if (child := os.fork()) == 0:
         del ctx
@@ -223,16 +221,16 @@ def drop(handle: str, token: str) -> str:
         ex.close()
         del ctx, ex
         gc.collect()
-        return ""
-    until = time.monotonic() + 1.5  # the hub gives up a job whose worker is gone after a second
-    while time.monotonic() < until:
-        ex.push_pull("b", np.ones(70, np.float32))
+        return []
+    told = said(lambda: join(half, token, rank=0, size=2, init_timeout=1.2))
+    ex.push_pull("b", np.ones(70, np.float32))
     ctx.close()
-    return ""
+    return told
 
 
 def test_a_context_may_be_dropped(hub: Served) -> None:
-    assert run(2, drop, hub.create("a", "dropped")) == ["", ""]
+    told = ["Timeout", "a/half: rank 1 did not come in 1.2 s"]
+    assert run(2, drop, hub.create("a", "dropped"), hub.create("a", "half")) == [[], told]
     assert hub.until("a/dropped has ended").endswith("has ended")
 
 
@@ -246,25 +244,13 @@ def test_a_tenant_that_pushes_nan_harms_itself(hub: Served) -> None:
     assert run(2, train, hub.create(), 1)[0] == run(2, train, hub.create("b"), 1, token=TOKENS["b"])[0]
 
 
-def test_a_namespace_has_its_weight(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hub.ask(op="status")["namespaces"]["b"]["weight"] == 3.0
-    made: list[dict[str, Any]] = []
-    monkeypatch.setattr("hpcomm.service.tenant.Exchange", lambda *args, **options: made.append(options))
-    tenant = Tenant.__new__(Tenant)
-    tenant.terms = type("Terms", (), {"workers": 2, "hubs": 1, "weight": 3.0})()
-    tenant._made(None, a_description())  # type: ignore[arg-type]
-    assert (made[0]["engine"].weight, made[0]["engine"].progress) == (3.0, "thread")
-
-
 # ---- refusals ------------------------------------------------------------------------------------------------------
 
 
 def refused_at_start(handle: str, token: str, sizes: list[int], ranks: list[int], tokens: list[str]) -> list[str]:
     """What worker i is told, if it says ranks[i] of sizes[i] and has tokens[i]."""
     i = launch.numbered()[0]
-    with suppress(TypeError):
-        return said(lambda: join(handle, tokens[i], rank=ranks[i], size=sizes[i]))
-    return []
+    return said(lambda: join(handle, tokens[i], rank=ranks[i], size=sizes[i]))
 
 
 def start(hub: Served, handle: str, sizes: list[int], ranks: list[int], tokens: list[str] | None = None) -> list[Any]:
@@ -328,11 +314,6 @@ def test_quotas_of_jobs_and_ranks(hub: Served) -> None:
     told = run(3, refused_at_start, handle, [3] * 3, [0, 1, 2], [TOKENS["small"]] * 3, token=TOKENS["small"])
     assert told == [["ConfigError", "small/first: it has 3 workers, and the namespace allows 2 for a job"]] * 3
     assert hub.counts("refused: job quota") == 1
-    handle = hub.create("tiny")
-    told = run(2, refused_at_start, handle, [2] * 2, [0, 1], [TOKENS["tiny"]] * 2, token=TOKENS["tiny"])
-    assert told[0] == told[1]
-    assert told[0][1].endswith("2 workers need 44 descriptors, and namespace 'tiny' may use 40 descriptors and no more")
-    assert hub.counts("refused: descriptor quota") == 1
     hub.create("small", "second")
     hub.ask(op="evict", job="small/second")
 
@@ -359,6 +340,7 @@ RULE = hpcomm.SGD(lr=1.0)
 
 
 def test_exchanges_that_a_hub_does_not_take_are_refused_on_every_rank(hub: Served) -> None:
+    before = hub.counts("refused: memory quota")
     told = run(2, refused_exchanges, hub.create("small"), token=TOKENS["small"])
     for ours, theirs in zip(*told, strict=True):
         assert ours[0] == theirs[0] != ""
@@ -372,30 +354,48 @@ def test_exchanges_that_a_hub_does_not_take_are_refused_on_every_rank(hub: Serve
     assert "leave placement out" in placement[1]
     assert "the hubs alone serve" in tree[1]
     assert good[0] == "-1.0"
-    assert hub.counts("refused: memory quota") == 1
+    assert hub.counts("refused: memory quota") == before + 1
 
 
 def test_no_hub_there() -> None:
     where = f"127.0.0.1:{mpi.free_port()}"
     kind, text = said(lambda: hpcomm.create_service(where, "a", TOKENS["a"]))
     assert (kind, text) == ("TransportError", f"there is no hub at {where}: Connection refused")
-    gone = str(handles.ServiceHandle((where,), "a", "x", "0" * 32))
+    gone = str(handles.ServiceHandle((address(where),), "a", "x", "0" * 32))
     assert said(lambda: join(gone, TOKENS["a"], rank=0, size=1)) == [kind, text]
 
 
+def test_all_hubs_of_a_job_must_take_it(hub: Served, own_hub: Served) -> None:
+    own_hub.create("a", "taken")
+    both = [hub.where, own_hub.where]
+    sentence = "namespace 'a' already has a job 'taken'"
+    assert said(lambda: hpcomm.create_service(both, "a", TOKENS["a"], "taken")) == ["ConfigError", sentence]
+    hub.wait(lambda: "a/taken" not in hub.jobs())
+    assert own_hub.jobs() == {"a/taken": "waits"}
+
+
+def test_a_job_waits_for_its_first_worker_as_long_as_the_hub_says(own_hub: Served) -> None:
+    own_hub.configure(more={"wait_seconds": 0.05})
+    own_hub.reload("4 namespaces")
+    handle = own_hub.create("a", "unused")
+    own_hub.wait(lambda: not own_hub.jobs())
+    told = said(lambda: join(handle, TOKENS["a"], rank=0, size=1))
+    assert told == ["ConfigError", "a/unused: no worker has come in 0.05 s"]
+
+
 def test_a_worker_that_does_not_come_is_named(hub: Served) -> None:
+    before = hub.counts("ended before it ran: Timeout")
     told = said(lambda: join(hub.create("a", "half"), TOKENS["a"], rank=0, size=3, init_timeout=0.3))
     assert told == ["Timeout", "a/half: rank 1, 2 did not come in 0.3 s"]
+    assert hub.counts("ended before it ran: Timeout") == before + 1
 
 
 def leave_at_the_start(handle: str, token: str) -> list[str]:
     if launch.numbered()[0] == 0:
         return said(lambda: join(handle, token))
     where, secret = handles.parsed(handle), token.encode()
-    hub = HubConnection(address(where.hubs[0]), where.namespace, secret, 5)
-    request = {"op": "join", "job": where.job, "nonce": where.nonce, "rank": 1, "size": 3, "seconds": 15}
-    config = {"timeout": 15, "transport": "", "silence": 10, "tcp_streams": 1, "version": hpcomm.__version__}
-    hub.ask({**request, **config, "transport": os.environ.get("HPCOMM_TRANSPORT", "")})
+    hub = HubConnection(where.hubs[0], where.namespace, secret, 5)
+    hub.ask(joining(handle, 1, 3))
     hub.close()
     return ["ConfigError", ""]
 
@@ -443,89 +443,23 @@ def test_the_hub_tells_ranks_that_wait_for_each_other(hub: Served, tmp_path: Pat
     hub.until(f"a/hangs-up{context} has ended")
 
 
-# ---- strangers -----------------------------------------------------------------------------------------------------
+def by_variables() -> int:
+    with hpcomm.connect_service(timeout=15) as ctx:
+        return ctx.size
 
 
-def test_strangers_are_dropped_and_others_go_on(hub: Served) -> None:
-    before = hub.ask(op="status")
-    silent = [caller(hub) for _ in range(80)]
-    garbage = []
-    for data in (b"GET / HTTP/1.1\r\n\r\n" * 20, os.urandom(1 << 20), bytes(proof.CLAIM)):
-        one = caller(hub)
-        with suppress(ConnectionError):
-            one.sendall(data)
-        garbage.append(one)
-    bits = run(1, train, hub.create(), 1)
-    assert bits == run(1, train, hub.create("b"), 1, token=TOKENS["b"])
-    for one in garbage:
-        assert len(rest(one)) <= proof.HELLO + proof.ANSWER
-    for one in silent:
-        one.close()
-    hub.has_only(before)
-    counts = hub.ask(op="status")["counts"]
-    assert counts["refused: strangers"] + counts.get("refused: too many strangers", 0) >= 80
-    hub.silent.append(caller(hub))  # which no other caller drives out
-
-
-def test_a_recorded_connection_is_of_no_use(hub: Served) -> None:
-    token, before = TOKENS["a"].encode(), hub.counts("refused: wrong token")
-    with closing(caller(hub)) as first, closing(caller(hub)) as second:
-        greeting = first.recv(proof.HELLO, socket.MSG_WAITALL)
-        claim = proof.claim(greeting, "a", token)
-        first.sendall(claim)
-        proof.check_answer(greeting, claim, first.recv(proof.ANSWER, socket.MSG_WAITALL), token)
-        second.recv(proof.HELLO, socket.MSG_WAITALL)
-        second.sendall(claim)
-        assert rest(second) == proof.refusal()
-    assert hub.counts("refused: wrong token") == before + 1
-
-
-def test_a_frame_that_was_changed_ends_the_connection(hub: Served) -> None:
-    token = TOKENS["a"].encode()
-    for spoil in (
-        lambda frame: frame[:-1] + bytes([frame[-1] ^ 1]),
-        lambda _: b"\xff" * 4,
-        lambda frame: frame[:9] + b"!",
-    ):
-        with closing(caller(hub)) as one:
-            greeting = one.recv(proof.HELLO, socket.MSG_WAITALL)
-            claim = proof.claim(greeting, "a", token)
-            one.sendall(claim)
-            one.recv(proof.ANSWER, socket.MSG_WAITALL)
-            frame = proof.seal(greeting, claim, token, is_hub=False).closed(b"J", b'{"op": "create", "index": 0}')
-            one.sendall(spoil(frame))
-            one.shutdown(socket.SHUT_WR)
-            assert rest(one) == b""
-
-
-def test_both_ends_prove_themselves() -> None:
-    greeting, token = proof.hello(), b"a token"
-    claim = proof.claim(greeting, "a", token)
-    proof.check_claim(greeting, claim, token)
-    for changed in (claim[:-1] + b"\0", claim[:10] + b"b" + claim[11:]):
-        with pytest.raises(proof.BadProof):
-            proof.check_claim(greeting, changed, token)
-    with pytest.raises(proof.BadProof):
-        proof.check_claim(proof.hello(), claim, token)
-    with pytest.raises(proof.BadProof):
-        proof.check_answer(greeting, claim, proof.answer(greeting, claim, b"another token"), token)
-    with pytest.raises(proof.BadProof):  # the other role's proof
-        proof.check_answer(greeting, claim, b"\1" + claim[-proof.DIGEST :], token)
-    ours, theirs = (proof.seal(greeting, claim, token, is_hub=is_hub) for is_hub in (False, True))
-    frame = ours.closed(b"J", b"once")[proof.HEAD :]
-    assert theirs.opened(frame) == (b"J", b"once")
-    for wrong in (frame, ours.closed(b"J", b"x")[proof.HEAD :].replace(b"x", b"y")):  # a replay, and a change
-        with pytest.raises(proof.BadProof):
-            theirs.opened(wrong)
+def test_the_environment_has_the_handle_and_the_token(hub: Served) -> None:
+    own = {"HPCOMM_SERVICE": hub.create(), "HPCOMM_SECRET_FILE": str(hub.folder / "a.token")}
+    assert mpi.start(numbered(2, **own), by_variables).values == [2, 2]
 
 
 # ---- the administrator ---------------------------------------------------------------------------------------------
 
 
-def train_until_ended(handle: str, token: str) -> list[Any]:
+def train_until_ended(handle: str, token: str, folder: str) -> list[Any]:
     with join(handle, token) as ctx:
         ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD())
-        print("trains", flush=True)
+        Path(folder, str(ctx.rank)).touch()
         told = said(lambda: [ex.push_pull("b", np.ones(70, np.float32)) for _ in range(1_000_000)])
         notices = ctx.notices
         with suppress(hpcomm.HpcommError):
@@ -534,14 +468,21 @@ def train_until_ended(handle: str, token: str) -> list[Any]:
 
 
 class Running:
-    """A job that trains until the hub ends it."""
+    """A job of two workers that train until the hub ends it."""
 
-    def __init__(self, handle: str, token: str) -> None:
+    def __init__(self, hub: Served, namespace: str, job: str) -> None:
+        """Waits until both train."""
         self.values: list[Any] = []
+        handle, folder = hub.create(namespace, job), hub.folder / f"{namespace}.{job}"
+        folder.mkdir()
         self._thread = threading.Thread(
-            target=lambda: self.values.extend(run(2, train_until_ended, handle, token=token)), daemon=True
+            target=lambda: self.values.extend(
+                run(2, train_until_ended, handle, str(folder), token=TOKENS[namespace]),
+            ),
+            daemon=True,
         )
         self._thread.start()
+        hub.wait(lambda: len(list(folder.iterdir())) == 2)
 
     def ended(self) -> list[Any]:
         self._thread.join(SECONDS)
@@ -549,15 +490,8 @@ class Running:
         return self.values
 
 
-def has_exchange(hub: Served, job: str) -> None:
-    until = time.monotonic() + SECONDS * mpi.PATIENCE
-    while not any(one["job"] == job and one["exchanges"] for one in hub.ask(op="jobs")["jobs"]):
-        assert time.monotonic() < until, f"{job} has no exchange: {hub.ask(op='jobs')}\n{''.join(hub.lines)}"
-
-
 def test_evict_ends_one_job_and_tells_its_workers(hub: Served) -> None:
-    job = Running(hub.create("a", "evicted"), TOKENS["a"])
-    has_exchange(hub, "a/evicted")
+    job = Running(hub, "a", "evicted")
     command(hub, "evict", hub.where, "a/evicted")
     for kind, text, notice in job.ended():
         assert kind == "PeerFailed"
@@ -567,29 +501,69 @@ def test_evict_ends_one_job_and_tells_its_workers(hub: Served) -> None:
 
 
 def test_a_revoked_token_ends_its_jobs_and_no_others(own_hub: Served) -> None:
-    theirs, ours = (Running(own_hub.create(name, "one"), TOKENS[name]) for name in ("a", "b"))
-    for name in ("a/one", "b/one"):
-        has_exchange(own_hub, name)
+    theirs, ours = (Running(own_hub, name, "one") for name in ("a", "b"))
     own_hub.file.write_text("no toml", encoding="utf-8")
-    own_hub.process.send_signal(signal.SIGHUP)
-    own_hub.until("the old configuration stays")
+    own_hub.reload("the old configuration stays")
     own_hub.token("a", "a token that is fresh")
     own_hub.configure()
-    own_hub.process.send_signal(signal.SIGHUP)
+    with closing(asking(own_hub)) as proven:
+        own_hub.reload("4 namespaces")
+        assert said(lambda: proven.ask({"op": "create"})) == ["AuthError", "the token of 'a' was revoked"]
     assert all("token of its namespace was revoked" in text for _, text, _ in theirs.ended())
     own_hub.until("a/one has ended")
-    assert [one["job"] for one in own_hub.ask(op="jobs")["jobs"]] == ["b/one"]
+    assert own_hub.jobs() == {"b/one": "runs"}
     assert said(lambda: own_hub.create("a"))[0] == "AuthError"
-    own_hub.ask(op="evict", job="b/one")
-    ours.ended()
+    own_hub.configure(("a", "small"))
+    own_hub.reload("2 namespaces")
+    assert all("token of its namespace was revoked" in text for _, text, _ in ours.ended())
+    own_hub.until("b/one has ended")
+    assert said(lambda: own_hub.create("b"))[0] == "AuthError"
+    assert set(own_hub.ask(op="status")["namespaces"]) == {"a", "small"}
 
 
-def test_a_hub_drains(tmp_path: Path) -> None:
-    hub = Served(tmp_path, drain_seconds=60)
-    job = Running(hub.create("a", "last"), TOKENS["a"])
-    has_exchange(hub, "a/last")
+def test_a_revoked_administrator_asks_no_more(own_hub: Served) -> None:
+    with closing(HubConnection(address(own_hub.where), ADMIN, TOKENS["admin"].encode(), SECONDS)) as proven:
+        own_hub.token("admin", "a token that is fresh")
+        own_hub.reload("4 namespaces")
+        assert said(lambda: proven.ask({"op": "status"})) == ["AuthError", f"the token of {ADMIN!r} was revoked"]
+
+
+def exceed_later(handle: str, token: str, folder: str) -> list[str]:
+    """Makes an exchange before the hub has a smaller quota, and one after it."""
+    with join(handle, token) as ctx:
+        values = {"x": np.zeros(9, np.float32)}
+        with hpcomm.parameter_hub(ctx, values, servers="hub", rule=RULE) as ex:
+            Path(folder, "made").touch()
+            until = time.monotonic() + SECONDS
+            while not Path(folder, "read").exists() and time.monotonic() < until:
+                ex.push_pull("x", np.ones(9, np.float32))
+            told = said(lambda: hpcomm.parameter_hub(ctx, values, servers="hub", rule=RULE))
+            ex.push_pull("x", np.ones(9, np.float32))
+        return told
+
+
+def test_a_smaller_quota_counts_for_what_comes_next(own_hub: Served, tmp_path: Path) -> None:
+    told: list[Any] = []
+    args = (own_hub.create("small"), str(tmp_path))
+    job = threading.Thread(
+        target=lambda: told.extend(run(1, exceed_later, args[0], args[1], token=TOKENS["small"])), daemon=True
+    )
+    job.start()
+    own_hub.wait(lambda: Path(tmp_path, "made").exists())
+    own_hub.configure(own={"small": 'memory = "1 MiB"\njobs = 2'})
+    own_hub.reload("4 namespaces")
+    own_hub.create("small")
+    (tmp_path / "read").touch()
+    job.join(SECONDS)
+    assert told[0][0] == "InvalidArgument"
+    assert "namespace 'small' has 0 of 1048576 left" in told[0][1]
+
+
+def test_a_hub_drains(own_hub: Served) -> None:
+    hub = own_hub
+    job = Running(hub, "a", "last")
     hub.process.terminate()
-    hub.until("drains: 1 jobs have 60 s")
+    hub.until("drains: 1 jobs have 40 s")
     sentence = "b/new: the hub drains, and takes no new jobs"
     assert said(lambda: hub.create("b", "new")) == ["ConfigError", sentence]
     assert hub.ask(op="status")["drains_in"] > 30
@@ -597,15 +571,19 @@ def test_a_hub_drains(tmp_path: Path) -> None:
     for kind, text, notices in job.ended():
         assert kind == "PeerFailed"
         assert "the hub ends" in text
-        assert "the hub drains: it ends this job in 60 s" in notices
+        assert "the hub drains: it ends this job in 40 s" in notices
     assert hub.process.wait(SECONDS) == 0
 
 
-def test_a_drained_hub_ends_with_its_last_job(tmp_path: Path) -> None:
-    hub = Served(tmp_path, drain_seconds=60)
-    job = Running(hub.create("a", "last"), TOKENS["a"])
-    has_exchange(hub, "a/last")
-    hub.ask(op="drain")
+def test_a_later_drain_replaces_an_earlier_one(own_hub: Served) -> None:
+    hub = own_hub
+    job = Running(hub, "a", "last")
+    assert json.loads(command(hub, "drain", hub.where, "--seconds", "0.3", "--json"))["drains_in"] <= 0.3
+    command(hub, "drain", hub.where, "--seconds", "60")
+    hub.wait(lambda: hub.ask(op="status")["drains_in"] < 59.6)  # the first deadline has passed
+    hub.process.terminate()  # for the first time
+    hub.until("drains: 1 jobs have 40 s")
+    assert hub.jobs() == {"a/last": "runs"}
     hub.ask(op="evict", job="a/last")
     job.ended()
     assert hub.process.wait(SECONDS) == 0
@@ -625,144 +603,8 @@ def test_the_command_shows_a_hub(hub: Served) -> None:
     assert (job["state"], job["exchanges"]) == ("waits", 0)
     assert re.search(r"a/shown +waits +0 ", command(hub, "jobs", hub.where))
     assert json.loads(command(hub, "status", hub.where, "--json"))["namespaces"]["small"]["memory_quota"] == 6 << 20
-    assert re.search(r"small +\d of 1 +\d+ of 6291456 ", command(hub, "status", hub.where))
+    assert re.search(r"small +\d of 1 +\d+ of 6291456 +\d+ of 1048576 +1 *\n", command(hub, "status", hub.where))
     assert json.loads(command(hub, "evict", hub.where, "a/shown", "--json"))["state"] == "ends"
     assert "the hub has no job 'a/shown'" in command(hub, "evict", hub.where, "a/shown", code=1)
     sentence = f"hpcomm hub: the hub at {hub.where} has no administrator with this token\n"
     assert command(hub, "status", hub.where, token="a", code=1) == sentence
-
-
-# ---- values --------------------------------------------------------------------------------------------------------
-
-
-def a_description(**more: Any) -> Any:
-    given = {"rule": hpcomm.SGD(lr=0.5), "consistency": hpcomm.BSP, "plan": hpcomm.PlanOptions(cores=1), **more}
-    shapes = {"w": (3, 4), **dict.fromkeys(given["rule"] if isinstance(given["rule"], dict) else (), (3, 4))}
-    return described(shapes, {}, engine=hpcomm.EngineOptions(), **given)
-
-
-def test_a_description_comes_back_as_it_was() -> None:
-    for case in CASES:
-        one = a_description(**{name: value for name, value in case.items() if name in ("rule", "consistency")})
-        assert parsed(one.text()) == one
-    codecs = {"w": hpcomm.codec.Threshold(0.5, up=1.0, at_least=9e9), "b": hpcomm.codec.Factors(3, blocks=2)}
-    one = a_description(
-        plan=hpcomm.PlanOptions(codec=codecs, cores=2, depth=3),
-        rule=hpcomm.ProxSGD(prox=hpcomm.prox.ElasticNet(0.5, 0.25)),
-        consistency=hpcomm.Consistency(quorum=1, grace=float("inf")),
-    )
-    assert parsed(one.text()) == one
-
-
-def spoiled(change: Callable[[dict[str, Any]], object]) -> str:
-    message = json.loads(a_description(plan=hpcomm.PlanOptions(codec=hpcomm.codec.TopK(0.5))).text())
-    change(message)
-    return json.dumps(message)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "[" * 100_000,
-        spoiled(lambda m: m["plan"]["codec"]["fields"].update(kernel=4096)),
-        spoiled(lambda m: m["rule"].update({"is": "Rule"})),
-        spoiled(lambda m: m["rule"].update({"is": "Consistency", "fields": {}})),
-        spoiled(lambda m: m["rule"]["fields"].update(lr="0.5")),
-        spoiled(lambda m: m["rule"]["fields"].update(_state=1)),
-        spoiled(lambda m: m.update(keys=[["w", [3, -4]]])),
-        spoiled(lambda m: m.update(keys=[["w", [1 << 47, 1 << 47]]])),
-        spoiled(lambda m: m.update(keys=[["w", [3]], ["w", [3]]])),
-        spoiled(lambda m: m.update(keys=[["w", [1 << 40]]])),
-        spoiled(lambda m: m.update(consistency=3)),
-        spoiled(lambda m: m["plan"].update(depth={"list": [1]})),
-        spoiled(lambda m: m["plan"].update(codec=7)),
-        spoiled(lambda m: m.pop("engine")),
-    ],
-)
-def test_a_hub_takes_no_other_description(text: str) -> None:
-    with pytest.raises(hpcomm.InvalidArgument, match="description of an exchange"):
-        parsed(text)
-
-
-def test_a_bound_on_memory_grows_with_what_takes_memory() -> None:
-    plain = a_description().memory(2, 0)
-    assert a_description(rule=hpcomm.Adam()).memory(2, 0) == plain + 2 * 4 * 12
-    assert a_description().memory(2, 2) >= plain + 2 * 4 * 12
-    assert a_description(consistency=hpcomm.ASYNC).memory(2, 2) > a_description().memory(2, 2)
-
-
-def test_ranks_are_found_as_the_launcher_numbers_them() -> None:
-    for env, found in (
-        ({}, (0, 1)),
-        ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "RANK": "0", "WORLD_SIZE": "9"}, (2, 3)),
-        ({"PMI_RANK": "2", "PMI_SIZE": "3"}, (2, 3)),
-        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}, (5, 8)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # a batch script
-        (
-            {
-                "TORCHELASTIC_RUN_ID": "x",
-                "RANK": "1",
-                "WORLD_SIZE": "2",
-                "SLURM_PROCID": "0",
-                "SLURM_NTASKS": "1",
-                "SLURM_STEP_ID": "0",
-            },
-            (1, 2),
-        ),
-        ({"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"}, (1, 2)),
-    ):
-        assert launch.numbered(env) == found
-    with pytest.raises(hpcomm.ConfigError, match="RANK=2, but WORLD_SIZE=2"):
-        launch.numbered({"RANK": "2", "WORLD_SIZE": "2"})
-
-
-def by_variables() -> int:
-    with hpcomm.connect_service(timeout=15) as ctx:
-        return ctx.size
-
-
-def test_the_environment_has_the_handle_and_the_token(hub: Served) -> None:
-    own = {"HPCOMM_SERVICE": hub.create(), "HPCOMM_SECRET_FILE": str(hub.folder / "a.token")}
-    assert mpi.start(numbered(2, **own), by_variables).values == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("", "there are no namespaces"),
-        ("[namespaces.a]", "namespaces.a has no token_file"),
-        ('[namespaces.a]\ntoken_file = "none"', "cannot be read"),
-        ('[namespaces.a]\ntoken_file = "t"\nquota = 3', "namespaces.a.quota is not a setting of a hub"),
-        ('cors = 3\n[namespaces.a]\ntoken_file = "t"', "cors is not a setting of a hub"),
-        ('cores = 0\n[namespaces.a]\ntoken_file = "t"', "cores is 0: must be a whole number from 1 to 64"),
-        ('[namespaces.a]\ntoken_file = "t"\nmemory = "8 GB"', "namespaces.a.memory is '8 GB': must be bytes"),
-        ('[namespaces."@admin"]\ntoken_file = "t"', "the name of a namespace is '@admin'"),
-        ('[namespaces.a]\ntoken_file = "t"\n[namespaces.b]\ntoken_file = "t"', "two token files hold the same token"),
-        ("no toml", "is no TOML"),
-    ],
-)
-def test_a_wrong_configuration_is_told(tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "t").touch(0o600)
-    (tmp_path / "t").write_text("sixteen bytes and more", encoding="utf-8")
-    (tmp_path / "hub.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(hpcomm.ConfigError) as told:
-        read_config(tmp_path / "hub.toml")
-    assert sentence in str(told.value)
-
-
-def test_wrong_arguments_are_told(alone: hpcomm.Context) -> None:
-    with pytest.raises(hpcomm.ConfigError, match="handle of a service is 'hub://x'"):
-        hpcomm.connect_service("hub://x", "t")
-    with pytest.raises(hpcomm.InvalidArgument, match="must be HOST:PORT"):
-        hpcomm.create_service("here", "a", "t")
-    with pytest.raises(hpcomm.InvalidArgument, match="namespace is 'a b'"):
-        hpcomm.create_service("here:1", "a b", "t")
-    with pytest.raises(hpcomm.InvalidArgument, match="HPCOMM_SECRET_FILE is not set"):
-        hpcomm.create_service("here:1", "a")
-    with pytest.raises(hpcomm.InvalidArgument, match="rank is 2 and size 2"):
-        hpcomm.connect_service(f"hub://here:1/a/b/{'0' * 32}", "t", 2, 2)
-    with pytest.raises(hpcomm.InvalidArgument, match="must be a context of connect_service"):
-        hpcomm.parameter_hub(alone, VALUES, servers="hub", rule=RULE)

@@ -1,189 +1,19 @@
-"""A tenant's side of a hub: the calls that create a job there, join it, and make its exchanges.
+"""A tenant's calls: create_service creates a job at a hub, connect_service joins it."""
 
-A worker has two contexts. The first one, a ServiceContext, is that of the workers alone: barriers, collectives and
-windows are theirs, and its size is the number of workers. The second one also has the hubs as its last ranks; only
-exchanges use it. Both meet through the hub's port, and both have a secret that is made of the token and of the job's
-nonce.
-"""
+from typing import Any
 
-import json
-import os
-import select
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
-
-from .. import _core, errors, launch
-from .._core import NULL
-from ..config import Config, read_secret
-from ..context import Context
+from .. import _core, launch
+from ..config import read_secret
 from ..engine import Engine, handle_of
-from ..errors import (
-    AuthError,
-    ConfigError,
-    HpcommError,
-    InvalidArgument,
-    NotSupported,
-    PeerFailed,
-    Timeout,
-    TransportError,
-)
-from ..exchange import Exchange
-from ..exchange.arguments import checked_params, refuse
-from ..exchange.options import EngineOptions, check_keywords, engine_options, plan_options
-from ..plan import Plan
-from . import proof
-from .config import ADMIN
-from .described import Described, described, with_cores
-from .handle import HubAddress, ServiceHandle, addresses, checked_name
+from ..errors import InvalidArgument
+from ..stage import whole
+from .connection import ANSWER_SECONDS, HubConnection
+from .context import ServiceContext
+from .handle import ServiceHandle, addresses, checked_name
 from .handle import parsed as parsed_handle
+from .ranks import WorkerMeeting
 
-MOST_BYTES = 64 << 20  # of a frame from a hub: the addresses of all ranks
-_ANSWER_SECONDS = 10.0  # for a hub's answer to a question
-_ROUNDS = 2  # of a context's meeting: versions, then addresses
-_LOOK_SECONDS = 5e-3
-_GRACE = 2.0  # seconds by which a rank waits longer than the hub, whose error names the missing ranks
-
-
-class HubConnection:
-    """A proven connection to a hub."""
-
-    def __init__(self, hub: HubAddress, name: str, token: bytes, timeout: float) -> None:
-        """name: the namespace, or ADMIN.
-
-        Raises:
-            TransportError: no hub answers at this address.
-            AuthError: the hub does not know the namespace, or one of the two has another token.
-            ConfigError: the hub speaks another version.
-        """
-        self.hub, self.name, self.notices, self.ended = hub, name, list[str](), ""
-        until = time.monotonic() + timeout
-        try:
-            self._socket = socket.create_connection((hub.host, hub.port), timeout=timeout)
-        except OSError as error:
-            raise TransportError(
-                f"there is no hub at {hub}: {error.strerror or error}", transport="tcp", detail=str(error)
-            ) from None
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._seal = self._proven(token, until)
-        except BaseException:
-            self._socket.close()
-            raise
-
-    def _proven(self, token: bytes, until: float) -> proof.Seal:
-        greeting = self._read(proof.HELLO, until)
-        if not proof.is_hello(greeting):
-            raise ConfigError(f"{self.hub} is no hub of this version of hpcomm, {_core.version()}")
-        claim = proof.claim(greeting, self.name, token)
-        self._write(claim, until)
-        answer = self._read(proof.ANSWER, until)
-        try:
-            proof.check_answer(greeting, claim, answer, token)
-        except proof.BadProof:
-            what = "administrator" if self.name == ADMIN else f"namespace {self.name!r}"
-            raise AuthError(f"the hub at {self.hub} has no {what} with this token") from None
-        return proof.seal(greeting, claim, token, is_hub=False)
-
-    def ask(self, request: Mapping[str, Any], timeout: float = _ANSWER_SECONDS) -> dict[str, Any]:
-        """Sends a request and returns the answer. Raises the refusal of the hub, Timeout and TransportError."""
-        until = time.monotonic() + timeout
-        self.tell(request, timeout)
-        found: dict[str, Any] = json.loads(self.receive(until)[1])
-        return found
-
-    def tell(self, request: Mapping[str, Any], timeout: float = _ANSWER_SECONDS) -> None:
-        self.send(b"J", json.dumps(request).encode(), time.monotonic() + timeout)
-
-    def send(self, kind: bytes, body: bytes, until: float) -> None:
-        self._write(self._seal.closed(kind, body), until)
-
-    def receive(self, until: float) -> tuple[bytes, bytes]:
-        """Returns the next frame that is no notice. Raises the refusal that the hub sends, if it sends one."""
-        while True:
-            kind, body = self._frame(until)
-            if kind == b"X":
-                raise _refusal(json.loads(body))
-            if kind != b"N":
-                return kind, body
-            self.notices.append(body.decode("utf-8", "replace"))
-
-    def take_notices(self, *, strict: bool = False) -> None:
-        """Takes the notices that have come, without waiting. strict: raises the error that ends the connection;
-        otherwise its sentence is a notice too."""
-        try:
-            while self._has_input():
-                kind, body = self._frame(time.monotonic() + 1)
-                if kind == b"X":
-                    raise _refusal(json.loads(body))
-                self.notices.append(body.decode("utf-8", "replace"))
-        except HpcommError as ended:
-            if strict:
-                raise
-            self.ended = str(ended)
-            self.notices.append(self.ended)
-
-    def refusal(self, seconds: float) -> HpcommError | None:
-        """Returns the error that ends this connection, if it comes within so many seconds."""
-        if select.select([self._socket], [], [], seconds)[0]:
-            try:
-                self.take_notices(strict=True)
-            except HpcommError as ended:
-                return ended
-        return None
-
-    def _has_input(self) -> bool:
-        """Whether a frame has come, or the end of the connection."""
-        return bool(not self.ended and self._socket.fileno() >= 0 and select.select([self._socket], [], [], 0)[0])
-
-    def _frame(self, until: float) -> tuple[bytes, bytes]:
-        try:
-            n = proof.length_of(self._read(proof.HEAD, until), MOST_BYTES)
-            return self._seal.opened(self._read(n, until))
-        except proof.BadProof as wrong:
-            raise AuthError(f"the hub at {self.hub} sent bytes that fail their proof: {wrong}") from None
-
-    def _read(self, n: int, until: float) -> bytes:
-        found = bytearray()
-        while len(found) < n:
-            try:
-                self._socket.settimeout(max(until - time.monotonic(), 1e-3))
-                part = self._socket.recv(min(n - len(found), 1 << 20))
-            except TimeoutError:
-                raise Timeout(f"the hub at {self.hub} did not answer in time", op="connect_service") from None
-            except OSError as error:
-                raise self._broken(error.strerror) from None
-            if not part:
-                raise self._broken("it hung up")
-            found += part
-        return bytes(found)
-
-    def _write(self, data: bytes, until: float) -> None:
-        try:
-            self._socket.settimeout(max(until - time.monotonic(), 1e-3))
-            self._socket.sendall(data)
-        except TimeoutError:
-            raise Timeout(f"the hub at {self.hub} takes no bytes", op="connect_service") from None
-        except OSError as error:
-            raise self._broken(error.strerror) from None
-
-    def _broken(self, why: str | None) -> TransportError:
-        return TransportError(
-            f"the connection to the hub at {self.hub} broke: {why}", transport="tcp", detail=why or ""
-        )
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def _refusal(told: Mapping[str, str]) -> HpcommError:
-    kind = getattr(errors, str(told.get("kind")), None)
-    good = isinstance(kind, type) and issubclass(kind, HpcommError)
-    return (kind if good else HpcommError)(str(told.get("text")))  # type: ignore[misc]
+_MOST_WORKERS = 1 << 20
 
 
 def create_service(
@@ -192,7 +22,7 @@ def create_service(
     token: str | bytes | None = None,
     job: str | None = None,
     *,
-    timeout: float = _ANSWER_SECONDS,
+    timeout: float = ANSWER_SECONDS,
 ) -> str:
     """Creates a job at a hub, and returns its handle (PHub, section 3.1: PHub::CreateService).
 
@@ -212,8 +42,8 @@ def create_service(
         InvalidArgument: hubs, namespace, token or job is malformed.
         TransportError, Timeout: no hub answers.
         AuthError: the hub does not know the namespace or the token.
-        ConfigError: the namespace has a job of this name, or has as many jobs as it may have; the hub drains; or it
-            runs another version.
+        ConfigError: the namespace has a job of this name, or has as many jobs or descriptors as it may have; the hub
+            drains; or it runs another version.
     """
     secret, space = _token(token), checked_name("namespace", namespace)
     named = None if job is None else checked_name("job", job)
@@ -231,7 +61,7 @@ def create_service(
     finally:
         for one in opened:
             one.close()
-    return str(ServiceHandle(tuple(map(str, places)), space, str(made["job"]), str(made["nonce"])))
+    return str(ServiceHandle(places, space, str(made["job"]), str(made["nonce"])))
 
 
 def _token(token: str | bytes | None) -> bytes:
@@ -255,7 +85,7 @@ def connect_service(
     *,
     engine: Engine | None = None,
     **config: Any,
-) -> "ServiceContext":
+) -> ServiceContext:
     """Joins a job at a hub as one of its workers, waits for the other workers and the hub, and returns the context
     (PHub, section 3.1: PHub::ConnectService).
 
@@ -273,375 +103,18 @@ def connect_service(
 
     Raises:
         InvalidArgument: the token, rank or size is malformed.
-        ConfigError: the handle is malformed, or its job has ended; workers give different sizes, the same rank or
-            different settings; the job has more workers than the namespace allows; or the versions differ.
-        AuthError: the hub does not know the namespace or the token.
+        ConfigError: the handle is malformed, or its job has ended or has all its workers; workers give different sizes,
+            the same rank or different settings; the job exceeds a quota of the namespace; a worker died before all
+            were connected; the hub ends the job; or the versions differ.
+        AuthError: the hub does not know the namespace or the token, or the token was revoked.
         TransportError: no hub answers, or it hung up.
-        Timeout, PeerFailed: a worker did not come within init_timeout, or failed.
+        Timeout: a worker did not come within the init_timeout of the first one.
+        PeerFailed: a worker failed while the ranks connected to each other.
     """
     used, settings = handle_of(engine), launch.configuration(config)
     where, secret = parsed_handle(handle or settings.service), _token(token)
     if rank is None and size is None:
         rank, size = launch.numbered()
-    if not _is_count(rank, 0) or not _is_count(size, 1) or rank >= size:  # type: ignore[operator]
-        raise InvalidArgument(f"rank is {rank!r} and size {size!r}: must be numbers, with rank from 0 to size - 1")
-    return ServiceContext(_Meeting(where, secret, int(rank), int(size), settings), used)  # type: ignore[arg-type]
-
-
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 20
-
-
-class _Meeting:
-    """A rank's connections to the hubs, by which contexts meet. Rank 0 is connected to all hubs, and passes on what the
-    first one and the others say to each other; other ranks are connected to the first hub."""
-
-    def __init__(self, handle: ServiceHandle, token: bytes, rank: int, size: int, config: Config) -> None:
-        self.handle, self.rank, self.size, self.config = handle, rank, size, config
-        self.secret = proof.secret_of(token, handle.nonce)
-        self._process = os.getpid()
-        self._until = time.monotonic() + config.init_seconds
-        self._all: list[HubConnection] = []
-        try:
-            for index in range(len(handle.hubs) if rank == 0 else 1):
-                self._all.append(self._joined(index, token))
-        except BaseException:
-            self.close()
-            raise
-
-    def _joined(self, index: int, token: bytes) -> HubConnection:
-        config, left = self.config, max(self._until - time.monotonic(), 1e-3)
-        hub = addresses(self.handle.hubs[index])[0]
-        connection = HubConnection(hub, self.handle.namespace, token, left)
-        try:
-            answer = connection.ask(
-                {
-                    "op": "join",
-                    "job": self.handle.job,
-                    "nonce": self.handle.nonce,
-                    "rank": self.rank,
-                    "size": self.size,
-                    "version": _core.version(),
-                    "seconds": config.init_seconds,
-                    "timeout": config.timeout,
-                    "transport": config.transport,
-                    "silence": config.silence,
-                    "tcp_streams": config.tcp_streams,
-                },
-                left,
-            )
-        except BaseException:
-            connection.close()
-            raise
-        self.cores = int(answer["cores"])
-        return connection
-
-    @property
-    def hubs(self) -> int:
-        return len(self.handle.hubs)
-
-    def exchange(self, group: bytes, data: bytes, size: int, timeout: float) -> list[bytes]:
-        """Returns the data of all ranks of a group: b"w", the workers, or b"s", the workers and the hubs."""
-        until = time.monotonic() + timeout + _GRACE
-        first, *others = self._all
-        first.send(b"D", group + data, until)
-        if group == b"s":
-            for index, hub in enumerate(others, 1):
-                first.send(b"D", b"h" + bytes([index]) + self._data(hub, b"s", until), until)
-        found = self._data(first, group, until)
-        if group == b"s":
-            for hub in others:
-                hub.send(b"D", b"s" + found, until)
-        if len(found) % size:
-            raise AuthError(f"the hub at {first.hub} sent {len(found)} bytes for {size} ranks")
-        n = len(found) // size
-        return [found[i * n : (i + 1) * n] for i in range(size)]
-
-    def _data(self, hub: HubConnection, group: bytes, until: float) -> bytes:
-        kind, body = hub.receive(until)
-        if kind != b"D" or body[:1] != group:
-            raise AuthError(f"the hub at {hub.hub} sent {kind + body[:1]!r} for {group!r}")
-        return body[1:]
-
-    def tell(self, request: Mapping[str, Any]) -> None:
-        """Sends a request to all hubs that this rank is connected to. If a hub is gone, the exchange's own waits say
-        so."""
-        for hub in self._all if self._process == os.getpid() else ():
-            with suppress(HpcommError):
-                hub.tell(request)
-
-    def refusal(self, seconds: float) -> HpcommError | None:
-        """Returns why the hub has ended the job, if it says so within so many seconds. For a rank that expects no data
-        of the hub."""
-        return self._all[0].refusal(seconds)
-
-    def ended(self) -> str:
-        """Returns why a hub has ended the job, or ""."""
-        self.notices()
-        return next((hub.ended for hub in self._all if hub.ended), "")
-
-    def notices(self) -> tuple[str, ...]:
-        for hub in self._all:
-            hub.take_notices()
-        return tuple(one for hub in self._all for one in hub.notices)
-
-    def close(self) -> None:
-        for hub in self._all:
-            hub.close()
-        self._all.clear()
-
-    def __del__(self) -> None:
-        """Says goodbye for a context that was dropped without close. A forked child does not speak for its parent."""
-        with suppress(Exception):
-            self.tell({"op": "bye"})
-            self.close()
-
-
-class _Ranks:
-    """The ranks of one of the two contexts, as launch.Group wants them."""
-
-    def __init__(self, meeting: _Meeting, group: bytes) -> None:
-        self.rank, self.size = meeting.rank, meeting.size + (meeting.hubs if group == b"s" else 0)
-        self.refusal: HpcommError | None = None
-        self._meeting, self._group, self._rounds = meeting, group, 0
-        self._met, self._over = threading.Event(), False
-
-    def exchange(self, data: bytes, timeout: float) -> list[bytes]:
-        found = self._meeting.exchange(self._group, data, self.size, timeout)
-        self._rounds += 1
-        if self._rounds == _ROUNDS:
-            self._met.set()
-        return found
-
-    @contextmanager
-    def watched(self, abort: Callable[[str], None]) -> Iterator[None]:
-        """Lets a thread listen to the hub while the ranks connect to each other: the hub knows first if one of them has
-        died, and then aborts this rank's wait."""
-        thread = threading.Thread(target=self._watch, args=(abort,), name="hpcomm-service", daemon=True)
-        thread.start()
-        try:
-            yield
-        except HpcommError:
-            if self.refusal is not None:
-                raise self.refusal from None
-            raise
-        finally:
-            self._over = True
-            self._met.set()
-            thread.join()
-
-    def _watch(self, abort: Callable[[str], None]) -> None:
-        self._met.wait()
-        while not self._over and self.refusal is None:
-            self.refusal = self._meeting.refusal(_LOOK_SECONDS)
-        if self.refusal is not None:
-            abort(str(self.refusal))
-
-
-class _MeetsAtHub(Context):
-    """A context whose ranks meet at a hub."""
-
-    __slots__ = ()
-
-    def _connect(self, group: launch.Group) -> None:
-        assert isinstance(group, _Ranks)
-        with group.watched(super().abort):
-            super()._connect(group)
-
-
-class _HubSide(_MeetsAtHub):
-    """The context of the workers and the hubs, which exchanges use. A hub takes part in nothing else, so collective
-    methods that a program calls are refused."""
-
-    __slots__ = ("meeting",)
-
-    def _refuse(self, op: str) -> NoReturn:
-        raise NotSupported(
-            f"rank {self.rank}: {op}: hubs take part in exchanges alone: call {op} of the workers' context, which "
-            "connect_service returned"
-        )
-
-    def window(self, *args: Any, **more: Any) -> NoReturn:
-        self._refuse("window")
-
-    def receive_queue(self, *args: Any, **more: Any) -> NoReturn:
-        self._refuse("receive_queue")
-
-    def lane(self, *args: Any, **more: Any) -> NoReturn:
-        self._refuse("lane")
-
-    def barrier(self, *args: Any, **more: Any) -> NoReturn:
-        self._refuse("barrier")
-
-    def revoke(self) -> NoReturn:
-        self._refuse("revoke")
-
-    def shrink(self, *args: Any, **more: Any) -> NoReturn:
-        self._refuse("shrink")
-
-    def __init__(self, meeting: _Meeting, engine: Any) -> None:
-        self.meeting = meeting
-        super().__init__(_Ranks(meeting, b"s"), meeting.config, engine, meeting.secret)
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            self.meeting.tell({"op": "bye"})
-            self.meeting.close()
-
-    def abort(self, why: str) -> None:
-        super().abort(why)
-        self.meeting.close()
-
-
-class ServiceContext(_MeetsAtHub):
-    """A worker's membership in a job whose parameters a hub serves. connect_service makes it.
-
-    It is a Context of the workers: `size` counts them, and hubs take no part in barriers, windows and collectives.
-    parameter_hub(ctx, params, servers="hub") makes an exchange at the hub. Other exchanges, among the workers alone,
-    are made as in any context. Closing it closes the exchanges at the hub, and tells the hub that this worker is done.
-
-    The context of an exchange at the hub (Exchange.context) has the hubs as its last ranks. Errors of such an exchange
-    give these ranks: in a job of four workers, rank 4 is the first hub.
-
-    Attributes:
-        handle: the job's handle.
-    """
-
-    __slots__ = ("_served", "handle")
-
-    _served: _HubSide | None
-
-    def __init__(self, meeting: _Meeting, engine: Any = NULL) -> None:
-        self.handle, self._served = str(meeting.handle), None
-        try:
-            super().__init__(_Ranks(meeting, b"w"), meeting.config, engine, meeting.secret)
-            self._served = _HubSide(meeting, engine)
-        except BaseException as error:
-            meeting.close()
-            if hasattr(self, "_handle"):
-                super().abort(str(error))
-            raise
-        title = f"{meeting.handle.namespace}/{meeting.handle.job}"
-        self.set_title(f"{title}, workers")
-        self._served.set_title(title)
-
-    def __enter__(self) -> "ServiceContext":
-        return self
-
-    @property
-    def notices(self) -> tuple[str, ...]:
-        """What the hub has told this job so far, in sentences, e.g. that it drains and ends the job in 60 s."""
-        return () if self._served is None else self._served.meeting.notices()
-
-    def close(self) -> None:
-        try:
-            if self._served is not None:
-                self._served.close()
-        finally:
-            super().close()
-
-    def abort(self, why: str) -> None:
-        if self._served is not None:
-            self._served.abort(why)
-        super().abort(why)
-
-
-class HubExchange(Exchange):
-    """An exchange whose owners are hubs: an Exchange, of which a hub saves and restores no state."""
-
-    __slots__ = ()
-
-    def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
-        """Waits; to the error it adds what the hub has said, since ranks that fail together blame each other too."""
-        try:
-            return super()._until(call, limit, deadline, status)
-        except PeerFailed as failed:
-            assert isinstance(self.context, _HubSide)
-            why = self.context.meeting.ended()
-            if why:
-                failed.args = (f"{failed}; the hub: {why}",)
-            raise
-
-    def state_dict(self, out: dict[str, Any] | None = None) -> NoReturn:
-        raise NotSupported(
-            "state_dict: the parameters and the rule's state are at the hub, which writes no checkpoints: save "
-            "Exchange.params on one worker"
-        )
-
-    def load_state_dict(self, shards: Any, timeout: float | None = None) -> NoReturn:
-        raise NotSupported(
-            "load_state_dict: the parameters and the rule's state are at the hub, which reads no checkpoints: make the "
-            "exchange with the saved parameters"
-        )
-
-
-def hub_exchange(
-    ctx: Any,
-    params: Mapping[str, Any],
-    topology: Any,
-    given: Mapping[str, Any],
-    consistency: Any,
-    rule: Any,
-    options: Mapping[str, Any],
-) -> HubExchange:
-    """Makes an exchange whose owners are the hubs of a ServiceContext; the rest of parameter_hub.
-
-    Args:
-        given: fields of ParameterServer that the user gave, without servers.
-    """
-    if not isinstance(ctx, ServiceContext) or ctx._served is None:
-        raise InvalidArgument(f"servers is 'hub' and ctx {ctx!r}: must be a context of connect_service")
-    served = ctx._served
-    meeting = served.meeting
-    try:
-        asked = _asked(params, topology, given, consistency, rule, options, meeting.cores)
-        message = {"op": "exchange", "text": asked.text()}
-    except Exception as wrong:
-        if ctx.rank == 0:  # the hubs take part in the refusal, as in the creation
-            meeting.tell({"op": "exchange", "refused": f"{wrong}"})
-        refuse(served, wrong)
-        raise
-    if ctx.rank == 0:
-        meeting.tell(message)
-    return HubExchange(
-        served,
-        params,
-        asked.topology(meeting.size, meeting.hubs),
-        asked.consistency,
-        asked.rule,
-        plan=asked.plan,
-        engine=asked.engine,
-        timeout=options.get("timeout"),
-    )
-
-
-def _asked(
-    params: Mapping[str, Any],
-    topology: Any,
-    given: Mapping[str, Any],
-    consistency: Any,
-    rule: Any,
-    options: Mapping[str, Any],
-    cores: int,
-) -> Described:
-    if topology not in ("auto", "flat"):
-        raise InvalidArgument(f"topology is {topology!r} and servers 'hub': the hubs alone serve; leave topology out")
-    wrong = next((name for name in ("placement", "tree") if name in given), None)
-    if wrong is not None:
-        raise InvalidArgument(f"{wrong} is {given[wrong]!r} and servers 'hub': leave {wrong} out")
-    plan = options.get("plan")
-    if isinstance(plan, Plan):
-        raise InvalidArgument("plan is a Plan: a hub makes plans of its own; give PlanOptions")
-    more = {name: value for name, value in options.items() if name not in ("plan", "engine", "timeout")}
-    check_keywords(more)
-    shapes = {name: value.shape for name, value in checked_params(params).items()}
-    return described(
-        shapes,
-        given,
-        consistency,
-        rule,
-        with_cores(plan_options(plan, more), cores),
-        engine_options(options.get("engine", EngineOptions()), more),
-    )
+    size = whole("size", size, 1, _MOST_WORKERS)
+    rank = whole("rank", rank, 0, size - 1)
+    return ServiceContext(WorkerMeeting(where, secret, rank, size, settings), used)

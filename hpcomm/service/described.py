@@ -89,12 +89,13 @@ class Described:
             )
         return text
 
-    def memory(self, workers: int, far: int) -> int:
-        """Returns a bound on the bytes that a hub needs, if it is the only one.
+    def memory(self, workers: int, far: int, elements: int) -> int:
+        """Returns a bound on the bytes that a hub needs.
 
         Args:
             workers: the number of workers.
             far: the number of workers whose memory the hub does not map.
+            elements: the number of elements that the hub owns. The plan has the rows of all hubs.
         """
         consistencies = self.consistency.values() if isinstance(self.consistency, Mapping) else (self.consistency,)
         rules = self.rule.values() if isinstance(self.rule, Mapping) else (self.rule,)
@@ -107,7 +108,7 @@ class Described:
         each += 2 * depth if receives else 0  # sums of versions, and their encodings
         each += far * (depth + int(apart))  # slots for updates, and a copy for puts
         rows = len(self.shapes) + 4 * self.elements // (self.plan.chunk_bytes or _LEAST_CHUNK)
-        return _JOB_BYTES + 4 * each * self.elements + rows * (_ROW_BYTES + 64 * workers + 64 * far * depth)
+        return _JOB_BYTES + 4 * each * elements + rows * (_ROW_BYTES + 64 * workers + 64 * far * depth)
 
 
 def _in_c(codec: Any) -> Any:
@@ -152,6 +153,8 @@ def parsed(text: str | bytes) -> Described:
         InvalidArgument: the message is no description, or has a value out of range.
     """
     try:
+        if len(text) > MOST_BYTES:
+            raise InvalidArgument(f"it has {len(text)} bytes: a hub takes {MOST_BYTES} at most")
         message = json.loads(text)
         plan = {name: _value(message["plan"][name]) for name in _PLAN}
         engine = {name: _value(message["engine"][name]) for name in _ENGINE}
@@ -197,7 +200,7 @@ def _check_kinds(made: Described) -> None:
     if 4 * made.elements // max(made.plan.chunk_bytes or _LEAST_CHUNK, 1) > _MOST_ROWS:
         raise InvalidArgument(f"chunk_bytes is {made.plan.chunk_bytes}: a hub takes {_MOST_ROWS} chunks at most")
     numbers = (made.plan.depth, made.plan.chunk_bytes, made.plan.cores)
-    if not all(n is None or (type(n) is int and 0 <= n < 1 << 40) for n in numbers):
+    if numbers[0] is None or not all(n is None or (type(n) is int and 0 <= n < 1 << 40) for n in numbers):
         raise InvalidArgument(f"depth, chunk_bytes and cores are {numbers}: must be whole numbers")
 
 

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from ..errors import ConfigError, InvalidArgument
 
 NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_NONCE = re.compile(r"[0-9a-f]{32}")
+NONCES = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class ServiceHandle:
     """A job at a hub, or at several. Its text is hub://HOST:PORT,HOST:PORT/NAMESPACE/JOB/NONCE."""
 
-    hubs: tuple[str, ...]
+    hubs: "tuple[HubAddress, ...]"
     namespace: str
     job: str
     nonce: str
 
     def __str__(self) -> str:
-        return f"hub://{','.join(self.hubs)}/{self.namespace}/{self.job}/{self.nonce}"
+        return f"hub://{','.join(map(str, self.hubs))}/{self.namespace}/{self.job}/{self.nonce}"
 
 
 def parsed(text: object) -> ServiceHandle:
@@ -27,12 +27,12 @@ def parsed(text: object) -> ServiceHandle:
     scheme, _, rest = str(text).partition("://")
     parts = rest.split("/")
     good = scheme == "hub" and len(parts) == 4 and all(NAMES.fullmatch(part) for part in parts[1:3])
-    if not good or not _NONCE.fullmatch(parts[3]):
+    if not good or not NONCES.fullmatch(parts[3]):
         raise ConfigError(
             f"the handle of a service is {str(text)[:200]!r}: must be the text that create_service returned, or that "
             "`hpcomm hub create` printed, hub://HOST:PORT/NAMESPACE/JOB/NONCE"
         )
-    return ServiceHandle(tuple(str(hub) for hub in addresses(parts[0].split(","))), *parts[1:])
+    return ServiceHandle(addresses(parts[0].split(",")), *parts[1:])
 
 
 def addresses(hubs: object) -> "tuple[HubAddress, ...]":

@@ -8,31 +8,34 @@ import asyncio
 import math
 import os
 import signal
-import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .. import _core, launch
 from ..config import resolve
 from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeout
 from . import proof
+from .books import NOTHING, Books, Needs
 from .config import ADMIN, HubConfig, Namespace
-from .handle import checked_name
-from .meeting import HostedJob, Joining, Session, again, as_request
+from .handle import NONCES, HubAddress, checked_name
+from .meeting import HostedJob, Joining, again
+from .session import MOST_BYTES, Session, hang_up
 from .tenant import Tenant, Terms
 
-MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place
+MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place, unread
+_UNREAD = 4 << 10  # bytes of a connection that asyncio reads ahead, besides its last read of 256 KiB at most
 _PROOF_SECONDS = 5.0
 _PLACE_SECONDS = 1.0  # until a caller that has proven nothing must give up its place to another one
 _REQUEST_SECONDS = 10.0  # from the proof to the first request, and from the answer to "keep"
 _MOST_SECONDS = 600.0  # that a tenant may give its workers to meet
 _MOST_TIMEOUT = 86400.0
 _STOP_SECONDS = 10.0  # for tenants that were told to stop
-_REMEMBERED = 256  # jobs that ended before they ran: their late workers are told why
+_REMEMBERED = 256  # jobs of a namespace that ended before they ran: their late workers are told why
 
 _BROKEN = (proof.BadProof, EOFError, OSError, TimeoutError, asyncio.TimeoutError)
 
@@ -52,15 +55,16 @@ class Hub:
         """
         self._read, self.tell = read, tell
         self.config = read()
-        self.counts: Counter[str] = Counter()
+        self._base = launch.configuration({})
+        self._books = Books()
         self.jobs: dict[tuple[str, str], HostedJob] = {}
-        self._failed: OrderedDict[str, HpcommError] = OrderedDict()  # by nonce
-        self._memory: Counter[str] = Counter()  # by namespace
+        # by namespace; then by the job's name and nonce
+        self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
         self._callers: dict[asyncio.StreamWriter, float] = {}
         self._waiting = 0
-        self._sessions: Counter[str] = Counter()  # by namespace
-        self._lock = threading.Lock()
         self._drains_at: float | None = None
+        self._end: asyncio.TimerHandle | None = None  # of the drain
+        self._was_told = False  # by a first SIGTERM
         self._began = time.monotonic()
         self._over = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,14 +73,14 @@ class Hub:
 
     async def serve(self, ready: Callable[[str], None]) -> None:
         """Serves until SIGTERM, SIGINT or `hpcomm hub drain`, and then until its jobs have ended or the deadline has
-        passed. ready: is called with the address at which the hub listens.
+        passed; a second SIGTERM or SIGINT is the deadline. ready: is called with the address at which the hub listens.
 
         Raises:
             ConfigError: the hub cannot listen at its address.
         """
         where = self.config.listen
         try:
-            server = await asyncio.start_server(self._greet, where.host, where.port, backlog=256)
+            server = await asyncio.start_server(self._greet, where.host, where.port, backlog=256, limit=_UNREAD)
         except OSError as error:
             raise ConfigError(f"the hub cannot listen at {where}: {error.strerror}") from None
         self._loop = asyncio.get_running_loop()
@@ -84,7 +88,7 @@ class Hub:
             self._loop.add_signal_handler(number, self._on_term)
         self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         host, port = server.sockets[0].getsockname()[:2]
-        ready(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        ready(str(HubAddress(host, port)))
         try:
             await self._over.wait()
         finally:
@@ -92,10 +96,11 @@ class Hub:
             await self._end_all("the hub ends")
 
     def _on_term(self) -> None:
-        self.drain(0 if self._drains_at is not None else self.config.drain_seconds)
+        self.drain(0 if self._was_told else self.config.drain_seconds)
+        self._was_told = True
 
     def drain(self, seconds: float) -> None:
-        """Takes no new jobs, and ends those that are left after so many seconds."""
+        """Takes no new jobs, and ends those that are left after so many seconds. A later drain replaces this one."""
         sentence = f"the hub drains: it ends this job in {seconds:g} s"
         self._drains_at = time.monotonic() + seconds
         self.tell(f"drains: {len(self.jobs)} jobs have {seconds:g} s")
@@ -104,7 +109,9 @@ class Hub:
                 job.end(ConfigError(f"{job.title}: the hub drains, and takes no new jobs"))
             else:
                 job.tell(sentence)
-        self._loop.call_later(seconds, self._over.set)
+        if self._end is not None:
+            self._end.cancel()
+        self._end = self._loop.call_later(seconds, self._over.set)
         self._look()
 
     def _look(self) -> None:
@@ -129,11 +136,13 @@ class Hub:
         except HpcommError as wrong:
             self.tell(f"reload: the old configuration stays: {wrong}")
             return
+        for name in self._failed.keys() - fresh.namespaces.keys():
+            del self._failed[name]
         old, self.config = self.config, replace(fresh, listen=self.config.listen, cores=self.config.cores)
         self.tell(f"reload: {len(fresh.namespaces)} namespaces")
         for job in list(self.jobs.values()):
             if fresh.token(job.namespace) != old.token(job.namespace):
-                self.counts["ended: token revoked"] += 1
+                self._books.count("ended: token revoked")
                 job.end(AuthError(f"{job.title}: the token of its namespace was revoked"))
 
     # ---- connections -----------------------------------------------------------------------------------------------
@@ -144,8 +153,8 @@ class Hub:
         assert task is not None
         self._tasks.add(task)
         try:
-            if not await self._has_place():
-                self.counts["refused: too many strangers"] += 1
+            if not await self._has_place(writer.transport):
+                self._books.count("refused: too many strangers")
                 return
             self._callers[writer] = time.monotonic()
             session = await asyncio.wait_for(self._proven(reader, writer), _PROOF_SECONDS)
@@ -154,32 +163,34 @@ class Hub:
                 await self._attended(session)
         except _BROKEN:
             if writer in self._callers:
-                self.counts["refused: strangers"] += 1
+                self._books.count("refused: strangers")
         except asyncio.CancelledError:
             pass
         finally:
             self._callers.pop(writer, None)
             self._tasks.discard(task)
-            writer.close()
+            hang_up(writer)
 
-    async def _has_place(self) -> bool:
+    async def _has_place(self, caller: Any) -> bool:
         """Waits until one more caller may try to prove itself: at most until the oldest one has had its second, which
-        then loses its place. Returns False if too many wait already."""
+        then loses its place. The hub reads nothing of a caller that waits. Returns False if too many wait already."""
         if self._waiting >= MOST_CALLERS:
             return False
         self._waiting += 1
+        caller.pause_reading()
         try:
             while len(self._callers) >= MOST_CALLERS:
                 oldest = min(self._callers, key=self._callers.__getitem__)
                 left = self._callers[oldest] + _PLACE_SECONDS - time.monotonic()
                 if left <= 0:
                     del self._callers[oldest]
-                    self.counts["refused: strangers"] += 1
+                    self._books.count("refused: strangers")
                     oldest.transport.abort()
                 else:
                     await asyncio.sleep(left)
         finally:
             self._waiting -= 1
+        caller.resume_reading()
         return True
 
     async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session | None:
@@ -192,7 +203,7 @@ class Hub:
         try:
             proof.check_claim(greeting, claim, token or os.urandom(16))  # an unknown name takes as long as a known one
         except proof.BadProof:
-            self.counts["refused: unknown namespace" if token is None else "refused: wrong token"] += 1
+            self._books.count("refused: unknown namespace" if token is None else "refused: wrong token")
             writer.write(proof.refusal())
             await writer.drain()
             return None
@@ -202,27 +213,28 @@ class Hub:
 
     async def _attended(self, session: Session) -> None:
         """Attends to a session, which counts as a descriptor of its namespace."""
-        space = self.config.namespaces.get(session.name)
-        self._sessions[session.name] += 1
+        held = NOTHING if session.name == ADMIN else Needs(descriptors=1)
         try:
-            if space is not None and self._descriptors(space.name) > space.descriptors:
-                raise self._counted("descriptor quota", f"namespace {space.name!r} {_more(space.descriptors)}")
-            await self._attend(session)
+            self._books.hold(self.config, session.name, "the connection", NOTHING, held)
         except ConfigError as wrong:
             session.refuse(wrong)
+            await session.closed()
+            return
+        try:
+            await self._attend(session)
         finally:
-            self._sessions[session.name] -= 1
-
-    def _descriptors(self, space: str) -> int:
-        """Returns a bound on the descriptors that a namespace uses: connections, and those of its jobs' contexts."""
-        jobs = (job for job in self.jobs.values() if job.namespace == space)
-        return self._sessions[space] + sum(job.descriptors for job in jobs)
+            try:
+                await session.closed()
+            finally:
+                self._books.hold(self.config, session.name, "the connection", held, NOTHING)
 
     async def _attend(self, session: Session) -> None:
         """Answers the requests of a session."""
         request = await session.request(_REQUEST_SECONDS)
         kind = request.get("op")
         try:
+            if self.config.token(session.name) != session.token:  # the hub may have read other tokens since the proof
+                raise AuthError(f"the token of {session.name!r} was revoked")
             if session.name == ADMIN:
                 session.answer(self._administer(request))
             elif kind == "create":
@@ -236,15 +248,8 @@ class Hub:
 
     # ---- tenants ---------------------------------------------------------------------------------------------------
 
-    def _space(self, session: Session) -> Namespace:
-        """Returns the namespace of a session. Raises AuthError if its token was revoked since the proof."""
-        space = self.config.namespaces.get(session.name)
-        if space is None or space.token != session.token:
-            raise AuthError(f"the token of namespace {session.name!r} was revoked")
-        return space
-
     async def _create(self, session: Session, request: Mapping[str, Any]) -> None:
-        job = self._created(self._space(session), request)
+        job = self._created(self.config.namespaces[session.name], request)
         kept = False
         try:
             session.answer({"job": job.name, "nonce": job.nonce})
@@ -257,7 +262,7 @@ class Hub:
         name, nonce = request.get("job") or f"job-{os.urandom(4).hex()}", request.get("nonce") or os.urandom(16).hex()
         index, hubs = request.get("index"), request.get("hubs")
         checked_name("job", name)
-        if not isinstance(nonce, str) or len(nonce) != 32 or type(index) is not int or type(hubs) is not int:
+        if not isinstance(nonce, str) or not NONCES.fullmatch(nonce) or type(index) is not int or type(hubs) is not int:
             raise InvalidArgument("a request to create a job is malformed")
         self._check_version(request)
         title = f"{space.name}/{name}"
@@ -273,7 +278,7 @@ class Hub:
         job.since = time.monotonic()
         late = ConfigError(f"{title}: no worker has come in {self.config.wait_seconds:g} s")
         job.timer = self._loop.call_later(self.config.wait_seconds, job.end, late)
-        self.counts["jobs created"] += 1
+        self._books.count("jobs created")
         return job
 
     def _check_version(self, request: Mapping[str, Any]) -> None:
@@ -282,49 +287,59 @@ class Hub:
             raise self._counted("another version", f"the hub runs hpcomm {mine}, and this process {theirs}")
 
     def _counted(self, what: str, sentence: str) -> ConfigError:
-        self.counts[f"refused: {what}"] += 1
+        self._books.count(f"refused: {what}")
         return ConfigError(sentence)
 
     async def _join(self, session: Session, request: Mapping[str, Any]) -> None:
         job, rank = self._joined(session, request)
-        if job.is_whole:
-            self._start(job)
         try:
+            if job.is_whole:
+                self._start(job)
             while rank not in job.done and job.ended is None:
-                kind, body = await session.receive(None)
+                kind, body = await session.receive(None, partial(job.most_bytes, rank))
                 if kind == b"D":
                     job.post(rank, body)
                 else:
-                    self._asked(job, rank, as_request(kind, body))
+                    self._asked(job, rank, kind, body)
         except proof.BadProof as wrong:
-            self.counts["refused: broken tenants"] += 1
+            self._books.count("refused: broken tenants")
             job.end(AuthError(f"{job.title}: rank {rank} sent bytes that the hub does not take: {wrong}"))
+        except _BROKEN:
+            raise
+        except Exception as failed:
+            self.tell(f"{job.title}: {type(failed).__name__}: {failed}")
+            job.end(ConfigError(f"{job.title}: the hub cannot serve it: {type(failed).__name__}"))
         finally:
             job.lost(rank)
 
     def _joined(self, session: Session, request: Mapping[str, Any]) -> tuple[HostedJob, int]:
-        space = self._space(session)
-        nonce = str(request.get("nonce"))
-        if nonce in self._failed:
-            raise again(self._failed[nonce])
-        job = self.jobs.get((space.name, str(request.get("job"))))
+        space = self.config.namespaces[session.name]
+        name, nonce = str(request.get("job")), str(request.get("nonce"))
+        job = self.jobs.get((space.name, name))
         if job is None or job.nonce != nonce:
-            name = str(request.get("job"))[:63]
-            raise self._counted("old handles", f"{space.name}/{name} has ended: a handle is good for one job")
+            failed = self._failed[space.name].get((name, nonce))
+            if failed is not None:
+                raise again(failed)
+            raise self._counted("old handles", f"{space.name}/{name[:63]} has ended: a handle is good for one job")
         says = self._says(request)
+        try:
+            job.check_open()
+        except ConfigError:
+            self._books.count("refused: used handles")
+            raise
         try:
             self._check_version(request)
         except ConfigError as wrong:
             raise again(job.end(ConfigError(f"{job.title}: rank {says.rank}: {wrong}"))) from None
-        if job.first is None and self._descriptors(space.name) + says.descriptors > space.descriptors:
-            self.counts["refused: descriptor quota"] += 1
-            more = f"{says.size} workers need {says.descriptors} descriptors, and namespace {space.name!r}"
-            raise again(job.end(ConfigError(f"{job.title}: {more} {_more(space.descriptors)}")))
-        had = job.ended
+        if not job.members:
+            try:
+                self._hold(job, says.needs)
+            except ConfigError as wrong:
+                raise again(job.end(ConfigError(f"{job.title}: {wrong}"))) from None
         try:
             job.join(says, session, space.ranks)
         except ConfigError:
-            self.counts["refused: used handles" if had is job.ended else "refused: workers that do not agree"] += 1
+            self._books.count("refused: workers that do not agree")
             raise
         if job.timer is not None and len(job.members) == 1:
             job.timer.cancel()
@@ -333,7 +348,7 @@ class Hub:
         return job, says.rank
 
     def _says(self, request: Mapping[str, Any]) -> Joining:
-        """Returns what a worker says of itself. Raises InvalidArgument for values out of range."""
+        """Returns a worker's rank, size and settings. Raises InvalidArgument for values out of range."""
         try:
             says = Joining(
                 rank=int(request["rank"]),
@@ -356,22 +371,23 @@ class Hub:
         missing = ", ".join(map(str, job.missing[:16]))
         job.end(Timeout(f"{job.title}: rank {missing} did not come in {seconds:g} s"))
 
-    def _asked(self, job: HostedJob, rank: int, request: Mapping[str, Any]) -> None:
-        """Does what a worker of a running job asks for."""
-        kind = request.get("op")
-        if kind == "bye":
+    def _asked(self, job: HostedJob, rank: int, kind: bytes, body: bytes) -> None:
+        """Fulfils a request of a worker. The tenant's own thread reads requests for exchanges, which may be
+        long."""
+        op = "exchange" if len(body) > MOST_BYTES else proof.as_request(kind, body).get("op")
+        if op == "bye":
             job.leave(rank)
-        elif kind == "exchange" and rank == 0 and job.tenant is not None:
-            job.tenant.asked(str(request.get("text", "")), str(request.get("refused", "")))
+        elif op == "exchange" and rank == 0 and job.tenant is not None:
+            job.tenant.asked(kind, body)
         else:
-            raise proof.BadProof(f"a request {str(kind)[:40]!r}")
+            raise proof.BadProof(f"a request {str(op)[:40]!r}")
 
     def _start(self, job: HostedJob) -> None:
         """Lets a tenant begin: all its workers have come."""
         if job.timer is not None:
             job.timer.cancel()
         assert job.first is not None
-        space, base, loop = self.config.namespaces[job.namespace], launch.configuration({}), self._loop
+        space, base, loop = self.config.namespaces[job.namespace], self._base, self._loop
         own = {"socket_ifname": base.socket_ifname, "tcp_congestion": base.tcp_congestion, "devices": base.devices}
         terms = Terms(
             title=job.title,
@@ -390,40 +406,26 @@ class Hub:
         job.tenant = Tenant(
             terms,
             post=lambda data: _soon(loop, job.post_own, data),
-            claim=lambda nbytes: self._claim(space.name, nbytes),
+            claim=partial(self._claim, space.name),
             over=over,
-            count=lambda what: _soon(loop, self._count, what),
+            count=self._books.count,
         )
         self.tell(f"{job.title} begins, with {job.first.size} workers")
 
-    def _count(self, what: str) -> None:
-        self.counts[what] += 1
+    def _hold(self, job: HostedJob, needs: Needs) -> None:
+        """Takes the needs of a job's context from the quotas. Raises ConfigError if a quota has no room for it."""
+        self._books.hold(self.config, job.namespace, "the job", job.held, needs)
+        job.held = needs
 
-    def _claim(self, space: str, nbytes: int) -> str | None:
-        """Takes memory for an exchange, or gives it back; returns the refusal. Tenants' threads call it: a lock
-        keeps them apart."""
-        with self._lock:
-            return self._taken(space, nbytes)
-
-    def _taken(self, space: str, nbytes: int) -> str | None:
-        own = self.config.namespaces.get(space)
-        have, of_all = self._memory[space], sum(self._memory.values())
-        if nbytes > 0 and (own is None or have + nbytes > own.memory):
-            most = 0 if own is None else own.memory
-            return (
-                f"the exchange needs {nbytes} bytes, and namespace {space!r} has {max(most - have, 0)} of {most} left"
-            )
-        if nbytes > 0 and of_all + nbytes > self.config.memory:
-            return f"the exchange needs {nbytes} bytes, and the hub has {max(self.config.memory - of_all, 0)} left"
-        self._memory[space] += nbytes
-        return None
+    def _claim(self, space: str, old: Needs, new: Needs) -> None:
+        self._books.hold(self.config, space, "the exchange", old, new)
 
     def _ended(self, job: HostedJob, why: str, kind: str) -> None:
         if why and job.ended is None:
-            self.counts[f"ended: {kind}"] += 1
+            self._books.count(f"ended: {kind}")
             job.end(ConfigError(f"{job.title}: {why}"))
-        else:
-            self.counts["jobs done"] += not why
+        elif not why:
+            self._books.count("jobs done")
         self.tell(f"{job.title} has ended{f': {why}' if why else ''}")
         self._drop(job)
 
@@ -432,12 +434,15 @@ class Hub:
             job.timer.cancel()
         if self.jobs.get((job.namespace, job.name)) is job:
             del self.jobs[job.namespace, job.name]
+        self._hold(job, NOTHING)
         for session in job.members.values():
             session.close()
         if job.tenant is None and job.ended is not None:
-            self._failed[job.nonce] = job.ended
-            while len(self._failed) > _REMEMBERED:
-                self._failed.popitem(last=False)
+            self._books.count(f"ended before it ran: {type(job.ended).__name__}")
+            failed = self._failed[job.namespace]
+            failed[job.name, job.nonce] = job.ended
+            while len(failed) > _REMEMBERED:
+                failed.popitem(last=False)
         self._look()
 
     # ---- the administrator -----------------------------------------------------------------------------------------
@@ -453,7 +458,7 @@ class Hub:
             job = self.jobs.get((space, name))
             if job is None:
                 raise InvalidArgument(f"the hub has no job {request.get('job')!r}")
-            self.counts["ended: evicted"] += 1
+            self._books.count("ended: evicted")
             job.end(ConfigError(f"{job.title}: the administrator of the hub has ended it"))
             return self._told(job)
         if kind == "drain":
@@ -474,7 +479,7 @@ class Hub:
             "drains_in": left,
             "cores": self.config.cores,
             "jobs": len(self.jobs),
-            "memory": sum(self._memory.values()),
+            "memory": sum(self._books.memory.values()),
             "memory_quota": self.config.memory,
             "descriptors": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
@@ -483,15 +488,15 @@ class Hub:
                 name: {
                     "jobs": by_space[name],
                     "job_quota": one.jobs,
-                    "memory": self._memory[name],
+                    "memory": self._books.memory[name],
                     "memory_quota": one.memory,
-                    "descriptors": self._descriptors(name),
+                    "descriptors": self._books.descriptors[name],
                     "descriptor_quota": one.descriptors,
                     "weight": one.weight,
                 }
                 for name, one in self.config.namespaces.items()
             },
-            "counts": dict(sorted(self.counts.items())),
+            "counts": dict(sorted(self._books.counts.items())),
         }
 
     def _told(self, job: HostedJob) -> dict[str, Any]:
@@ -504,10 +509,6 @@ class Hub:
             "memory": 0 if job.tenant is None else job.tenant.memory,
             "seconds": time.monotonic() - job.since,
         }
-
-
-def _more(descriptors: int) -> str:
-    return f"may use {descriptors} descriptors and no more"
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:

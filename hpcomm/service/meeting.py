@@ -1,16 +1,7 @@
-"""The hub's end of a tenant's connection, and the job whose workers meet over such connections.
-
-After the proof a connection carries frames:
-
-    J   a request or an answer, as JSON
-    D   a part of a round, or the whole of it: b"w" (workers), b"s" (workers and hubs) or b"h" and the index of another
-        hub, which worker 0 passes on; then the data
-    X   a refusal, as JSON: the kind of the error and its sentence; the hub hangs up
-    N   a notice to the job, a sentence
-"""
+"""A job at its hub: its workers meet over their connections to the hub."""
 
 import asyncio
-import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,68 +9,15 @@ from typing import Any
 from ..config import Config
 from ..errors import AuthError, ConfigError, HpcommError
 from . import proof
+from .books import NOTHING, Needs
+from .session import MOST_BYTES, Session
 from .tenant import Tenant
 
-MOST_BYTES = 16 << 20  # of a frame: a description and its quotes
-_MOST_PART = 16 << 10  # bytes of a rank's part of a round
-_MOST_UNSENT = 64 << 20  # bytes that a tenant does not take
-_JOB_DESCRIPTORS, _LANES = 24, 8  # of a context and two exchanges; lanes of each worker
+_MOST_EXCHANGE = 16 << 20  # bytes of a request for an exchange: a description and its quotes
+_MOST_PART = 1 << 10  # bytes of a rank's part of a round
+_ROUNDS = 2  # of each of a job's contexts: versions, then addresses
+_JOB_DESCRIPTORS, _WORKER_DESCRIPTORS = 24, 2  # of a context, and of its links to each worker
 _LOST_SECONDS = 1.0  # for the contexts to notice a death
-_BODY_SECONDS = 30.0  # for the rest of a frame that has begun
-
-
-class Session:
-    """A proven connection. name: the namespace, or config.ADMIN; token: the one that was proven."""
-
-    def __init__(
-        self, name: str, token: bytes, seal: proof.Seal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.name, self.token = name, token
-        self._seal, self._reader, self._writer = seal, reader, writer
-
-    async def receive(self, timeout: float | None) -> tuple[bytes, bytes]:
-        """Returns the next frame. timeout: seconds until it begins; None: as long as the connection lives.
-
-        Raises:
-            BadProof, EOFError, OSError, TimeoutError: the connection is of no use any more.
-        """
-        head = await asyncio.wait_for(self._reader.readexactly(proof.HEAD), timeout)
-        n = proof.length_of(head, MOST_BYTES)
-        return self._seal.opened(await asyncio.wait_for(self._reader.readexactly(n), _BODY_SECONDS))
-
-    async def request(self, timeout: float | None) -> dict[str, Any]:
-        """Returns the next frame, which must be a request."""
-        kind, body = await self.receive(timeout)
-        return as_request(kind, body)
-
-    def send(self, kind: bytes, body: bytes) -> None:
-        if self._writer.is_closing():
-            return
-        self._writer.write(self._seal.closed(kind, body))
-        if self._writer.transport.get_write_buffer_size() > _MOST_UNSENT:
-            self._writer.transport.abort()
-
-    def answer(self, found: object) -> None:
-        self.send(b"J", json.dumps(found).encode())
-
-    def refuse(self, wrong: HpcommError) -> None:
-        self.send(b"X", json.dumps({"kind": type(wrong).__name__, "text": str(wrong)}).encode())
-        self.close()
-
-    def close(self) -> None:
-        """Sends what is left, and hangs up."""
-        self._writer.close()
-
-
-def as_request(kind: bytes, body: bytes) -> dict[str, Any]:
-    """Returns the request in a frame. Raises BadProof for another frame: a tenant with a token may be broken too."""
-    try:
-        found = json.loads(body) if kind == b"J" else None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise proof.BadProof("a frame is no request")
-    return found
 
 
 def again(wrong: HpcommError) -> HpcommError:
@@ -89,7 +27,8 @@ def again(wrong: HpcommError) -> HpcommError:
 
 @dataclass(frozen=True)
 class Joining:
-    """What a worker says when it joins a job. All workers of a job must say the same, except for their ranks."""
+    """What a worker says when it joins a job. All workers must give the same size and settings. The first one's seconds
+    and timeout count."""
 
     rank: int
     size: int
@@ -104,9 +43,9 @@ class Joining:
         return {"transport": self.transport, "silence": self.silence, "tcp_streams": self.tcp_streams}
 
     @property
-    def descriptors(self) -> int:
-        """A bound on the descriptors of the hub's context, beside the workers' connections to the hub."""
-        return _JOB_DESCRIPTORS + self.size * (2 + _LANES * self.tcp_streams)
+    def needs(self) -> Needs:
+        """What the hub's context needs, beside its exchanges and the workers' connections to the hub."""
+        return Needs(descriptors=_JOB_DESCRIPTORS + _WORKER_DESCRIPTORS * self.size)
 
     def config(self, base: Config) -> dict[str, Any]:
         """Returns the settings of the hub's context in this job."""
@@ -135,26 +74,27 @@ class HostedJob:
     done: set[int] = field(default_factory=set)
     timer: asyncio.TimerHandle | None = None
     since: float = 0.0
+    held: Needs = NOTHING
     _rounds: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
+    _begun: Counter[bytes] = field(default_factory=Counter)  # rounds of each group
 
     @property
     def title(self) -> str:
         return f"{self.namespace}/{self.name}"
 
     @property
-    def descriptors(self) -> int:
-        return 0 if self.first is None else self.first.descriptors
-
-    @property
     def state(self) -> str:
         return "ends" if self.ended else "runs" if self.tenant else "waits"
 
-    def join(self, says: Joining, session: Session, most: int) -> None:
-        """Adds a worker. Raises ConfigError if it does not fit: to this worker alone if the job runs, else to all."""
+    def check_open(self) -> None:
+        """Raises the error for a worker that comes too late: the job ends, or has all its workers."""
         if self.ended is not None:
             raise again(self.ended)
         if self.tenant is not None:
             raise ConfigError(f"{self.title} has all its workers: its handle is used up; call create_service again")
+
+    def join(self, says: Joining, session: Session, most: int) -> None:
+        """Adds a worker to a job that waits for workers. Ends the job and raises ConfigError if it does not fit."""
         wrong = self._misfit(says, most)
         if wrong:
             raise again(self.end(ConfigError(f"{self.title}: {wrong}")))
@@ -162,6 +102,8 @@ class HostedJob:
         self.members[says.rank] = session
 
     def _misfit(self, says: Joining, most: int) -> str:
+        if self.index and says.rank:
+            return f"rank {says.rank} came to hub {self.index}, where rank 0 alone comes"
         if says.size > most:
             return f"it has {says.size} workers, and the namespace allows {most} for a job"
         if says.rank in self.members:
@@ -189,11 +131,20 @@ class HostedJob:
         size = 0 if self.first is None else 1 if self.index else self.first.size
         return [rank for rank in range(size) if rank not in self.members]
 
+    def most_bytes(self, rank: int) -> int:
+        """Returns how many bytes the next frame of a worker may have. In a running job worker 0 sends descriptions of
+        exchanges, and to other hubs than the first one the whole of a round."""
+        if rank or self.tenant is None:
+            return MOST_BYTES
+        return max(MOST_BYTES, _MOST_EXCHANGE, 1 + self.tenant.size * _MOST_PART if self.index else 0)
+
     def post(self, rank: int, body: bytes) -> None:
-        """Takes a worker's part of a round, and gives everybody the whole when all have come."""
+        """Takes a worker's part of a round, and gives all workers the whole when all parts have come. Raises BadProof
+        for more rounds than a context has."""
         assert self.first is not None
         group, data, workers = body[:1], body[1:], self.first.size
         if self.index and group == b"s":  # worker 0 brings the round that the first hub made
+            self._begin(group)
             self._deliver(data, workers + self.hubs)
             return
         place = rank
@@ -214,6 +165,8 @@ class HostedJob:
             self._put(b"s", self.first.size, data, self.first.size + self.hubs)
 
     def _put(self, group: bytes, place: int, data: bytes, size: int) -> None:
+        if group not in self._rounds:
+            self._begin(group)
         parts = self._rounds.setdefault(group, {})
         if place in parts or any(len(one) != len(data) for one in parts.values()):
             self.end(ConfigError(f"{self.title}: the ranks sent parts of unequal lengths, or one of them twice"))
@@ -227,6 +180,11 @@ class HostedJob:
             session.send(b"D", group + whole)
         if group == b"s":
             self._deliver(whole, size)
+
+    def _begin(self, group: bytes) -> None:
+        self._begun[group] += 1
+        if self._begun[group] > _ROUNDS:
+            raise proof.BadProof(f"round {self._begun[group]} of {_ROUNDS}")
 
     def _deliver(self, whole: bytes, size: int) -> None:
         if self.tenant is None or len(whole) % size:

@@ -4,17 +4,19 @@
     tenant  CLAIM   the namespace, another nonce, and an HMAC over both nonces
     hub     ANSWER  a byte that is 1 and an HMAC over both nonces, or zeros for a refusal
 
-The HMACs are SHA-256, their key is made of the token, and the token itself is never sent. A recorded connection is of
-no use to a stranger, since the hub's nonce is a new one each time. After the proof each frame has an HMAC over its
-direction, its number and its bytes, under a key made of both nonces, so nobody can add, change, repeat or reorder
-frames. Frames are not encrypted.
+The HMACs are SHA-256. Their key is the token, which is never sent. A recorded connection is of no use to a stranger,
+since the hub's nonce is a new one each time. After the proof each frame has an HMAC over its direction, its number and
+its bytes, under a key made of the token and both nonces, so a stranger cannot add, change, repeat or reorder frames.
+Frames are not encrypted.
 """
 
 import hashlib
 import hmac
+import json
 import os
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 PROTOCOL = b"hpchub01"
 NONCE, DIGEST, NAME, TAG = 16, 32, 64, 16
@@ -101,9 +103,14 @@ class Seal:
 
     def closed(self, kind: bytes, body: bytes) -> bytes:
         """Returns a frame: its length, its kind (one byte), the body and the tag."""
+        head, tag = self.around(kind, body)
+        return head + body + tag
+
+    def around(self, kind: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """Returns the parts of the next frame before and after its body."""
         tag = self._tag(self.own, self.sent, kind, body)
         self.sent += 1
-        return struct.pack(">I", len(kind) + len(body) + TAG) + kind + body + tag
+        return struct.pack(">I", len(kind) + len(body) + TAG) + kind, tag
 
     def opened(self, frame: bytes) -> tuple[bytes, bytes]:
         """Returns the kind and the body of a frame, given without its length. Raises BadProof for a wrong tag."""
@@ -123,6 +130,24 @@ def length_of(head: bytes, most: int) -> int:
     if not 1 + TAG <= n <= most + 1 + TAG:
         raise BadProof(f"a frame of {n} bytes")
     return n
+
+
+def as_request(kind: bytes, body: bytes) -> dict[str, Any]:
+    """Returns the request in a frame. Raises BadProof for another frame: a tenant with a token may be broken too."""
+    if kind != b"J":
+        raise BadProof("a frame is no request")
+    return as_table(body)
+
+
+def as_table(body: bytes) -> dict[str, Any]:
+    """Returns the names and values in the body of a frame. Raises BadProof for another body."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise BadProof("a frame has no names and values")
+    return found
 
 
 def seal(greeting: bytes, data: bytes, token: bytes, *, is_hub: bool) -> Seal:

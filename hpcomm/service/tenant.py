@@ -4,7 +4,8 @@ them until the workers have closed them."""
 import gc
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,15 +14,22 @@ import numpy as np
 from .. import errors
 from ..config import Config
 from ..context import Context
-from ..errors import ConfigError, HpcommError, InvalidArgument, Timeout
+from ..errors import HpcommError, InvalidArgument, Timeout
 from ..exchange import Exchange
-from ..exchange.arguments import refuse
+from ..exchange.arguments import Checked, refuse
+from ..exchange.options import EngineOptions
 from ..launch import Group
+from ..plan import Plan
+from . import proof
+from .books import NOTHING, Needs
 from .described import Described, parsed
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
 _LOOK_SECONDS = 5.0
 _STARTED = 5.0  # for the end of a thread whose context was aborted
+_MOST_ASKED = 4  # requests for exchanges that wait
+_MOST_REASON = 4096  # characters
+_PARSED = 32  # bytes of Python's objects for each byte of a request
 _FATAL = (errors.PeerFailed, errors.Timeout, errors.TransportError, errors.AuthError)
 
 
@@ -62,10 +70,10 @@ class _Stop:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A worker's request for an exchange. refused: why the worker itself does not make it."""
+    """A frame of worker 0: a request for an exchange."""
 
-    text: str
-    refused: str = ""
+    kind: bytes
+    body: bytes
 
 
 class _TenantContext(Context):
@@ -86,7 +94,7 @@ class Tenant:
         self,
         terms: Terms,
         post: Callable[[bytes], None],
-        claim: Callable[[int], str | None],
+        claim: Callable[[Needs, Needs], None],
         over: Callable[[str, str], None],
         count: Callable[[str], None],
     ) -> None:
@@ -94,16 +102,16 @@ class Tenant:
 
         Args:
             post: sends this hub's part of a round of the meeting.
-            claim: takes bytes of the namespace's memory, or gives them back if negative; returns the refusal.
+            claim: takes the needs of an exchange from the namespace's quotas, in place of earlier ones. Raises
+                ConfigError if a quota has no room for it.
             over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
             count: counts an event by its name.
         """
         self.terms, self._post, self._claim, self._over, self._count = terms, post, claim, over, count
         self.rank, self.size = terms.rank, terms.workers + terms.hubs
-        self.exchanges = self.memory = 0
         self._inbox: queue.SimpleQueue[_Asked | _Stop | None] = queue.SimpleQueue()
         self._parts: queue.SimpleQueue[list[bytes] | _Stop] = queue.SimpleQueue()
-        self._serving: list[threading.Thread] = []
+        self._serving: list[_Serving] = []
         self._context: Context | None = None
         self._up = False
         # the first reason why the job ends; no exception, since the traceback of one would keep the context alive
@@ -117,11 +125,23 @@ class Tenant:
         """Whether the workers and the hubs have connected to each other."""
         return self._up
 
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges the hub serves."""
+        return sum(one.thread.is_alive() for one in self._serving)
+
+    @property
+    def memory(self) -> int:
+        """The bytes that these exchanges hold."""
+        return sum(one.held.needs.nbytes for one in self._serving)
+
     # ---- calls of the hub ------------------------------------------------------------------------------------------
 
-    def asked(self, text: str, refused: str = "") -> None:
-        """Makes an exchange, together with the workers."""
-        self._inbox.put(_Asked(text, refused))
+    def asked(self, kind: bytes, body: bytes) -> None:
+        """Makes an exchange, together with the workers. Raises BadProof if too many requests wait."""
+        if self._inbox.qsize() >= _MOST_ASKED:
+            raise proof.BadProof(f"{_MOST_ASKED} requests for exchanges wait already")
+        self._inbox.put(_Asked(kind, body))
 
     def take(self, parts: list[bytes]) -> None:
         """Takes the data of all ranks of a round."""
@@ -169,12 +189,17 @@ class Tenant:
             self._take_part()
         except Exception as failed:
             self._fail(failed)
-        for thread in self._serving:
-            thread.join(_STARTED)
+        self._join(_STARTED)
         self._context = None
-        self._serving.clear()
+        self._serving = []
         gc.collect()  # frees memory and descriptors of the context now
         self._over(*((self._why.why, self._why.kind) if self._why else ("", "")))
+
+    def _join(self, seconds: float) -> None:
+        """Waits for the threads that serve, all together at most so many seconds."""
+        until = time.monotonic() + seconds
+        for one in self._serving:
+            one.thread.join(max(until - time.monotonic(), 0))
 
     def _fail(self, failed: Exception) -> _Stop:
         """Keeps why the job ends, unless it is known; returns the reason that counts."""
@@ -192,8 +217,7 @@ class Tenant:
                 if isinstance(asked, _Stop):
                     raise Stopped(asked.why)
                 self._make(context, asked)
-            for thread in self._serving:
-                thread.join(_CLOSE_SECONDS)
+            self._join(_CLOSE_SECONDS)
             context.close()
         except Exception as failed:
             context.abort(self._fail(failed).why)
@@ -210,72 +234,123 @@ class Tenant:
                 return _Stop(f"rank {dead[0]} has failed", "PeerFailed")
 
     def _make(self, context: Context, asked: _Asked) -> None:
-        """Makes an exchange, or tells the workers why not."""
-        nbytes, exchange = 0, None
+        """Makes an exchange and lets a thread serve it, or tells the workers why not."""
+        held = _Holding(self._claim)
         try:
-            described = self._checked(asked)
-            far = sum(not peer.maps for peer in context.peers[: self.terms.workers])
-            nbytes = described.memory(self.terms.workers, far) // self.terms.hubs
-            refused = self._claim(nbytes)
-            if refused is not None:
-                nbytes = 0
-                self._count("refused: memory quota")
-                raise ConfigError(refused)
-        except HpcommError as wrong:
-            self._count("refused: exchange")
-            refuse(context, wrong)
-            return
-        try:
-            exchange = self._made(context, described)
+            exchange = self._made(context, asked, held)
+            name = f"serves {self.terms.title}"
+            thread = threading.Thread(target=self._serve, args=(exchange, held), name=name, daemon=True)
+            thread.start()
         except _FATAL:
+            held.free()
             raise
         except HpcommError:  # every rank has raised it; the job may try again
+            held.free()
             self._count("refused: exchange")
-        finally:
-            if exchange is None:
-                self._claim(-nbytes)
-        if exchange is None:
-            return
-        self.exchanges += 1
-        self.memory += nbytes
-        name = f"serves {self.terms.title}"
-        thread = threading.Thread(target=self._serve, args=(exchange, nbytes), name=name, daemon=True)
-        self._serving[:] = [one for one in self._serving if one.is_alive()]
-        self._serving.append(thread)
-        thread.start()
+        except BaseException:
+            held.free()
+            raise
+        else:
+            self._serving = [*(one for one in self._serving if one.thread.is_alive()), _Serving(thread, held)]
 
-    def _checked(self, asked: _Asked) -> Described:
-        if asked.refused:
-            raise InvalidArgument(asked.refused)
-        described = parsed(asked.text)
+    def _made(self, context: Context, asked: _Asked, held: "_Holding") -> Exchange:
+        terms = self.terms
+        far = sum(not peer.maps for peer in context.peers[: terms.workers])
+        try:
+            held.hold(_PARSED * len(asked.body))
+            described = self._checked(proof.as_request(asked.kind, asked.body))
+            held.hold(described.memory(terms.workers, far, described.elements // terms.hubs))
+        except HpcommError as wrong:
+            refuse(context, wrong)
+            raise
+
+        def fit(given: Checked) -> None:
+            """Holds the needs of the plan: a tenant chooses the chunks, so it may give a hub more than its share."""
+            cores = described.plan.cores or 1
+            lanes = len(given.schemes) * (1 + 2 * cores * terms.config.tcp_streams * far)
+            held.hold(described.memory(terms.workers, far, _owned(given.plan, context.rank)), lanes)
+
+        return _Served(fit, context, described, terms)
+
+    def _checked(self, request: Mapping[str, Any]) -> Described:
+        if request.get("op") != "exchange":
+            raise proof.BadProof("a long frame is no request for an exchange")
+        if request.get("refused"):  # a worker has refused its own arguments
+            raise InvalidArgument(str(request["refused"])[:_MOST_REASON])
+        described = parsed(str(request.get("text", "")))
         if described.plan.cores is None or not 1 <= described.plan.cores <= self.terms.cores:
             raise InvalidArgument(f"cores is {described.plan.cores}: the hub has {self.terms.cores}")
         return described
 
-    def _made(self, context: Context, described: Described) -> Exchange:
-        return Exchange(
-            context,
-            {name: _zeros(shape) for name, shape in described.shapes.items()},
-            described.topology(self.terms.workers, self.terms.hubs),
-            described.consistency,
-            described.rule,
-            plan=described.plan_in_c,
-            engine=replace(described.engine, progress="thread", weight=self.terms.weight),
-        )
-
-    def _serve(self, exchange: Exchange, nbytes: int) -> None:
+    def _serve(self, exchange: Exchange, held: "_Holding") -> None:
         """Serves an exchange until all workers have closed it; then frees it."""
         try:
             exchange.serve()
             exchange.close()
-        except HpcommError as failed:
+        except Exception as failed:
             self._inbox.put(self._fail(failed))
         finally:
             del exchange
             gc.collect()
-            self.exchanges -= 1
-            self.memory -= nbytes
-            self._claim(-nbytes)
+            held.free()
+
+
+class _Holding:
+    """What an exchange holds of the namespace's quotas."""
+
+    def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
+        self.needs, self._claim = NOTHING, claim
+
+    def hold(self, nbytes: int, descriptors: int = 0) -> None:
+        """Holds so much, in place of the amount before. Raises ConfigError if a quota has no room for it."""
+        new = Needs(nbytes, descriptors)
+        self._claim(self.needs, new)
+        self.needs = new
+
+    def free(self) -> None:
+        self.hold(0)
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """An exchange that a thread serves."""
+
+    thread: threading.Thread
+    held: _Holding
+
+
+class _Served(Exchange):
+    """The hub's part of an exchange. fit: is called with the plans, before the exchange takes memory; if it raises an
+    error, every rank is told."""
+
+    __slots__ = ("_fit",)
+
+    def __init__(self, fit: Callable[[Checked], None], context: Context, described: Described, terms: Terms) -> None:
+        self._fit = fit
+        super().__init__(
+            context,
+            {name: _zeros(shape) for name, shape in described.shapes.items()},
+            described.topology(terms.workers, terms.hubs),
+            described.consistency,
+            described.rule,
+            plan=described.plan_in_c,
+            engine=replace(described.engine, progress="thread", weight=terms.weight),
+        )
+
+    def _created(self, given: Checked, engine: EngineOptions, timeout: float) -> Any:
+        try:
+            self._fit(given)
+        except HpcommError as wrong:
+            refuse(self.context, wrong)
+            raise
+        return super()._created(given, engine, timeout)
+
+
+def _owned(plan: Plan, rank: int) -> int:
+    """Returns the number of elements in the rows of a rank. Rows of the same elements count once."""
+    own = plan.rows.column("owner") == rank
+    spans = np.stack([plan.rows.column(name)[own].astype(np.int64) for name in ("key", "offset", "count")], axis=1)
+    return int(np.unique(spans, axis=0)[:, 2].sum())
 
 
 def _zeros(shape: tuple[int, ...]) -> Any:

@@ -1,0 +1,118 @@
+"""The hub's end of a proven connection.
+
+After the proof a connection carries frames:
+
+    J   a request or an answer, as JSON
+    D   a part of a round, or the whole of it: b"w" (workers), b"s" (workers and hubs) or b"h" and the index of another
+        hub, which worker 0 passes on; then the data
+    X   a refusal, as JSON: the kind of the error and its sentence; the hub hangs up
+    N   a notice to the job, a sentence
+
+Frames to a tenant wait as they are, and sessions of a job share the bytes of a round. A session copies one slice at a
+time into its connection, as fast as the tenant takes them.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ..errors import HpcommError
+from . import proof
+
+MOST_BYTES = 64 << 10  # of a frame to the hub, if nothing else is said
+_MOST_DUE = 64  # frames that wait for a tenant to take them
+_SLICE = 64 << 10
+_CLOSE_SECONDS = 3.0  # for a caller to take the rest when the hub hangs up
+_BODY_SECONDS = 30.0  # for the rest of a frame that has begun
+
+
+class Session:
+    """A proven connection. name: the namespace, or config.ADMIN; token: the one that was proven."""
+
+    def __init__(
+        self, name: str, token: bytes, seal: proof.Seal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.name, self.token = name, token
+        self._seal, self._reader, self._writer = seal, reader, writer
+        self._due: deque[tuple[bytes, bytes]] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self._closes = False
+
+    async def receive(self, timeout: float | None, most: Callable[[], int] = lambda: MOST_BYTES) -> tuple[bytes, bytes]:
+        """Returns the next frame.
+
+        Args:
+            timeout: seconds until the frame begins; None: as long as the connection lives.
+            most: is asked how many bytes the frame may have, when it has begun.
+
+        Raises:
+            BadProof, EOFError, OSError, TimeoutError: the connection is of no use any more.
+        """
+        head = await asyncio.wait_for(self._reader.readexactly(proof.HEAD), timeout)
+        n = proof.length_of(head, most())
+        return self._seal.opened(await asyncio.wait_for(self._reader.readexactly(n), _BODY_SECONDS))
+
+    async def request(self, timeout: float | None) -> dict[str, Any]:
+        """Returns the next frame, which must be a request."""
+        return proof.as_request(*await self.receive(timeout))
+
+    def send(self, kind: bytes, body: bytes) -> None:
+        """Sends a frame after those that wait already. A tenant that leaves too many untaken loses its connection."""
+        if self._closes or self._writer.is_closing():
+            return
+        at_once = self._sender is None and max(len(body), self._writer.transport.get_write_buffer_size()) <= _SLICE
+        if at_once:
+            self._writer.write(self._seal.closed(kind, body))
+            return
+        self._due.append((kind, body))
+        if len(self._due) > _MOST_DUE:
+            self._writer.transport.abort()
+        elif self._sender is None:
+            self._sender = asyncio.create_task(self._send_due())
+
+    async def _send_due(self) -> None:
+        with suppress(OSError):
+            while self._due:
+                kind, body = self._due.popleft()
+                head, tag = self._seal.around(kind, body)
+                self._writer.write(head)
+                for start in range(0, len(body), _SLICE):
+                    self._writer.write(body[start : start + _SLICE])
+                    await self._writer.drain()
+                self._writer.write(tag)
+        self._sender = None
+        if self._closes:
+            hang_up(self._writer)
+
+    def answer(self, found: object) -> None:
+        self.send(b"J", json.dumps(found).encode())
+
+    def refuse(self, wrong: HpcommError) -> None:
+        self.send(b"X", json.dumps({"kind": type(wrong).__name__, "text": str(wrong)}).encode())
+        self.close()
+
+    def close(self) -> None:
+        """Sends the rest, and hangs up."""
+        self._closes = True
+        if self._sender is None:
+            hang_up(self._writer)
+        else:
+            asyncio.get_running_loop().call_later(_CLOSE_SECONDS, self._writer.transport.abort)
+
+    async def closed(self) -> None:
+        """Closes the connection, and waits until it and its last frames are gone."""
+        self.close()
+        if self._sender is not None:
+            await asyncio.wait([self._sender])
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+
+def hang_up(writer: asyncio.StreamWriter) -> None:
+    """Closes a connection. What the other side has not taken after a few seconds is dropped."""
+    if not writer.is_closing():
+        writer.close()
+        asyncio.get_running_loop().call_later(_CLOSE_SECONDS, writer.transport.abort)
