@@ -4,10 +4,7 @@ import os
 import signal
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import backend_jobs  # noqa: E402
+from backend_jobs import run  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hpcomm  # noqa: E402
@@ -40,21 +39,8 @@ EXACT = {  # codecs that send small whole numbers without rounding
 HELD = {"topk": TopK(0.1), "onebit": OneBit(), "float4": ErrorFeedback(Float4()), "threshold": Threshold(0.05)}
 
 
-@contextmanager
-def job(folder: str, *, backend: str = "gloo") -> Iterator[None]:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    world: Any = mpi.world()
-    store = dist.FileStore(f"{folder}/store", world.size)
-    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=20))
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def run(n: int, body: Callable[..., Any], tmp_path: Path, *args: Any, **options: Any) -> Any:
-    return mpi.spawn(n, body, str(tmp_path), *args, **options)
+def job(folder: str, *, backend: str = "gloo") -> Any:
+    return backend_jobs.job(folder, name=backend)
 
 
 class Whole(nn.Module):
