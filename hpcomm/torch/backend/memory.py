@@ -30,6 +30,7 @@ _CODES = {op: OPS[name] for op, name in _NAMES.items()}
 MEAN = OPS["mean"]
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)  # those that torch divides
 _strided = torch.strided
+_writes_all = torch.inference_mode  # in it a helper thread may write tensors that the trainer has made in it
 
 
 def op_code(name: str, op: Any) -> int:
@@ -110,19 +111,6 @@ def same(name: str, first: Tensor, others: Sequence[Tensor], *, sizes: bool) -> 
             )
 
 
-def readable(tensor: Tensor) -> Tensor:
-    """Returns the tensor, or a contiguous copy."""
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
-def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns a flat tensor with the elements of all tensors: their own memory if they lie one behind the other."""
-    whole = adjacent(tensors)
-    if whole is not None:
-        return whole
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
 def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
     """Returns a flat tensor over the memory of tensors that lie one behind the other in one storage, else None."""
     first = tensors[0]
@@ -141,12 +129,25 @@ def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copies the elements of a flat tensor into tensors, one behind the other; nothing if it is their own memory."""
-    at = 0
-    with torch.no_grad():
-        for tensor in tensors:
-            count = tensor.numel()
-            part = flat[at : at + count]
-            if count and part.data_ptr() != tensor.data_ptr():
-                tensor.copy_(part.view(tensor.shape))
-            at += count
+    """Copies the elements of a flat tensor into tensors, one behind the other."""
+    with _writes_all():
+        for tensor, part in zip(tensors, _parts(flat, tensors), strict=True):
+            tensor.copy_(part)
+
+
+def pack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copies the elements of tensors into a flat tensor, one behind the other."""
+    with _writes_all():
+        for tensor, part in zip(tensors, _parts(flat, tensors), strict=True):
+            part.copy_(tensor)
+
+
+def divide(tensor: Tensor, by: int) -> None:
+    """Divides integers, and rounds towards zero."""
+    with _writes_all():
+        tensor.div_(by, rounding_mode="trunc")
+
+
+def _parts(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
