@@ -1,6 +1,10 @@
 """Works of the backend "hpcomm": what they copy and when, whose memory they keep, how long they wait, and what a
 failure leaves."""
 
+import os
+import signal
+import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from backend_jobs import job, run  # noqa: E402
+from backend_jobs import HELD, job, run  # noqa: E402
 
-import hpcomm.torch  # noqa: E402, F401 - makes the backend
+import hpcomm.torch  # noqa: E402 - makes the backend
+from hpcomm import _core  # noqa: E402
 
 Tensor: Any = torch.Tensor
 dist = torch.distributed
@@ -18,6 +23,15 @@ pytestmark = [
     pytest.mark.xdist_group("group torch backend"),
     pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7), reason="needs torch 2.7"),
 ]
+
+SUM = _core.OPS["sum"]
+LONG = timedelta(seconds=20)  # of waits that no failure ends
+
+
+def member() -> Any:
+    """The member of the default group."""
+    group: Any = dist.group.WORLD
+    return (group._get_backend(torch.device("cpu")) if HELD else group)._calls()
 
 
 def strided(tensor: Tensor) -> Tensor:
@@ -71,6 +85,204 @@ def copied(folder: str) -> None:
         assert z.tolist() == [n] * 3
 
 
-@pytest.mark.parametrize("body", [copied])
-def test_works(body: Any, tmp_path: Path) -> None:
-    run(3, body, tmp_path)
+# ---- waits -----------------------------------------------------------------------------------------------------------
+
+
+def meet(name: str, come: bool = True) -> None:
+    """Waits until all ranks but one have come, and this one too if it does."""
+    store = dist.distributed_c10d._get_default_store()
+    key = f"{name} of {dist.get_world_size()}"
+    if store.add(key, int(come)) == dist.get_world_size() - 1:
+        store.set(f"{name} is over", "")
+    store.wait([f"{name} is over"], LONG)
+
+
+def late(folder: str) -> None:
+    """Each wait ends at its own timeout, whatever it waits behind, and may be made again."""
+    with job(folder, timeout=60):
+        me, n = dist.get_rank(), dist.get_world_size()
+        x, soon = torch.ones(3), timedelta(seconds=0.05)
+        if me == 1:
+            meet("late", come=False)
+        else:
+            works: list[Any] = [dist.all_reduce(x, async_op=True) for _ in range(2)]
+            for work in reversed(works):  # the second one waits for the first one
+                with pytest.raises((hpcomm.Timeout, RuntimeError), match=r"rank 1|timeout") as raised:
+                    work.wait(soon)
+                assert HELD or raised.value.waiting_for == (1,)
+            with pytest.raises(hpcomm.Timeout) as raised:
+                member().monitored_barrier(0.05)
+            assert raised.value.waiting_for == (1,)
+            with pytest.raises(hpcomm.Timeout) as raised:
+                member().allreduce([torch.ones(1)], SUM, 0.05, False)
+            assert raised.value.waiting_for == (1,)
+            meet("late")
+        if me == 1:
+            works = [dist.all_reduce(x, async_op=True) for _ in range(2)]
+        for work in works:
+            work.wait()
+        assert x.tolist() == [n * n] * 3
+
+
+def busy(folder: str) -> None:
+    """A wait behind a call of another thread ends at its timeout."""
+    with job(folder, timeout=60):
+        line, taken, over = member().line, threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with line.turn:
+                taken.set()
+                over.wait()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        taken.wait()
+        x = torch.ones(1)
+        work = member().allreduce([x], SUM, None, True)  # the helper waits for the turn
+        y = torch.ones(1)
+        for call in (
+            lambda: work.wait(0.05),
+            lambda: member().monitored_barrier(0.05),
+            lambda: member().allreduce([y], SUM, 0.05, False),
+        ):
+            with pytest.raises(hpcomm.Timeout, match=r"earlier calls of the group have not ended .* 0\.05 s"):
+                call()
+        over.set()
+        holder.join()
+        work.wait()
+        assert x.item() == dist.get_world_size()
+
+
+def callbacks(folder: str) -> None:
+    """A synchronous call comes after the callbacks of earlier works, also of one that has ended."""
+    with job(folder):
+        begun, ends, seen = threading.Event(), threading.Event(), []
+
+        def slow(_: Any) -> None:
+            begun.set()
+            ends.wait()
+            seen.append(1)
+
+        with member().line.turn:  # the call has not ended when its callback is added
+            dist.all_reduce(torch.ones(3), async_op=True).get_future().then(slow)
+        begun.wait()
+        threading.Thread(target=ends.set).start()
+        member().line.settle()
+        assert seen == [1]
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+def given_up(folder: str) -> None:
+    """A recv that has failed takes no later message, so nothing is written into the memory that it had."""
+    with job(folder):
+        me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+        x = torch.zeros(4)
+        work = dist.irecv(x, 1) if me == 0 else None
+        dist.barrier()
+        if me == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif me == 1:
+            store.wait(["failed"], LONG)
+            sent = dist.isend(torch.full((4,), 7.0), 0)
+            store.set("sent", "")
+            store.wait(["looked"], LONG)
+            del sent
+        elif work is not None:
+            with pytest.raises((hpcomm.PeerFailed, RuntimeError), match="rank 2"):
+                work.wait()
+            store.set("failed", "")
+            store.wait(["sent"], LONG)
+            y = torch.zeros(4)
+            later = member().recv(y, 1, 0)
+            while not later.is_completed():  # it gets the message, or fails
+                pass
+            store.set("looked", "")
+            assert x.tolist() == [0] * 4, "the message was written into memory of a work that is over"
+
+
+def test_a_failed_recv_takes_no_message(tmp_path: Path) -> None:
+    found = run(3, given_up, tmp_path, check=False)
+    assert found.codes == [0, 0, -signal.SIGKILL], found.err
+
+
+def shared(folder: str) -> None:
+    """Two threads wait for one recv of a tensor with gaps: both return when it is whole."""
+    with job(folder):
+        if dist.get_rank() == 1:
+            dist.barrier()
+            dist.send(torch.ones(4_000_000), 0)
+            return
+        x = strided(torch.zeros(4_000_000))
+        work = member().recv(x, 1, 0)
+        copies, begun = work._after, threading.Event()
+
+        def after() -> None:
+            begun.set()
+            copies()
+
+        work._after = after
+        other = threading.Thread(target=work.wait)
+        other.start()
+        dist.barrier()
+        begun.wait()
+        work.wait()
+        assert x[-1] == 1
+        other.join()
+
+
+def unhurried(folder: str) -> None:
+    """A future's Timeout does not end its message, which a later wait gets; its future keeps the failure."""
+    with job(folder):
+        group: Any = dist.new_group(timeout=timedelta(seconds=0.2))
+        dist.barrier()
+        if dist.get_rank() == 0:
+            x = torch.zeros(4)
+            work = dist.irecv(x, 1, group=group)
+            future = work.get_future()
+            with pytest.raises((hpcomm.Timeout, RuntimeError), match="timeout"):
+                future.wait()
+            assert not work.is_completed()
+            dist.barrier()
+            work.wait(timedelta(seconds=20))
+            assert x.tolist() == [3] * 4
+            with pytest.raises((hpcomm.Timeout, RuntimeError), match="timeout"):
+                future.wait()
+        else:
+            dist.barrier()
+            dist.send(torch.full((4,), 3.0), 0, group=group)
+
+
+def joined(folder: str) -> None:
+    """A work of several calls says how they ended, and has the results of all."""
+    with job(folder):
+        n = dist.get_world_size()
+        x, y = torch.ones(2), torch.ones(3)
+        calls = member()
+        calls.begin_together()
+        calls.allreduce([x], SUM, None, True)
+        calls.allreduce([y], SUM, None, True)
+        work = calls.end_together()
+        work.wait(timedelta(seconds=20))
+        assert work.is_success()
+        assert [one.tolist() for one in work.result()] == [[n] * 2, [n] * 3]
+        dist.barrier()
+        if dist.get_rank() == 1:
+            return
+        calls.begin_together()
+        calls.allreduce([x], SUM, None, True)
+        work = calls.end_together()
+        with pytest.raises(hpcomm.PeerFailed):
+            work.wait()
+        assert not work.is_success()
+        with pytest.raises(hpcomm.PeerFailed):
+            work.result()
+
+
+@pytest.mark.parametrize(
+    ("n", "body"),
+    [(3, copied), (2, late), (2, busy), (2, callbacks), (2, shared), (2, unhurried), (2, joined)],
+)
+def test_works(n: int, body: Any, tmp_path: Path) -> None:
+    run(n, body, tmp_path)

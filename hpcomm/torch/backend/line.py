@@ -2,6 +2,7 @@
 one helper thread makes."""
 
 import threading
+import time
 import weakref
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -13,11 +14,16 @@ class Queued(Protocol):
     def make(self, timeout: float) -> None:
         """Makes the call. Raises nothing: the call keeps its failure."""
 
-    def settle(self) -> None:
-        """Waits until the call has been made."""
+    def settle(self, limit: float | None = None) -> bool:
+        """Waits until the call has been made. Returns False if limit seconds have passed before."""
 
 
 _Queue = SimpleQueue[tuple[Queued, float] | None]
+
+
+def acquire(lock: Any, limit: float) -> bool:
+    """Acquires a lock within limit seconds, which may be more than a lock takes. Returns whether it has."""
+    return bool(lock.acquire(timeout=min(max(limit, 0.0), threading.TIMEOUT_MAX)))
 
 
 class Line:
@@ -48,16 +54,28 @@ class Line:
         callback may wait for them."""
         return self._thread is not None and threading.current_thread() is self._thread
 
-    def settle(self) -> None:
-        """Waits until the helper has made all its calls. In the helper, for callbacks of futures, it does nothing."""
+    def settle(self, limit: float | None = None) -> bool:
+        """Waits until the helper has made all its calls. Returns False if limit seconds have passed before. In the
+        helper, for callbacks of futures, it does nothing."""
         last = self._last
         if last is None or self.is_helper():
-            return
+            return True
         work = last()
-        if work is not None:
-            work.settle()
+        if work is not None and not work.settle(limit):
+            return False
         if self._last is last:
             self._last = None
+        return True
+
+    def take(self, limit: float) -> float:
+        """Settles, and takes the turn, which the caller then releases. Returns the seconds that are left of limit; a
+        negative number if the time is over and the turn is not taken."""
+        if self._last is None and self.turn.acquire(blocking=False):
+            return limit
+        until = time.monotonic() + limit
+        if not self.settle(limit) or not acquire(self.turn, until - time.monotonic()):
+            return -1.0
+        return max(until - time.monotonic(), 0.0)
 
     def end(self) -> None:
         """Ends the helper thread, which first makes its calls; these fail if the context is closed."""

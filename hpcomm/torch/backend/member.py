@@ -27,7 +27,7 @@ from .memory import (
     same,
 )
 from .store import StoreGroup
-from .work import BackendWork, JoinedWork, MessageWork, QueuedWork
+from .work import BackendWork, JoinedWork, MessageWork, QueuedWork, overdue
 
 _WHAT = _core.COLLECTIVES
 _ALLREDUCE, _REDUCE, _REDUCE_SCATTER = _WHAT["allreduce"], _WHAT["reduce"], _WHAT["reduce_scatter"]
@@ -421,12 +421,13 @@ class Member:
             _core.enter(before)
 
     def monitored_barrier(self, timeout: float | None) -> None:
-        self.line.settle()
-        with self.line.turn:
-            try:
-                self.ctx.barrier(self.timeout if timeout is None else timeout)
-            except HpcommError as failure:
-                raise self.told(failure) from None
+        left = self._take(self.timeout if timeout is None else timeout)
+        try:
+            self.ctx.barrier(left)
+        except HpcommError as failure:
+            raise self.told(failure) from None
+        finally:
+            self.line.turn.release()
 
     # ---- coalesced blocks ------------------------------------------------------------------------------------------
 
@@ -464,12 +465,14 @@ class Member:
             if self._together is not None:
                 self._together.append(work)
             return work
-        line.settle()
-        with line.turn:
+        left = self._take(limit)
+        try:
             for step in steps:
-                status = collective_at(self._address, *step, limit)
+                status = collective_at(self._address, *step, left)
                 if status:
                     raise self.told(_core.error(status))
+        finally:
+            line.turn.release()
         if after is not None:
             after()
         return BackendWork(result) if is_queued else self._done
@@ -493,11 +496,22 @@ class Member:
             self._together.append(work)
         return work
 
-    def late(self, waited: float) -> BaseException | None:
-        """Returns the Timeout of the call that goes on now; None if there is none."""
+    def _take(self, limit: float) -> float:
+        """Takes the turn of the line, and returns the seconds that are left of limit.
+
+        Raises:
+            Timeout: earlier calls have not ended in this time.
+        """
+        left = self.line.take(limit)
+        if left < 0:
+            raise self.late(limit)
+        return left
+
+    def late(self, waited: float) -> BaseException:
+        """Returns the Timeout of a wait for the line: that of the call that goes on now, if there is one."""
         going = self.line.going
         failure = None if going is None else going.late(waited)
-        return None if failure is None else self.told(failure, is_over=False)
+        return self.told(overdue(self.rank, waited) if failure is None else failure, is_over=False)
 
     def told(self, failure: Any, *, is_over: bool = True) -> Any:
         """Returns a failure; that of a smaller group with the ranks' numbers in the job. is_over: whether it ended a
