@@ -412,6 +412,38 @@ def test_a_late_rank_is_named_by_backward(tmp_path: Path, coded: bool) -> None:
     assert "allreduce_hook: nothing came from rank 1 in 0.5 s" in text
 
 
+def cut(folder: str, coded: bool) -> Any:
+    """Rank 0's backward pass raises when its first bucket waits for rank 1, which never comes."""
+    with job(folder):
+        ddp, state = hooked(net(), "float32" if coded else None, timeout=30)
+        trained(ddp, range(2))
+        if dist.get_rank() == 1:
+            dist.barrier()
+            state.close()
+            return None
+        reduce, sent = state._reduce, []
+
+        def fails(bucket: Any) -> Any:
+            if sent:
+                raise ZeroDivisionError("the backward pass is cut short")
+            sent.append(reduce(bucket))
+            return sent[0]
+
+        state._reduce = fails
+        with pytest.raises(ZeroDivisionError):
+            trained(ddp, range(2, 3))
+        started = time.monotonic()
+        state.close()
+        waited = time.monotonic() - started
+        dist.barrier()
+        return waited
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_close_does_not_wait_for_a_pass_that_was_cut_short(tmp_path: Path, coded: bool) -> None:
+    assert run(2, cut, tmp_path, coded).values[0] < 15
+
+
 # ---- threads, groups and names ---------------------------------------------------------------------------------------
 
 
@@ -469,6 +501,9 @@ def groups(folder: str) -> list[Any]:
                 dist.broadcast(other, 0, group=pair)
                 assert torch.equal(other, p.grad)
             state.close()
+        ddp, state = hooked(net())  # rank 2 has made fewer hooks
+        assert same_on_all(trained(ddp, range(2))[-1])
+        state.close()
         return names
 
 

@@ -77,14 +77,15 @@ class Line:
             return -1.0
         return max(until - time.monotonic(), 0.0)
 
-    def end(self) -> None:
-        """Ends the helper thread, which first makes its calls; these fail if the context is closed."""
+    def end(self, *, joins: bool = True) -> None:
+        """Ends the helper thread, which first makes its calls; these fail if the context is closed. joins: waits for
+        the end."""
         with self._begin:
             queue, thread = self._queue, self._thread
             self._queue = self._thread = None
         if queue is not None and thread is not None:
             queue.put(None)
-            if threading.current_thread() is not thread:
+            if joins and threading.current_thread() is not thread:
                 thread.join()
 
 
