@@ -280,9 +280,33 @@ def joined(folder: str) -> None:
             work.result()
 
 
+def cut(folder: str) -> None:
+    """A call that raises ends its coalesced block: later calls are as they were before it."""
+    with job(folder):
+        n = dist.get_world_size()
+        device = torch.device("cpu")
+        wrong = [1] * n
+
+        def block() -> None:
+            with dist.distributed_c10d._coalescing_manager(device=device, async_ops=True):
+                dist.broadcast(torch.ones(1), 0, async_op=True)
+                dist.all_to_all_single(torch.ones(5), torch.ones(5), wrong, wrong)
+
+        with pytest.raises(hpcomm.InvalidArgument, match="split sizes"):
+            block()
+        assert member().together is None
+        with dist.distributed_c10d._coalescing_manager(device=device, async_ops=True) as both:
+            x = torch.ones(1)
+            dist.broadcast(x, 0, async_op=True)
+            dist.all_to_all_single(torch.ones(n), torch.ones(n), wrong, wrong, async_op=True)
+        both.wait()
+        dist.all_reduce(x)
+        assert x.item() == n
+
+
 @pytest.mark.parametrize(
     ("n", "body"),
-    [(3, copied), (2, late), (2, busy), (2, callbacks), (2, shared), (2, unhurried), (2, joined)],
+    [(3, copied), (2, late), (2, busy), (2, callbacks), (2, shared), (2, unhurried), (2, joined), (2, cut)],
 )
 def test_works(n: int, body: Any, tmp_path: Path) -> None:
     run(n, body, tmp_path)

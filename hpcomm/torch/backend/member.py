@@ -40,6 +40,28 @@ _JOINED_BYTES = 1 << 20  # tensors of one coalesced call that are no longer than
 Step = tuple[int, int, int, int, int, int, int, Any, Any, int]
 
 
+class Block:
+    """The calls of a member in a coalesced block of torch. A call that raises ends the block: torch then leaves it and
+    does not call end_together."""
+
+    def __init__(self, member: "Member") -> None:
+        self._member = member
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._member, name)
+        if not callable(call):
+            return call
+
+        def made(*given: Any) -> Any:
+            try:
+                return call(*given)
+            except BaseException:
+                self._member.together = None
+                raise
+
+        return made
+
+
 class Member:
     """One rank of a group: its context and the line of its calls.
 
@@ -60,7 +82,7 @@ class Member:
         self._most = 16  # with more messages than so many, the next one asks which have ended
         self._ranks = () if list(ranks) == list(range(size)) else tuple(ranks)
         self._address = _core.address_of(self.ctx._handle)
-        self._together: list[Any] | None = None  # the works of a coalesced block
+        self.together: list[Any] | None = None  # the works of a coalesced block
         self._done = BackendWork()
         self.failure: HpcommError | None = None  # the first one that ended a call
         self.sequence = 0  # how many collectives have begun
@@ -432,10 +454,10 @@ class Member:
     # ---- coalesced blocks ------------------------------------------------------------------------------------------
 
     def begin_together(self) -> None:
-        self._together = []
+        self.together = []
 
     def end_together(self) -> Any:
-        works, self._together = self._together or [], None
+        works, self.together = self.together or [], None
         return JoinedWork(works)
 
     def several(self, made: Sequence[tuple[Any, tuple[Any, ...]]], timeout: float | None, is_async: bool) -> Any:
@@ -457,13 +479,13 @@ class Member:
         steps, after = copies.steps(steps), copies.after
         limit = self.timeout if timeout is None else timeout
         line = self.line
-        is_queued = is_async or self._together is not None
+        is_queued = is_async or self.together is not None
         self.sequence += 1
         if is_queued and not line.is_helper():
             work = QueuedWork(result, self, steps, after, keep)
             line.add(work, limit)
-            if self._together is not None:
-                self._together.append(work)
+            if self.together is not None:
+                self.together.append(work)
             return work
         left = self._take(limit)
         try:
@@ -492,8 +514,8 @@ class Member:
             raise self.told(_core.error(request))
         work.request = request
         self.messages.add(work)
-        if self._together is not None:
-            self._together.append(work)
+        if self.together is not None:
+            self.together.append(work)
         return work
 
     def _take(self, limit: float) -> float:
