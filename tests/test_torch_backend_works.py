@@ -254,6 +254,39 @@ def unhurried(folder: str) -> None:
             dist.send(torch.full((4,), 3.0), 0, group=group)
 
 
+def behind(folder: str) -> None:
+    """C goes on with all started calls in each wait, so a short message's wait keeps the GIL only if all are short."""
+    with job(folder):
+        me, calls = dist.get_rank(), member()
+        asked: list[int] = []
+        wait = _core.request_wait
+
+        def watched(request: int, nbytes: int, *given: Any) -> Any:
+            asked.append(nbytes)
+            return wait(request, nbytes, *given)
+
+        _core.request_wait = watched
+        big, small = torch.full((1 << 18,), float(me)), torch.full((1,), float(me))
+        if me == 0:
+            work = dist.irecv(big, 1, tag=1)
+            dist.recv(small, 1, tag=2)
+            assert max(asked) > big.nbytes
+            dist.send(small, 1)
+            work.wait()
+        else:
+            dist.send(small, 0, tag=2)
+            dist.recv(small, 0)
+            dist.send(big, 0, tag=1)
+        assert big[-1] == 1
+        dist.all_reduce(big, async_op=True).wait()
+        assert calls.pending == 0
+        asked.clear()
+        works: Any = [dist.isend(small, 1 - me), dist.irecv(torch.empty(1), 1 - me)]
+        for work in works:
+            work.wait()
+        assert not asked or max(asked) <= 2 * small.nbytes
+
+
 def joined(folder: str) -> None:
     """A work of several calls says how they ended, and has the results of all."""
     with job(folder):
@@ -306,7 +339,17 @@ def cut(folder: str) -> None:
 
 @pytest.mark.parametrize(
     ("n", "body"),
-    [(3, copied), (2, late), (2, busy), (2, callbacks), (2, shared), (2, unhurried), (2, joined), (2, cut)],
+    [
+        (3, copied),
+        (2, late),
+        (2, busy),
+        (2, callbacks),
+        (2, shared),
+        (2, unhurried),
+        (2, joined),
+        (2, behind),
+        (2, cut),
+    ],
 )
 def test_works(n: int, body: Any, tmp_path: Path) -> None:
     run(n, body, tmp_path)

@@ -1,6 +1,7 @@
 """The calls of one rank in one group, on tensors: each is one collective of a context. The names under which torch
 asks for them are in names.py."""
 
+import threading
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -78,6 +79,8 @@ class Member:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.line = Line()
         self.messages: set[MessageWork] = set()  # those that go on: torch lets a program drop their works
+        self.pending = 0  # bytes of calls that any look at a message goes on with, so it may take as long as they
+        self._counts = threading.Lock()
         self._flags = deque[Any](maxlen=16)  # works that DDP's join leaves to C++, which needs their Python part
         self._most = 16  # with more messages than so many, the next one asks which have ended
         self._ranks = () if list(ranks) == list(range(size)) else tuple(ranks)
@@ -490,6 +493,8 @@ class Member:
         left = self._take(limit)
         try:
             for step in steps:
+                if self.pending:
+                    step = (*step[:-1], step[-1] + self.pending)  # noqa: PLW2901
                 status = collective_at(self._address, *step, left)
                 if status:
                     raise self.told(_core.error(status))
@@ -509,14 +514,21 @@ class Member:
         kind, count = copied_type(tensor)
         nbytes = count if kind == U8 else count * tensor.element_size()
         work = MessageWork(result, self, tensor, after, nbytes, receives=receives)
-        request = message_at(self._address, receives, peer, tag, tensor.data_ptr(), count, kind, nbytes)
+        longest = nbytes + self.pending
+        request = message_at(self._address, receives, peer, tag, tensor.data_ptr(), count, kind, longest)
         if request < 0:
             raise self.told(_core.error(request))
         work.request = request
+        self.count(nbytes)
         self.messages.add(work)
         if self.together is not None:
             self.together.append(work)
         return work
+
+    def count(self, nbytes: int) -> None:
+        """Adds the bytes of a call that has started, or takes off those of one that has ended."""
+        with self._counts:
+            self.pending += nbytes
 
     def _take(self, limit: float) -> float:
         """Takes the turn of the line, and returns the seconds that are left of limit.

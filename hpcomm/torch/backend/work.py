@@ -177,8 +177,9 @@ class QueuedWork(BackendWork):
     def _make(self, step: Any, timeout: float) -> None:
         ctx = self._member.ctx
         box = _core.new_request()
+        what, kind, op, root, send, recv, count, sends, recvs, nbytes = step
+        self._member.count(nbytes)
         try:
-            what, kind, op, root, send, recv, count, sends, recvs, _ = step
             call = _core.collective_call(what, kind, op, root, send, recv, count, _as_tuple(sends), _as_tuple(recvs))
             _core.collective_start(ctx._handle, call[0], box)
             with self._lock:
@@ -190,6 +191,7 @@ class QueuedWork(BackendWork):
             with self._lock:
                 self._request = None
                 _core.work_free(box[0])
+            self._member.count(-nbytes)
 
     def wait(self, timeout: Any = None) -> bool:
         if not self._over:
@@ -236,7 +238,7 @@ class MessageWork(BackendWork):
         if not self._over:
             request = self._use()
             try:
-                ended = request != 0 and _core.request_test(request, self._nbytes) <= 0
+                ended = request != 0 and _core.request_test(request, self._member.pending) <= 0
             finally:
                 self._leave()
             if ended:
@@ -276,16 +278,16 @@ class MessageWork(BackendWork):
             self._leave()
 
     def _await(self, request: int, limit: float) -> None:
-        status = _core.request_wait(request, self._nbytes, limit, self._receives)
+        status = _core.request_wait(request, self._member.pending, limit, self._receives)
         if status >= 0:
             self._finish(status, None)
             return
         failed = _core.error(status)
-        going = _core.request_test(request, self._nbytes) if isinstance(failed, TimeoutError) else status
+        going = _core.request_test(request, self._member.pending) if isinstance(failed, TimeoutError) else status
         if going > 0:
             raise self._member.told(failed, is_over=False)
         if going == 0:  # it has ended meanwhile
-            self._finish(_core.request_wait(request, self._nbytes, 0.0, self._receives), None)
+            self._finish(_core.request_wait(request, self._member.pending, 0.0, self._receives), None)
         else:
             self._finish(status, self._member.told(failed))
 
@@ -305,6 +307,7 @@ class MessageWork(BackendWork):
             self._failure = failure
             self._over = True
         self._member.messages.discard(self)
+        self._member.count(-self._nbytes)
         self._end_future(failure)
 
     def get_future(self) -> Any:
