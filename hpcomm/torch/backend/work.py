@@ -152,6 +152,7 @@ class QueuedWork(BackendWork):
         self._over = False
         self._member, self._after, self._keep = member, after, keep
         self._steps: Iterable[Any] | None = steps
+        self._named = _core.entered()  # the name of the call in errors; NULL: C's name of the collective
         self._latch = threading.Lock()
         self._latch.acquire()
         self._request: Any = None  # C's work, while this call is the one that goes on
@@ -160,6 +161,7 @@ class QueuedWork(BackendWork):
         """Makes the call; its failure is kept. The helper thread does this."""
         failure: BaseException | None = None
         line = self._member.line
+        before = _core.enter(self._named)
         try:
             with line.turn:
                 line.going = self
@@ -170,6 +172,7 @@ class QueuedWork(BackendWork):
         except BaseException as failed:
             failure = failed
         line.going = None
+        _core.enter(before)
         self._end(failure)
         self._member = self._steps = self._after = self._keep = None
         self._latch.release()
@@ -210,8 +213,12 @@ class QueuedWork(BackendWork):
 
     def late(self, waited: float) -> BaseException | None:
         """Returns the Timeout of the call if it is the one that goes on."""
-        with self._lock:
-            return None if self._request is None else _core.work_late(self._request, waited)
+        before = _core.enter(self._named)
+        try:
+            with self._lock:
+                return None if self._request is None else _core.work_late(self._request, waited)
+        finally:
+            _core.enter(before)
 
     def _raise_late(self, waited: float) -> None:
         member = self._member
