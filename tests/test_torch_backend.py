@@ -583,10 +583,10 @@ def late(folder: str) -> list[Any]:
             with pytest.raises(hpcomm.Timeout) as raised:
                 recv.wait(timedelta(seconds=0.2))
             told.append(raised.value.waiting_for)
-        dist.distributed_c10d._get_default_store().add("late", 1)
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"late {me}", "")
         if me == 1:
-            while dist.distributed_c10d._get_default_store().add("late", 0) < dist.get_world_size():
-                pass
+            store.wait(["late 0", "late 2"], timedelta(seconds=20))
             dist.all_reduce(x)
             dist.send(torch.ones(1), 0)
             dist.send(torch.ones(1), 2)

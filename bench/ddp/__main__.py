@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = options_of(given)
     if not has_torch():
-        print("ddp: torch is missing: pip install 'torch>=2.8'", file=sys.stderr)
+        print("ddp: torch is missing: pip install 'torch>=2.7'", file=sys.stderr)
         return UNABLE
     if not launched():
         os.environ["OMP_NUM_THREADS"] = "1"
