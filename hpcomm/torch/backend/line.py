@@ -11,14 +11,14 @@ from typing import Any, Protocol
 class Queued(Protocol):
     """A call that the helper thread makes."""
 
-    def make(self, timeout: float) -> None:
+    def make(self) -> None:
         """Makes the call. Raises nothing: the call keeps its failure."""
 
     def settle(self, limit: float | None = None) -> bool:
         """Waits until the call has been made. Returns False if limit seconds have passed before."""
 
 
-_Queue = SimpleQueue[tuple[Queued, float] | None]
+_Queue = SimpleQueue[Queued | None]
 
 
 def acquire(lock: Any, limit: float) -> bool:
@@ -37,7 +37,7 @@ class Line:
         self._queue: _Queue | None = None  # None: no call was asynchronous yet
         self._thread: threading.Thread | None = None
 
-    def add(self, work: Queued, timeout: float) -> None:
+    def add(self, work: Queued) -> None:
         """Gives a call to the helper thread."""
         with self._begin:
             if self._queue is None:
@@ -47,7 +47,7 @@ class Line:
                 )
                 self._thread.start()
             self._last = weakref.ref(work)
-            self._queue.put((work, timeout))
+            self._queue.put(work)
 
     def is_helper(self) -> bool:
         """Returns whether this thread is the helper, which runs a callback. It makes the callback's calls at once: the
@@ -91,9 +91,8 @@ class Line:
 
 def _make_calls(queue: _Queue) -> None:
     while True:
-        given = queue.get()
-        if given is None:
+        work = queue.get()
+        if work is None:
             return
-        work, timeout = given
-        work.make(timeout)
-        del given, work
+        work.make()
+        del work

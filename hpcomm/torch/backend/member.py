@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import _core, launch
-from ..._core import collective_at, message_at
+from ..._core import collective_at, message_at, named
 from ...context import Context
 from ...errors import ConfigError, HpcommError, InvalidArgument, PeerFailed, Timeout
 from . import sparse
@@ -34,7 +34,6 @@ _WHAT = _core.COLLECTIVES
 _ALLREDUCE, _REDUCE, _REDUCE_SCATTER = _WHAT["allreduce"], _WHAT["reduce"], _WHAT["reduce_scatter"]
 _BROADCAST, _ALLGATHER, _ALLTOALL = _WHAT["broadcast"], _WHAT["allgather"], _WHAT["alltoall"]
 _GATHER, _SCATTER = _WHAT["gather"], _WHAT["scatter"]
-_BARRIER = _core.named_call("barrier", every=False)
 _JOINED_BYTES = 1 << 20  # tensors of one coalesced call that are no longer than this, together, go as one
 
 # what, type, op, root, address to read, address to write, elements, lengths of blocks that are sent and received, bytes
@@ -436,14 +435,11 @@ class Member:
         mine = copies.in_place("recv", tensor, reads=False)
         return self._start_message(mine, [tensor], copies.after, source, tag, receives=True)
 
+    @named("barrier", every=False)  # errors and other ranks see this name
     def barrier(self, timeout: float | None, is_async: bool) -> Any:
         at = self._byte.data_ptr()
         step = (_ALLREDUCE, U8, SUM, 0, at, at, 1, None, None, 1)
-        before = _core.enter(_BARRIER)  # errors and other ranks see this name
-        try:
-            return self._run([step], [], timeout, is_async, Copies(), None)
-        finally:
-            _core.enter(before)
+        return self._run([step], [], timeout, is_async, Copies(), None)
 
     def monitored_barrier(self, timeout: float | None) -> None:
         left = self._take(self.timeout if timeout is None else timeout)
@@ -485,8 +481,8 @@ class Member:
         is_queued = is_async or self.together is not None
         self.sequence += 1
         if is_queued and not line.is_helper():
-            work = QueuedWork(result, self, steps, after, keep)
-            line.add(work, limit)
+            work = QueuedWork(result, self, steps, after, keep, limit)
+            line.add(work)
             if self.together is not None:
                 self.together.append(work)
             return work
@@ -550,15 +546,15 @@ class Member:
     def told(self, failure: Any, *, is_over: bool = True) -> Any:
         """Returns a failure; that of a smaller group with the ranks' numbers in the job. is_over: whether it ended a
         call, and not only a wait."""
-        named = set()
+        known = set()
         if isinstance(failure, PeerFailed):
-            named = {*failure.ranks, *failure.left, *failure.waiting_for}
+            known = {*failure.ranks, *failure.left, *failure.waiting_for}
         elif isinstance(failure, Timeout):
-            named = {*failure.waiting_for, *(culprit.rank for culprit in failure.culprits)}
-        named = {rank for rank in named if 0 <= rank < len(self._ranks)}
-        if named and failure.args:
+            known = {*failure.waiting_for, *(culprit.rank for culprit in failure.culprits)}
+        known = {rank for rank in known if 0 <= rank < len(self._ranks)}
+        if known and failure.args:
             told = ", ".join(
-                f"rank {rank} of this group is rank {self._ranks[rank]} of the job" for rank in sorted(named)
+                f"rank {rank} of this group is rank {self._ranks[rank]} of the job" for rank in sorted(known)
             )
             failure.args = (f"{failure.args[0]}; {told}", *failure.args[1:])
         if isinstance(failure, Timeout) and failure.args and "timeout" not in failure.args[0]:

@@ -147,9 +147,18 @@ class BackendWork(dist.Work):
 class QueuedWork(BackendWork):
     """A call in the line of its group: the helper thread makes it."""
 
-    def __init__(self, result: Any, member: Any, steps: Iterable[Any], after: Callable[[], None] | None, keep: Any):
+    def __init__(
+        self,
+        result: Any,
+        member: Any,
+        steps: Iterable[Any],
+        after: Callable[[], None] | None,
+        keep: Any,
+        timeout: float,
+    ) -> None:
+        """timeout: seconds of each C call, from its start."""
         super().__init__(result)
-        self._over = False
+        self._over, self._timeout = False, timeout
         self._member, self._after, self._keep = member, after, keep
         self._steps: Iterable[Any] | None = steps
         self._named = _core.entered()  # the name of the call in errors; NULL: C's name of the collective
@@ -157,7 +166,7 @@ class QueuedWork(BackendWork):
         self._latch.acquire()
         self._request: Any = None  # C's work, while this call is the one that goes on
 
-    def make(self, timeout: float) -> None:
+    def make(self) -> None:
         """Makes the call; its failure is kept. The helper thread does this."""
         failure: BaseException | None = None
         line = self._member.line
@@ -166,7 +175,7 @@ class QueuedWork(BackendWork):
             with line.turn:
                 line.going = self
                 for step in self._steps or ():
-                    self._make(step, timeout)
+                    self._make(step)
             if self._after is not None:
                 self._after()
         except BaseException as failed:
@@ -177,7 +186,7 @@ class QueuedWork(BackendWork):
         self._member = self._steps = self._after = self._keep = None
         self._latch.release()
 
-    def _make(self, step: Any, timeout: float) -> None:
+    def _make(self, step: Any) -> None:
         ctx = self._member.ctx
         box = _core.new_request()
         what, kind, op, root, send, recv, count, sends, recvs, nbytes = step
@@ -187,7 +196,7 @@ class QueuedWork(BackendWork):
             _core.collective_start(ctx._handle, call[0], box)
             with self._lock:
                 self._request = box[0]
-            _core.work_wait_whole(box[0], timeout)
+            _core.work_wait_whole(box[0], self._timeout)
         except HpcommError as failure:
             raise self._member.told(failure) from None
         finally:

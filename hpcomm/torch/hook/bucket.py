@@ -62,7 +62,7 @@ class SentBucket:
         return self
 
     @named("allreduce_hook", every=True)
-    def make(self, _timeout: float) -> None:
+    def make(self) -> None:
         """Sends the gradients, and keeps the failure if that fails."""
         way, self._way = self._way, None
         try:

@@ -119,7 +119,7 @@ class HookState:
         if bucket.is_last():
             self._finish(part)
         elif self._way is not None:
-            self._line.add(part.start_by(self._way), 0.0)
+            self._line.add(part.start_by(self._way))
         return part.future
 
     @named(_CALL, every=True)
