@@ -109,7 +109,8 @@ def late(folder: str) -> None:
             for work in reversed(works):  # the others wait for the first one
                 with pytest.raises((hpcomm.Timeout, RuntimeError), match="barrier: nothing came from rank 1") as raised:
                     work.wait(soon)
-                assert HELD or raised.value.waiting_for == (1,)
+                failure: Any = raised.value
+                assert HELD or failure.waiting_for == (1,)
             with pytest.raises(hpcomm.Timeout) as raised:
                 member().monitored_barrier(0.05)
             assert raised.value.waiting_for == (1,)
@@ -140,11 +141,12 @@ def busy(folder: str) -> None:
         x = torch.ones(1)
         work = member().allreduce([x], SUM, None, True)  # the helper waits for the turn
         y = torch.ones(1)
-        for call in (
+        calls: list[Any] = [
             lambda: work.wait(0.05),
             lambda: member().monitored_barrier(0.05),
             lambda: member().allreduce([y], SUM, 0.05, False),
-        ):
+        ]
+        for call in calls:
             with pytest.raises(hpcomm.Timeout, match=r"earlier calls of the group have not ended .* 0\.05 s"):
                 call()
         over.set()

@@ -422,7 +422,8 @@ def cut(folder: str, coded: bool) -> Any:
             dist.barrier()
             state.close()
             return None
-        reduce, sent = state._reduce, []
+        reduce = state._reduce
+        sent: list[Any] = []
 
         def fails(bucket: Any) -> Any:
             if sent:
