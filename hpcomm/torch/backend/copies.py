@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .memory import MEAN, SUM, adjacent, check, divide, is_integer, is_plain, pack, spread
+from .memory import MEAN, SUM, adjacent, check, copy, divide, is_integer, is_plain, pack, spread
 
 After = Callable[[], None]
 
@@ -31,8 +31,8 @@ class Copies:
         return self._behind(steps) if self._before else steps
 
     def _behind(self, steps: Iterable[Any]) -> Iterator[Any]:
-        for copy in self._before:
-            copy()
+        for copies in self._before:
+            copies()
         yield from steps
 
     @property
@@ -41,8 +41,8 @@ class Copies:
         return self._end if self._after else None
 
     def _end(self) -> None:
-        for copy in self._after:
-            copy()
+        for copies in self._after:
+            copies()
 
     # ---- tensors for C -----------------------------------------------------------------------------------------------
 
@@ -53,9 +53,9 @@ class Copies:
         check(name, tensor)
         whole = torch.empty(tensor.shape, dtype=tensor.dtype)
         if reads:
-            self._before.append(partial(pack, whole.view(-1), [tensor]))
+            self._before.append(partial(copy, whole, tensor))
         if writes:
-            self._after.append(partial(spread, whole.view(-1), [tensor]))
+            self._after.append(partial(copy, tensor, whole))
         return whole
 
     def readable(self, tensor: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Copies:
 
     def _copied(self, tensor: Tensor) -> Tensor:
         whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-        self._before.append(partial(pack, whole.view(-1), [tensor]))
+        self._before.append(partial(copy, whole, tensor))
         return whole
 
 

@@ -34,6 +34,8 @@ _WHAT = _core.COLLECTIVES
 _ALLREDUCE, _REDUCE, _REDUCE_SCATTER = _WHAT["allreduce"], _WHAT["reduce"], _WHAT["reduce_scatter"]
 _BROADCAST, _ALLGATHER, _ALLTOALL = _WHAT["broadcast"], _WHAT["allgather"], _WHAT["alltoall"]
 _GATHER, _SCATTER = _WHAT["gather"], _WHAT["scatter"]
+_BARRIER = _core.named_call("barrier", every=False)
+_COUNTED_BYTES = 4 << 10  # a message of fewer bytes takes no time in which the GIL should be free
 _JOINED_BYTES = 1 << 20  # tensors of one coalesced call that are no longer than this, together, go as one
 
 # what, type, op, root, address to read, address to write, elements, lengths of blocks that are sent and received, bytes
@@ -439,7 +441,7 @@ class Member:
     def barrier(self, timeout: float | None, is_async: bool) -> Any:
         at = self._byte.data_ptr()
         step = (_ALLREDUCE, U8, SUM, 0, at, at, 1, None, None, 1)
-        return self._run([step], [], timeout, is_async, Copies(), None)
+        return self._run([step], [], timeout, is_async, Copies(), None, _BARRIER)
 
     def monitored_barrier(self, timeout: float | None) -> None:
         left = self._take(self.timeout if timeout is None else timeout)
@@ -474,19 +476,22 @@ class Member:
         is_async: bool,
         copies: Copies,
         keep: Any,
+        named: Any = None,
     ) -> Any:
+        """named: the C object of the call's name; None: C's name of the collective."""
         steps, after = copies.steps(steps), copies.after
         limit = self.timeout if timeout is None else timeout
         line = self.line
         is_queued = is_async or self.together is not None
-        self.sequence += 1
         if is_queued and not line.is_helper():
-            work = QueuedWork(result, self, steps, after, keep, limit)
+            self.sequence += 1
+            work = QueuedWork(result, self, steps, after, keep, limit, named)
             line.add(work)
             if self.together is not None:
                 self.together.append(work)
             return work
         left = self._take(limit)
+        self.sequence += 1
         try:
             for step in steps:
                 if self.pending:
@@ -523,8 +528,9 @@ class Member:
 
     def count(self, nbytes: int) -> None:
         """Adds the bytes of a call that has started, or takes off those of one that has ended."""
-        with self._counts:
-            self.pending += nbytes
+        if abs(nbytes) >= _COUNTED_BYTES:
+            with self._counts:
+                self.pending += nbytes
 
     def _take(self, limit: float) -> float:
         """Takes the turn of the line, and returns the seconds that are left of limit.

@@ -30,7 +30,6 @@ _CODES = {op: OPS[name] for op, name in _NAMES.items()}
 MEAN = OPS["mean"]
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)  # those that torch divides
 _strided = torch.strided
-_writes_all = torch.inference_mode  # in it a helper thread may write tensors that the trainer has made in it
 
 
 def op_code(name: str, op: Any) -> int:
@@ -128,26 +127,35 @@ def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
     return first.detach().as_strided((count,), (1,)) if count else None
 
 
+def copy(to: Tensor, tensor: Tensor) -> None:
+    """Copies the elements of a tensor into another one of its shape, and leaves autograd out of it."""
+    if to.is_inference():  # a helper thread may write it in this mode alone
+        with torch.inference_mode():
+            to.copy_(tensor)
+    elif to.requires_grad or tensor.requires_grad:
+        to.detach().copy_(tensor.detach())
+    else:
+        to.copy_(tensor)
+
+
 def spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copies the elements of a flat tensor into tensors, one behind the other."""
-    with _writes_all():
-        for tensor, part in zip(tensors, _parts(flat, tensors), strict=True):
-            tensor.copy_(part)
+    for tensor, part in zip(tensors, _parts(flat, tensors), strict=True):
+        copy(tensor, part)
 
 
 def pack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copies the elements of tensors into a flat tensor, one behind the other."""
-    with _writes_all():
-        for tensor, part in zip(tensors, _parts(flat, tensors), strict=True):
-            part.copy_(tensor)
+    for tensor, part in zip(tensors, _parts(flat, tensors), strict=True):
+        copy(part, tensor)
 
 
 def divide(tensor: Tensor, by: int) -> None:
     """Divides integers, and rounds towards zero."""
-    with _writes_all():
+    with torch.inference_mode():
         tensor.div_(by, rounding_mode="trunc")
 
 
 def _parts(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    parts = flat.split([tensor.numel() for tensor in tensors])
+    parts = flat.detach().split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

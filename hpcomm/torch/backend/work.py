@@ -155,13 +155,15 @@ class QueuedWork(BackendWork):
         after: Callable[[], None] | None,
         keep: Any,
         timeout: float,
+        named: Any,
     ) -> None:
-        """timeout: seconds of each C call, from its start."""
+        """timeout: seconds of each C call, from its start. named: the C object of the call's name in errors; None: C's
+        name of the collective."""
         super().__init__(result)
         self._over, self._timeout = False, timeout
         self._member, self._after, self._keep = member, after, keep
         self._steps: Iterable[Any] | None = steps
-        self._named = _core.entered()  # the name of the call in errors; NULL: C's name of the collective
+        self._named = named
         self._latch = threading.Lock()
         self._latch.acquire()
         self._request: Any = None  # C's work, while this call is the one that goes on
@@ -170,7 +172,8 @@ class QueuedWork(BackendWork):
         """Makes the call; its failure is kept. The helper thread does this."""
         failure: BaseException | None = None
         line = self._member.line
-        before = _core.enter(self._named)
+        if self._named is not None:
+            _core.enter(self._named)
         try:
             with line.turn:
                 line.going = self
@@ -181,7 +184,8 @@ class QueuedWork(BackendWork):
         except BaseException as failed:
             failure = failed
         line.going = None
-        _core.enter(before)
+        if self._named is not None:
+            _core.enter(_core.NULL)
         self._end(failure)
         self._member = self._steps = self._after = self._keep = None
         self._latch.release()
@@ -215,19 +219,22 @@ class QueuedWork(BackendWork):
     def settle(self, limit: float | None = None) -> bool:
         """Waits for the end of the call, which may be a failure, and of its callbacks. Returns False if limit seconds
         have passed before."""
-        if not acquire(self._latch, threading.TIMEOUT_MAX if limit is None else limit):
+        if limit is None:
+            self._latch.acquire()
+        elif not acquire(self._latch, limit):
             return False
         self._latch.release()
         return True
 
     def late(self, waited: float) -> BaseException | None:
         """Returns the Timeout of the call if it is the one that goes on."""
-        before = _core.enter(self._named)
+        before = None if self._named is None else _core.enter(self._named)
         try:
             with self._lock:
                 return None if self._request is None else _core.work_late(self._request, waited)
         finally:
-            _core.enter(before)
+            if before is not None:
+                _core.enter(before)
 
     def _raise_late(self, waited: float) -> None:
         member = self._member
