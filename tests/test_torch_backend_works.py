@@ -4,6 +4,7 @@ failure leaves."""
 import os
 import signal
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,9 @@ def late(folder: str) -> None:
             meet("late", come=False)
         else:
             works: list[Any] = [dist.barrier(async_op=True), *(dist.all_reduce(x, async_op=True) for _ in range(2))]
+            until, line = time.monotonic() + 20, member().line
+            while line.going is None or line.going._request is None:
+                assert time.monotonic() < until, "the helper has not begun"
             for work in reversed(works):  # the others wait for the first one
                 with pytest.raises((hpcomm.Timeout, RuntimeError), match="barrier: nothing came from rank 1") as raised:
                     work.wait(soon)
