@@ -1,5 +1,7 @@
 """Jobs over the backend "hpcomm" of torch.distributed, and what differs between versions of torch."""
 
+import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +50,16 @@ def job(folder: str, *, beside: bool = False, timeout: float = 20, name: str = "
 
 def run(n: int, body: Callable[..., Any], tmp_path: Path, *args: Any, **options: Any) -> Any:
     return mpi.spawn(n, body, str(tmp_path), *args, **options)
+
+
+def dies(rank: int) -> None:
+    """Kills one rank when all others have come here. A collective cannot tell it: one that has ended on a rank may not
+    have ended on others, which its death then fails."""
+    store, me = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    store.set(f"rank {me} has come", "")
+    if me == rank:
+        store.wait([f"rank {other} has come" for other in range(dist.get_world_size())], timedelta(seconds=20))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def has_ended(work: Any) -> bool:

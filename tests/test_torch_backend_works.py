@@ -1,7 +1,6 @@
 """Works of the backend "hpcomm": what they copy and when, whose memory they keep, how long they wait, and what a
 failure leaves."""
 
-import os
 import signal
 import threading
 import time
@@ -13,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from backend_jobs import HELD, job, run  # noqa: E402
+from backend_jobs import HELD, dies, job, run  # noqa: E402
 
 import hpcomm.torch  # noqa: E402 - makes the backend
 from hpcomm import _core  # noqa: E402
@@ -186,10 +185,8 @@ def given_up(folder: str) -> None:
         me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
         x = torch.zeros(4)
         work = dist.irecv(x, 1) if me == 0 else None
-        dist.barrier()
-        if me == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif me == 1:
+        dies(2)
+        if me == 1:
             store.wait(["failed"], LONG)
             sent = dist.isend(torch.full((4,), 7.0), 0)
             store.set("sent", "")

@@ -1,7 +1,5 @@
 """DDP's communication hook: exact means, what codecs hold back, resuming, refusals, failures, threads."""
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -365,11 +363,9 @@ def test_wrong_arguments_are_refused_on_every_rank(tmp_path: Path) -> None:
 
 def dies(folder: str, coded: bool) -> Any:
     with job(folder):
-        rank = dist.get_rank()
         ddp, _ = hooked(net(), TopK(0.1) if coded else None)
         trained(ddp, range(3))
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        backend_jobs.dies(1)
         started = time.monotonic()
         try:
             trained(ddp, range(3, 4))
