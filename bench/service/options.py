@@ -1,0 +1,66 @@
+"""What the lines of the benchmark have in common: options, turns, and figures judged by ratios."""
+
+import argparse
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from bench.common.judge import Promise, span
+from hpcomm.bench.rows import Row, ratio
+
+
+@dataclass(frozen=True)
+class Found:
+    """Rows of the document, and the lines of the table that they give."""
+
+    rows: list[Row]
+    promises: list[Promise] = field(default_factory=list)
+
+
+class Options(argparse.Namespace):
+    """The options, as __main__ reads them."""
+
+    cycles: int
+    seconds: float
+    mib: int
+    large: int
+    jobs: int
+    strangers: int
+    strangers_seconds: float
+    tenants: list[int]
+    place: str
+    cpus: str
+    rate: str
+    quick: bool
+    plant: bool
+
+    def places(self, *known: str) -> list[str]:
+        """Returns those of a line's places that --place chooses."""
+        wanted = [word.strip() for word in self.place.split(",") if word.strip()]
+        return [place for place in known if not wanted or place in wanted]
+
+    @staticmethod
+    def in_unit(promise: Promise, unit: str) -> Promise:
+        return replace(promise, unit=unit)
+
+
+def turns(names: Sequence[str], cycles: int) -> Iterator[str]:
+    """Yields each name once a cycle; each cycle begins with the next name."""
+    for cycle in range(cycles):
+        at = cycle % len(names)
+        yield from (*names[at:], *names[:at])
+
+
+def judged(what: str, ours: Row, theirs: Row, target: float | None, at_most: bool = False) -> Promise:
+    """Compares the times of two rows: theirs over ours, or ours over theirs with at_most. target: None: none."""
+    value, low, high = ratio(ours, theirs) if at_most else ratio(theirs, ours)
+    mine, other = (statistics.median(row["cycles"]) for row in (ours, theirs))
+    asked = target is not None
+    return Promise(
+        what, span(mine), f"{span(other)} {theirs['name']}", value, low, high, target or 0.0, at_most, asked=asked
+    )
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    ordered = sorted(samples)
+    return ordered[round(percent / 100 * (len(ordered) - 1))] if ordered else 0.0

@@ -1,0 +1,1 @@
+def beside_a_large_tenant(o): return iter(())
