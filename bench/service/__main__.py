@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import hpcomm
 from bench.common.judge import Promise, table
@@ -21,20 +22,29 @@ from bench.common.launch import cores
 from bench.common.options import add_output, add_quick, write
 from bench.ops.hosts_bench import rate_of
 from bench.service import alone, ends, neighbours, ping, sharing, strangers
-from bench.service.field import PLACES, Unavailable
+from bench.service.field import PLACES, Field, Unavailable
 from bench.service.options import Found, Options
 from hpcomm.bench.rows import Row
 
-LINES: dict[str, Callable[[Options], Iterator[Found]]] = {
-    "alone": alone.one_tenant,
-    "sharing": sharing.tenants,
-    "weights": sharing.weights,
-    "ping": ping.beside_a_large_tenant,
-    "ends": ends.jobs_after_jobs,
-    "beginning": alone.beginning,
-    "killed": ends.killed_jobs,
-    "strangers": strangers.at_the_door,
-    "neighbours": neighbours.beside,
+
+@dataclass(frozen=True)
+class Line:
+    """A part of the benchmark, and the places where it is measured."""
+
+    measure: Callable[[Options, Field], Iterator[Found]]
+    places: tuple[str, ...]
+
+
+LINES = {
+    "alone": Line(alone.one_tenant, ("shm", "tcp")),
+    "sharing": Line(sharing.tenants, ("shm", "tcp", "links")),
+    "weights": Line(sharing.weights, ("shm", "tcp", "links")),
+    "ping": Line(ping.beside_a_large_tenant, ("shm",)),
+    "ends": Line(ends.jobs_after_jobs, ("shm", "tcp")),
+    "beginning": Line(alone.beginning, ("shm", "tcp")),
+    "killed": Line(ends.killed_jobs, ("shm",)),
+    "strangers": Line(strangers.at_the_door, ("shm",)),
+    "neighbours": Line(neighbours.beside, ("shm", "tcp")),
 }
 UNABLE = 77  # exit status if the machine cannot run a line
 
@@ -80,12 +90,15 @@ def measure(options: Options) -> tuple[list[Row], list[Promise], list[str]]:
     wanted = [word.strip() for word in options.only.split(",") if word.strip()] or list(LINES)
     for i, name in enumerate(wanted):
         began = time.monotonic()
-        try:
-            for found in LINES[name](options):
+        for place in options.places(*LINES[name].places):
+            try:
+                field = options.field(place)
+            except Unavailable as why:
+                unable.append(f"{name}: no hosts here: {why}")
+                continue
+            for found in LINES[name].measure(options, field):
                 rows += found.rows
                 promises += found.promises
-        except Unavailable as why:
-            unable.append(f"{name}: no hosts here: {why}")
         if options.progress is not None:
             options.progress.write_text(f"{(i + 1) / len(wanted):.4f}")
         elif not options.json:
@@ -96,7 +109,10 @@ def measure(options: Options) -> tuple[list[Row], list[Promise], list[str]]:
 def main(given: Sequence[str] | None = None) -> int:
     options = options_of(given)
     before = os.getloadavg()[0]
-    rows, promises, unable = measure(options)
+    try:
+        rows, promises, unable = measure(options)
+    finally:
+        options.close()
     wrong = sum(row["wrong"] for row in rows)
     facts = {"benchmark": "service", "hpcomm": hpcomm.__version__, "cores": cores(), "cpus": options.cpus}
     document = {**facts, "load": [before, os.getloadavg()[0]], "rows": rows, "unable": unable}

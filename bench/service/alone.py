@@ -21,71 +21,67 @@ def models(options: Options) -> list[Model]:
     return [Model(256, max(size // 2048, 64)), Model(1, size)]
 
 
-def one_tenant(options: Options) -> Iterator[Found]:
-    """Line a."""
-    for place in options.places("shm", "tcp"):
-        for model in models(options):
-            yield _one_tenant(options, place, model)
+def one_tenant(options: Options, field: Field) -> Iterator[Found]:
+    """Steps of a job at a hub, and of one with its own server."""
+    for model in models(options):
+        yield _one_tenant(options, field, model)
 
 
-def _one_tenant(options: Options, place: str, model: Model) -> Found:
-    with Field(place, cpus=options.cpus) as field:
-        workers = field.fork()
-        teams = dict(zip(WAYS, (field.at_hub(model, workers), field.with_server(model, workers)), strict=True))
-        first = max(team.steps(2) for team in teams.values())
-        n = max(2, int(options.seconds / first))
-        cycles: dict[str, list[float]] = {way: [] for way in WAYS}
-        for way in turns(WAYS, options.cycles):
-            cycles[way].append(teams[way].steps(n))
-        wrong = {way: team.wrong(options.plant) for way, team in teams.items()}
-        for team in teams.values():
-            team.leave()
-    what = f"{place}, {model.keys} keys of {named_size(model.nbytes)}"
-    facts = {"line": "a", "place": place, "keys": model.keys, "size": model.size}
+def _one_tenant(options: Options, field: Field, model: Model) -> Found:
+    workers = field.fork()
+    teams = dict(zip(WAYS, (field.at_hub(model, workers), field.with_server(model, workers)), strict=True))
+    first = max(team.steps(2) for team in teams.values())
+    n = max(2, int(options.seconds / first))
+    cycles: dict[str, list[float]] = {way: [] for way in WAYS}
+    for way in turns(WAYS, options.cycles):
+        cycles[way].append(teams[way].steps(n))
+    wrong = {way: team.wrong(options.plant) for way, team in teams.items()}
+    for team in teams.values():
+        team.leave()
+    field.dismiss(*teams.values())
+    what = f"{field.place}, {model.keys} keys of {named_size(model.nbytes)}"
+    facts = {"line": "a", "place": field.place, "keys": model.keys, "size": model.size}
     rows = [{**facts, "name": way, "cycles": cycles[way], "wrong": wrong[way]} for way in WAYS]
     return Found(rows, [judged(f"a: {what}", rows[0], rows[1], AT_LEAST)])
 
 
-def beginning(options: Options) -> Iterator[Found]:
-    """Line e."""
-    for place in options.places("shm", "tcp"):
-        for size in (2,) if options.quick else SECONDS_TO_BEGIN:
-            yield _beginning(options, place, size)
+def beginning(options: Options, field: Field) -> Iterator[Found]:
+    """The time from connect_service, or init, to the end of the first step."""
+    for size in (2,) if options.quick else SECONDS_TO_BEGIN:
+        yield _beginning(options, field, size)
 
 
-def _beginning(options: Options, place: str, size: int) -> Found:
+def _beginning(options: Options, field: Field, size: int) -> Found:
     model = Model(1, MIB)
     cycles: dict[str, list[float]] = {way: [] for way in WAYS}
     parts: dict[str, list[list[float]]] = {way: [] for way in WAYS}
     wrong = dict.fromkeys(WAYS, 0)
-    with Field(place, cpus=options.cpus) as field:
 
-        def turn(way: str) -> Team:
-            team = field.at_hub(model, size) if way == WAYS[0] else field.with_server(model, size)
-            wrong[way] += team.wrong(options.plant)
-            field.end(team)
-            return team
+    def turn(way: str) -> Team:
+        team = field.at_hub(model, size) if way == WAYS[0] else field.with_server(model, size)
+        wrong[way] += team.wrong(options.plant)
+        field.end(team)
+        return team
 
-        for way in WAYS:
-            turn(way)
-        for way in turns(WAYS, options.cycles if options.quick else 4 * options.cycles):
-            team = turn(way)
-            cycles[way].append(team.connecting())
-            parts[way].append(_parts(team))
-    what = f"{size} workers, {place}, until the first MiB is back"
-    facts = {"line": "e", "place": place, "workers": size, "size": model.size}
+    for way in WAYS:
+        turn(way)
+    for way in turns(WAYS, options.cycles if options.quick else 4 * options.cycles):
+        team = turn(way)
+        cycles[way].append(team.connecting())
+        parts[way].append(_parts(team))
+    what = f"{size} workers, {field.place}, until the first MiB is back"
+    facts = {"line": "e", "place": field.place, "workers": size, "size": model.size}
     rows: list[Row] = []
     for way in WAYS:
         connect, exchange, first = (statistics.median(part) for part in zip(*parts[way], strict=True))
         more: dict[str, Any] = {"connect": connect, "exchange": exchange, "first": first}
         rows.append({**facts, "name": way, "cycles": cycles[way], **more, "wrong": wrong[way]})
     milliseconds = [1e3 * seconds for seconds in cycles["hub"]]
-    own = span(statistics.median(cycles["own server"]))
-    value = statistics.median(milliseconds)
-    asked = 1e3 * SECONDS_TO_BEGIN[size]
-    ours = span(value / 1e3)
-    told = Promise(f"e: {what}", ours, f"{own} own server", value, min(milliseconds), max(milliseconds), asked, True)
-    return Found(rows, [options.in_unit(told, " ms"), judged(f"e: {what}", rows[0], rows[1], None)])
+    value, most = statistics.median(milliseconds), 1e3 * SECONDS_TO_BEGIN[size]
+    own = f"{span(statistics.median(cycles['own server']))} own server"
+    figures = (value, min(milliseconds), max(milliseconds), most, True, " ms")
+    asked = Promise(f"e: {what}", span(value / 1e3), own, *figures)
+    return Found(rows, [asked, judged(f"e: {what}", rows[0], rows[1], None)])
 
 
 def _parts(team: Team) -> list[float]:

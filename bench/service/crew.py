@@ -15,10 +15,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -69,7 +70,7 @@ class Rank:
         return self.result(seconds)
 
     def signal(self, number: int) -> None:
-        self._nursery.control.send((self.pid, number))
+        self._nursery.tell(self.pid, number)
 
     def end(self) -> None:
         """Lets the process end once its calls have ended."""
@@ -101,7 +102,12 @@ class Nursery:
 
     def __init__(self, popen: Popen, address: str) -> None:
         self.control: Any = None
+        self._lock = threading.Lock()
         self.process = popen([sys.executable, "-m", "bench.service.crew", address], cwd=ROOT, stdin=subprocess.DEVNULL)
+
+    def tell(self, number: int, what: int | tuple[int, ...]) -> None:
+        with self._lock:
+            self.control.send((number, what))
 
     def end(self) -> None:
         with suppress(OSError):
@@ -143,7 +149,7 @@ class Crew:
             nursery = self._nurseries[host] = Nursery(self._hosts[host], str(self._listener.address))
             nursery.control = self._listener.accept()
             nursery.control.recv()
-        nursery.control.send((n, tuple(cpus)))
+        nursery.tell(n, tuple(cpus))
         made = []
         for _ in range(n):
             connection = self._listener.accept()
@@ -193,8 +199,6 @@ def nurse(address: str) -> None:
                     finally:
                         os._exit(0)
 
-
-__all__ = ["LIMIT", "Crew", "Failed", "Rank", "results", "together", "wait"]
 
 if __name__ == "__main__":
     nurse(sys.argv[1])

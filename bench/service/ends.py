@@ -29,6 +29,7 @@ KILLED = 0.5  # of the jobs
 LONGEST = 0.15  # seconds after which a job is killed
 STEPS_SECONDS = 0.03  # of a job that may end by itself
 STEP_AT_MOST = 1.5  # times a bystander's step beside equal load elsewhere
+COME = 5.0  # seconds for the workers of a job to come: some are killed before
 QUIET_SECONDS = 60.0  # for a hub to free ended jobs
 
 
@@ -49,28 +50,26 @@ def one_job(field: Field, options: Options) -> int:
     return wrong
 
 
-def jobs_after_jobs(options: Options) -> Iterator[Found]:
-    """Line d."""
-    n = max(options.jobs // 10, 2)
-    for place in options.places("shm", "tcp"):
-        with Field(place, cpus=options.cpus) as field:
-            hub = field.hubs[HERE]
-            wrong = sum(one_job(field, options) for _ in range(2 if options.quick else WARM))
-            before, after = settled(hub), list[Row]()
-            for _ in range(n):
-                wrong += one_job(field, options)
-                after.append(settled(hub))
-        row = {"line": "d", "place": place, "name": f"{n} jobs", "cycles": [each["pss"] for each in after]}
-        row |= {"before": before, "after": after, "wrong": wrong}
-        last = after[-max(n // 10, 1) :]
-        promises = [_more(f"d: {n} jobs, {place}, {what}", before, last, what) for what in ("descriptors", "threads")]
-        for what in ("rss", "pss"):
-            each = [one[what] / before[what] for one in last]
-            value = statistics.median(each)
-            ours, other = (f"{nbytes / MIB:.1f} MiB" for nbytes in (last[-1][what], before[what]))
-            figures = (value, min(each), max(each), MEMORY_WITHIN, True)
-            promises.append(Promise(f"d: {n} jobs, {place}, {what.upper()}", ours, f"{other} before", *figures))
-        yield Found([row], promises)
+def jobs_after_jobs(options: Options, field: Field) -> Iterator[Found]:
+    """What the hub holds after jobs that began and ended, one after the other."""
+    n, place = max(options.jobs // 10, 2), field.place
+    hub = field.hubs[HERE]
+    wrong = sum(one_job(field, options) for _ in range(2 if options.quick else WARM))
+    before, after = settled(hub), list[Row]()
+    for _ in range(n):
+        wrong += one_job(field, options)
+        after.append(settled(hub))
+    row = {"line": "d", "place": place, "name": f"{n} jobs", "cycles": [each["pss"] for each in after]}
+    row |= {"before": before, "after": after, "wrong": wrong}
+    last = after[-max(n // 10, 1) :]
+    promises = [_more(f"d: {n} jobs, {place}, {what}", before, last, what) for what in ("descriptors", "threads")]
+    for what in ("rss", "pss"):
+        each = [one[what] / before[what] for one in last]
+        value = statistics.median(each)
+        ours, other = (f"{nbytes / MIB:.1f} MiB" for nbytes in (last[-1][what], before[what]))
+        figures = (value, min(each), max(each), MEMORY_WITHIN, True)
+        promises.append(Promise(f"d: {n} jobs, {place}, {what.upper()}", ours, f"{other} before", *figures))
+    yield Found([row], promises)
 
 
 def _more(what: str, before: Row, after: list[Row], name: str) -> Promise:
@@ -80,7 +79,7 @@ def _more(what: str, before: Row, after: list[Row], name: str) -> Promise:
     return Promise(f"{what} more", ours, other, counts[-1], min(counts), max(counts), 0, True, unit="")
 
 
-# ---- many jobs at once, half of them killed ----------------------------------------------------------------------------
+# ---- many jobs at once, half of them killed --------------------------------------------------------------------------
 
 
 @dataclass
@@ -114,7 +113,7 @@ class Storm:
             killer.start()
         team: Team | None = None
         try:
-            team = self.field.at_hub(SMALL, ranks, self.hub)
+            team = self.field.at_hub(SMALL, ranks, self.hub, wait=COME)
             team.stream(STEPS_SECONDS if kill_after < 0 else LONGEST)
             team.results()
             wrong = team.wrong(self.plant)
@@ -139,33 +138,26 @@ class Storm:
 ALONE, BESIDE, EQUAL = "alone", "beside jobs at its hub", "beside equal jobs at another hub"
 
 
-def killed_jobs(options: Options) -> Iterator[Found]:
-    """Line f."""
-    for place in options.places("shm"):
-        yield _killed(options, place)
-
-
-def _killed(options: Options, place: str) -> Found:
+def killed_jobs(options: Options, field: Field) -> Iterator[Found]:
+    """Jobs that come and go, many at once, half of them killed; and a bystander."""
+    place = field.place
     seed = random.Random(1)
     blocks = min(options.cycles, options.jobs)
     share = -(-options.jobs // blocks)
     samples: dict[str, list[list[float]]] = {name: [] for name in (ALONE, BESIDE, EQUAL)}
-    with Field(place, (HERE, ELSEWHERE), cpus=options.cpus) as field:
-        storms = {
-            name: Storm(field, hub, options.plant, seed) for name, hub in ((BESIDE, HERE), (EQUAL, ELSEWHERE))
-        }
-        for storm in storms.values():
-            storm.run(2 if options.quick else WARM)
-        before = settled(field.hubs[HERE])
-        bystander = field.at_hub(SMALL)
-        for name in turns(list(samples), blocks):
-            bystander.stream(options.seconds if name == ALONE else work.NEVER)
-            if name in storms:
-                storms[name].run(share)
-            samples[name].append(operations(bystander.results() if name == ALONE else bystander.stop()))
-        wrong = bystander.wrong(options.plant)
-        field.end(bystander)
-        after = settled(field.hubs[HERE])
+    storms = {name: Storm(field, hub, options.plant, seed) for name, hub in ((BESIDE, HERE), (EQUAL, ELSEWHERE))}
+    for storm in storms.values():
+        storm.run(2 if options.quick else WARM)
+    before = settled(field.hubs[HERE])
+    bystander = field.at_hub(SMALL)
+    for name in turns(list(samples), blocks):
+        bystander.stream(options.seconds if name == ALONE else work.NEVER)
+        if name in storms:
+            storms[name].run(share)
+        samples[name].append(operations(bystander.results() if name == ALONE else bystander.stop()))
+    wrong = bystander.wrong(options.plant)
+    field.end(bystander)
+    after = settled(field.hubs[HERE])
     here = storms[BESIDE]
     rows: list[Row] = []
     for name, each in samples.items():
@@ -183,6 +175,4 @@ def _killed(options: Options, place: str) -> Found:
     figures = (value, value, value, MEMORY_WITHIN, True)
     promises.append(Promise(f"f: {jobs}, PSS", told[0], f"{told[1]} before", *figures))
     promises.append(judged("f: a bystander's step, beside equal load", rows[1], rows[2], STEP_AT_MOST, at_most=True))
-    return Found(rows, promises)
-
-
+    yield Found(rows, promises)

@@ -1,6 +1,5 @@
 """Where jobs run: a crew, its hubs and their CPUs, on one host or on hosts with links of their own; and jobs."""
 
-import contextlib
 import functools
 import itertools
 import mmap
@@ -8,8 +7,8 @@ import os
 import socket
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,18 @@ import numpy as np
 
 from bench.common.launch import ROOT
 from bench.service import work
-from bench.service.crew import Crew, Failed, Rank, results
+from bench.service.crew import Crew, Rank, results
 from bench.service.hubs import Hub
 from bench.service.work import NEVER, Model
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import Cluster, Unavailable
 
+__all__ = ["ELSEWHERE", "HERE", "MIB", "PLACES", "WEIGHTS", "Field", "Team", "Unavailable"]
+
 PLACES = {"shm": "shared memory", "tcp": "sockets over loopback", "links": "hosts with shaped links"}
 HERE, ELSEWHERE = "here", "elsewhere"  # names of hubs
+WEIGHTS = {"light": 1.0, "heavy": 3.0}  # of each hub's namespaces
 MIB = 1 << 20
 SETTLE = 0.1  # of a stream is not counted
 
@@ -117,7 +119,7 @@ def shared_words(path: Path) -> Any:
 
 
 class Field:
-    """A place with hubs. Leaving it ends all processes.
+    """A place with two hubs. close ends all processes.
 
     Attributes:
         place: of PLACES.
@@ -127,11 +129,10 @@ class Field:
     def __init__(
         self,
         place: str = "shm",
-        hubs: Sequence[str] = (HERE,),
-        weights: Mapping[str, float] | None = None,
         cpus: str = "own",
         rate: str | None = "1gbit",
     ) -> None:
+        """cpus: "own": servers get the last CPU and workers the others; "any": all get all. rate: of links."""
         self.place = place
         all_cpus = sorted(os.sched_getaffinity(0))
         is_pinned = cpus == "own" and len(all_cpus) > 1
@@ -139,12 +140,12 @@ class Field:
         self._undo, self._numbers = ExitStack(), itertools.count()
         self.hubs: dict[str, Hub] = {}
         try:
-            self._open(hubs, weights or {}, rate)
+            self._open(rate)
         except BaseException:
             self._undo.close()
             raise
 
-    def _open(self, hubs: Sequence[str], weights: Mapping[str, float], rate: str | None) -> None:
+    def _open(self, rate: str | None) -> None:
         hosts: dict[str, Any] = {}
         at: dict[str, Any] = {}
         if self.place == "links":
@@ -152,15 +153,14 @@ class Field:
             hosts = {host: functools.partial(cluster.popen, host) for host in cluster.hosts}
             at = {"host": cluster.address("h1"), "popen": hosts["h1"]}
         self.crew = self._undo.enter_context(Crew(hosts))
-        for name in hubs:
-            hub = self.hubs[name] = Hub(self.crew.folder / name, weights, cpus=self.hub_cpus, **at)
+        for name in (HERE, ELSEWHERE):
+            hub = self.hubs[name] = Hub(self.crew.folder / name, WEIGHTS, cpus=self.hub_cpus, **at)
             self._undo.callback(hub.end)
+        for hub in self.hubs.values():
+            hub.begun()
         self._clerk = self.fork_server() if hosts else None
 
-    def __enter__(self) -> "Field":
-        return self
-
-    def __exit__(self, *of_error: object) -> None:
+    def close(self) -> None:
         self._undo.close()
 
     @property
@@ -175,58 +175,71 @@ class Field:
         hosts = ("h2", "h3") if self.place == "links" else ("",)
         return [self.crew.fork(1, hosts[i % len(hosts)], self.worker_cpus)[0] for i in range(n)]
 
-    def created(self, hub: str = HERE, space: str = "a") -> tuple[str, str]:
+    def created(self, hub: str = HERE, space: str = "light") -> tuple[str, str]:
         """Creates a job at a hub; returns its handle and the token."""
         one = self.hubs[hub]
         if self._clerk is None:
-            return one.created(space)
+            return work.create(one.where, space, one.tokens[space]), one.tokens[space]
         return self._clerk.call(work.create, one.where, space, one.tokens[space]), one.tokens[space]
 
     def at_hub(
-        self, model: Model, ranks: Sequence[Rank] | int = 2, hub: str = HERE, space: str = "a", name: str = ""
+        self,
+        model: Model,
+        ranks: Sequence[Rank] | int = 2,
+        hub: str = HERE,
+        space: str = "light",
+        wait: float = work.TIMEOUT,
     ) -> Team:
-        """Makes a job at a hub. ranks: its workers, or how many to start."""
+        """Makes a job at a hub.
+
+        Args:
+            ranks: its workers, or how many to start.
+            wait: seconds for workers to come.
+        """
         workers = self.fork(ranks) if isinstance(ranks, int) else ranks
-        return self.team(name, model, workers, work.join, *self.created(hub, space))
+        return self._team(model, workers, work.join, lambda: (*self.created(hub, space), wait))
 
     def with_server(self, model: Model, ranks: Sequence[Rank] | int, server: Rank | None = None) -> Team:
         """Makes a job with a server of its own, which uses the CPUs of hubs."""
         workers = self.fork(ranks) if isinstance(ranks, int) else ranks
         owner = self.fork_server() if server is None else server
         address = self.hubs[HERE].where.rpartition(":")[0]
-        return self.team("", model, workers, work.meet, address, _free_port(), server=[owner])
+        return self._team(model, workers, work.meet, lambda: (address, _free_port()), [owner])
 
-    def team(
+    def _team(
         self,
-        name: str,
         model: Model,
         ranks: Sequence[Rank],
         call: Callable[..., Any],
-        *args: Any,
+        place: Callable[[], tuple[Any, ...]],
         server: Sequence[Rank] = (),
     ) -> Team:
-        """Lets workers, and their server, make one job."""
-        name = name or f"job {next(self._numbers)}"
+        """Lets workers, and their server, make one job. place: makes the last arguments of the call, once the processes
+        are ready."""
+        name = f"job {next(self._numbers)}"
         path = self.crew.folder / f"{name}.words"
         words, everybody = shared_words(path), [*ranks, *server]
         for i, rank in enumerate(everybody):
             rank.start(work.prepare, model, i, len(ranks))
         results(everybody)
+        where = place()
         for rank in everybody:
-            rank.start(call, name, str(path), self.transport, *args)
+            rank.start(call, name, str(path), self.transport, *where)
         return Team(name, ranks, model, words, results(everybody)[: len(ranks)], server)
 
-    def end(self, team: Team) -> None:
-        """Ends a job and its processes."""
-        with suppress(Failed):
+    def end(self, *teams: Team) -> None:
+        """Ends jobs and their processes."""
+        for team in teams:
             team.leave()
-        self.dismiss(team)
+        self.dismiss(*teams)
 
-    def dismiss(self, team: Team) -> None:
-        for rank in (*team.ranks, *team.server):
-            rank.end()
-        with suppress(OSError):
-            (self.crew.folder / f"{team.name}.words").unlink()
+    def dismiss(self, *teams: Team) -> None:
+        """Ends the processes of jobs that have ended, or failed."""
+        for team in teams:
+            for rank in (*team.ranks, *team.server):
+                rank.end()
+            with suppress(OSError):
+                (self.crew.folder / f"{team.name}.words").unlink()
 
 
 def _free_port() -> int:
@@ -234,7 +247,7 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-@contextlib.contextmanager
+@contextmanager
 def beside(*teams: Team) -> Iterator[None]:
     """Lets teams stream meanwhile."""
     for team in teams:

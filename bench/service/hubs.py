@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.launch import ROOT
-from hpcomm.service import ADMIN, HubConnection, address, create_service
+from hpcomm.service import ADMIN, HubConnection, address
 
 SECONDS = 30.0  # for a hub to begin, and to end
 WAIT = 60  # seconds that a job waits for its workers
@@ -28,21 +28,21 @@ class Hub:
     def __init__(
         self,
         folder: Path,
-        weights: Mapping[str, float] | None = None,
+        weights: Mapping[str, float],
         host: str = "127.0.0.1",
         cpus: Sequence[int] = (),
         popen: Callable[..., "subprocess.Popen[Any]"] = subprocess.Popen,
     ) -> None:
-        """Starts it in a new folder. cpus: those that it may use; popen: starts it, perhaps on another host."""
+        """Starts it in a new folder; begun() waits for it. cpus: those that it may use; popen: starts it, perhaps on
+        another host."""
         folder.mkdir()
-        spaces = {"a": 1.0, **(weights or {})}
-        self.tokens = {name: secrets.token_hex(32) for name in (*spaces, ADMIN)}
+        self.tokens = {name: secrets.token_hex(32) for name in (*weights, ADMIN)}
         for name, token in self.tokens.items():
             path = folder / f"{name}.token"
             path.touch(0o600)
             path.write_text(token, encoding="utf-8")
         lines = ["cores = 1", f'admin_token_file = "{ADMIN}.token"', f"wait_seconds = {WAIT}", "drain_seconds = 0"]
-        for name, weight in spaces.items():
+        for name, weight in weights.items():
             lines += [f"[namespaces.{name}]", f'token_file = "{name}.token"', "jobs = 100", f"weight = {weight:g}"]
         (folder / "hub.toml").write_text("\n".join(lines), encoding="utf-8")
         pinned = ["taskset", "-c", ",".join(map(str, cpus))] if cpus else []
@@ -52,11 +52,12 @@ class Hub:
         self.process = popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        begun = threading.Event()
-        self._reader = threading.Thread(target=self._read, args=(begun,), daemon=True)
-        self._reader.start()
-        if not begun.wait(SECONDS) or self.process.poll() is not None:
-            self.process.kill()
+        self._listens = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def begun(self) -> None:
+        """Waits until the hub listens. Raises SystemExit if it does not."""
+        if not self._listens.wait(SECONDS) or self.process.poll() is not None:
             raise SystemExit(f"the hub did not begin:\n{''.join(self.lines)}")
         self.where = next(line for line in self.lines if "listens at " in line).split()[-1]
 
@@ -68,20 +69,17 @@ class Hub:
             found = int(below[0])
         return found
 
-    def _read(self, begun: threading.Event) -> None:
+    def _read(self) -> None:
         for line in self.process.stdout or ():
             self.lines.append(line)
             if "listens at " in line:
-                begun.set()
-        begun.set()
-
-    def created(self, space: str = "a") -> tuple[str, str]:
-        """Creates a job; returns its handle and the token. For a hub on this host."""
-        return create_service(self.where, space, self.tokens[space], timeout=SECONDS), self.tokens[space]
+                self._listens.set()
+        self._listens.set()
 
     def status(self) -> dict[str, Any]:
         """Returns what the hub says of itself. For a hub on this host."""
-        return ask(self.where, self.tokens[ADMIN], op="status")
+        with closing(HubConnection(address(self.where), ADMIN, self.tokens[ADMIN].encode(), SECONDS)) as hub:
+            return hub.ask({"op": "status"}, SECONDS)
 
     def end(self) -> None:
         self.process.terminate()
@@ -90,11 +88,6 @@ class Hub:
         finally:
             self.process.kill()
             self.process.wait()
-
-
-def ask(where: str, token: str, **request: Any) -> dict[str, Any]:
-    with closing(HubConnection(address(where), ADMIN, token.encode(), SECONDS)) as hub:
-        return hub.ask(request, SECONDS)
 
 
 def memory(pid: int) -> dict[str, int]:

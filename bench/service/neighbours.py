@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from bench.service.crew import Failed
-from bench.service.field import ELSEWHERE, HERE, MIB, Field, Team, beside as streaming, operations
+from bench.service.field import ELSEWHERE, HERE, MIB, Field, Team, operations
+from bench.service.field import beside as streaming
 from bench.service.options import Found, Options, judged, percentile, turns
 from bench.service.work import Model
 from hpcomm.bench.rows import Row
@@ -56,7 +57,7 @@ def dies(field: Field, hub: str, model: Model) -> Iterator[None]:
             over.wait(LIFE)
             team.ranks[1].signal(signal.SIGKILL)
             with suppress(Failed):
-                team.results()
+                team.stop()
             field.dismiss(team)
 
     thread = threading.Thread(target=live)
@@ -68,36 +69,30 @@ def dies(field: Field, hub: str, model: Model) -> Iterator[None]:
         thread.join()
 
 
-def beside(options: Options) -> Iterator[Found]:
-    """Line h."""
-    for place in options.places("shm", "tcp"):
-        yield _beside(options, place)
-
-
-def _beside(options: Options, place: str) -> Found:
+def beside(options: Options, field: Field) -> Iterator[Found]:
+    """Steps of a small tenant beside each kind of neighbour, at its hub and at another one."""
+    place = field.place
     names = [ALONE, *(f"{one}, {hub}" for one in (*NEIGHBOURS, DIES) for hub in (HERE, ELSEWHERE))]
     samples: dict[str, list[list[float]]] = {name: [] for name in names}
-    with Field(place, (HERE, ELSEWHERE), cpus=options.cpus) as field:
-        victim = field.at_hub(SMALL)
-        large = Model(1, SMALL.size * (4 if options.quick else 100))
-        models = {name: large if "100" in name else flood_of(options) for name in NEIGHBOURS}
-        teams: dict[str, Team] = {}
-        for hub in (HERE, ELSEWHERE):
-            flooding = field.at_hub(flood_of(options), hub=hub)
-            for name in NEIGHBOURS:
-                teams[f"{name}, {hub}"] = field.at_hub(large, hub=hub) if models[name] == large else flooding
-        for name in turns(names, options.cycles):
-            kind, _, hub = name.partition(", ")
-            if name == ALONE:
-                samples[name].append(_block(victim, options))
-                continue
-            way = dies(field, hub, flood_of(options)) if kind == DIES else NEIGHBOURS[kind](field, teams[name])
-            with way:
-                samples[name].append(_block(victim, options))
-        everybody = [victim, *{team.name: team for team in teams.values()}.values()]
-        wrong = sum(team.wrong(options.plant) for team in everybody)
-        for team in everybody:
-            team.leave()
+    victim = field.at_hub(SMALL)
+    large = Model(1, SMALL.size * (4 if options.quick else 100))
+    models = {name: large if "100" in name else flood_of(options) for name in NEIGHBOURS}
+    teams: dict[str, Team] = {}
+    for hub in (HERE, ELSEWHERE):
+        flooding = field.at_hub(flood_of(options), hub=hub)
+        for name in NEIGHBOURS:
+            teams[f"{name}, {hub}"] = field.at_hub(large, hub=hub) if models[name] == large else flooding
+    for name in turns(names, options.cycles):
+        kind, _, hub = name.partition(", ")
+        if name == ALONE:
+            samples[name].append(_block(victim, options))
+            continue
+        way = dies(field, hub, flood_of(options)) if kind == DIES else NEIGHBOURS[kind](field, teams[name])
+        with way:
+            samples[name].append(_block(victim, options))
+    everybody = [victim, *{team.name: team for team in teams.values()}.values()]
+    wrong = sum(team.wrong(options.plant) for team in everybody)
+    field.end(*everybody)
     rows: dict[str, Row] = {}
     for name, each in samples.items():
         facts: Row = {"line": "h", "place": place, "name": name, "size": SMALL.size, "wrong": 0}
@@ -112,7 +107,7 @@ def _beside(options: Options, place: str) -> Found:
             what = f"h: beside one that {name}, {place}, {part}"
             promises.append(judged(what, ours, equal, None, at_most=True))
             promises.append(judged(what, ours, alone, None, at_most=True))
-    return Found(list(rows.values()), promises)
+    yield Found(list(rows.values()), promises)
 
 
 def _part(row: Row, part: str) -> Row:
@@ -122,5 +117,3 @@ def _part(row: Row, part: str) -> Row:
 def _block(victim: Team, options: Options) -> list[float]:
     victim.stream(options.seconds)
     return operations(victim.results())
-
-

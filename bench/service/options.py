@@ -3,9 +3,11 @@
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from dataclasses import field as data
 
 from bench.common.judge import Promise, span
+from bench.service.field import Field
 from hpcomm.bench.rows import Row, ratio
 
 
@@ -14,11 +16,11 @@ class Found:
     """Rows of the document, and the lines of the table that they give."""
 
     rows: list[Row]
-    promises: list[Promise] = field(default_factory=list)
+    promises: list[Promise] = data(default_factory=list)
 
 
 class Options(argparse.Namespace):
-    """The options, as __main__ reads them."""
+    """The options, as __main__ reads them, and the fields of a run: all lines of one place use the same hubs."""
 
     cycles: int
     seconds: float
@@ -39,9 +41,17 @@ class Options(argparse.Namespace):
         wanted = [word.strip() for word in self.place.split(",") if word.strip()]
         return [place for place in known if not wanted or place in wanted]
 
-    @staticmethod
-    def in_unit(promise: Promise, unit: str) -> Promise:
-        return replace(promise, unit=unit)
+    def field(self, place: str) -> Field:
+        """Returns the field of a place."""
+        fields: dict[str, Field] = self.__dict__.setdefault("fields", {})
+        if place not in fields:
+            fields[place] = Field(place, self.cpus, self.rate)
+        return fields[place]
+
+    def close(self) -> None:
+        """Ends all fields."""
+        for field in self.__dict__.pop("fields", {}).values():
+            field.close()
 
 
 def turns(names: Sequence[str], cycles: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from bench.common.judge import Promise
 from bench.machine.tenants import jain
 from bench.service import work
-from bench.service.field import HERE, MIB, Field, Team, rates
+from bench.service.field import HERE, MIB, WEIGHTS, Field, Team, rates
 from bench.service.options import Found, Options, turns
 from bench.service.work import Model
 from hpcomm.bench.rows import Row
@@ -14,7 +14,7 @@ from hpcomm.bench.rows import Row
 KEYS = 8  # of a tenant, all of them under way
 SUM_AT_LEAST = {"shm": 0.9, "tcp": 0.9, "links": 0.95}  # of one tenant's throughput
 JAIN_AT_LEAST = 0.98
-WEIGHTS = (1.0, 3.0)
+SHARE = WEIGHTS["heavy"] / WEIGHTS["light"]
 SHARE_WITHIN = {"shm": 0.05, "tcp": 0.10, "links": 0.10}
 ON_LINKS = 8  # times as long are turns on links
 
@@ -38,36 +38,30 @@ def told(rate: float) -> str:
     return f"{rate / 1e9:.3f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.1f} MB/s"
 
 
-def tenants(options: Options) -> Iterator[Found]:
-    """Line b."""
-    for place in options.places("shm", "tcp", "links"):
-        yield _tenants(options, place)
-
-
-def _tenants(options: Options, place: str) -> Found:
+def tenants(options: Options, field: Field) -> Iterator[Found]:
+    """The throughput of several tenants, and how equal their shares are."""
+    place = field.place
     most, model = max(options.tenants), model_of(options)
     found: dict[str, list[list[float]]] = {str(n): [] for n in options.tenants}
-    with Field(place, cpus=options.cpus, rate=options.rate) as field:
-        teams = [field.at_hub(model) for _ in range(most)]
-        for turn, name in enumerate(turns(list(found), options.cycles)):
-            at = turn % most
-            chosen = [*teams[at:], *teams[:at]][: int(name)]
-            found[name].append(block(chosen, length(options, place) * (1 + int(name)) / 2))
-        wrong = [team.wrong(options.plant) for team in teams]
-        for team in teams:
-            team.leave()
+    teams = [field.at_hub(model) for _ in range(most)]
+    for turn, name in enumerate(turns(list(found), options.cycles)):
+        at = turn % most
+        chosen = [*teams[at:], *teams[:at]][: int(name)]
+        found[name].append(block(chosen, length(options, place) * (1 + int(name)) / 2))
+    wrong = [team.wrong(options.plant) for team in teams]
+    field.end(*teams)
     rows: list[Row] = []
     for name, blocks in found.items():
         sums = [sum(each) for each in blocks]
         more = {"tenants": int(name), "rates": blocks, "jain": [jain(each) for each in blocks]}
         facts = {"line": "b", "place": place, "name": f"{name} tenants", "size": model.size}
         rows.append({**facts, "cycles": [model.size / rate for rate in sums], **more, "wrong": sum(wrong[: int(name)])})
-    return Found(rows, list(_sums(rows, place)))
+    yield Found(rows, list(_sums(rows, place)))
 
 
 def _sums(rows: Sequence[Row], place: str) -> Iterator[Promise]:
     one = rows[0]
-    alone = [model_rate(row) for row in rows][0]
+    alone = model_rate(one)
     for row in rows[1:]:
         each = [sum(a) / sum(b) for a, b in zip(row["rates"], one["rates"], strict=True)]
         rate, what = model_rate(row), f"b: {row['tenants']} tenants, {place}, their sum"
@@ -84,33 +78,27 @@ def model_rate(row: Row) -> float:
     return float(statistics.median(map(sum, row["rates"])))
 
 
-def weights(options: Options) -> Iterator[Found]:
-    """Line b, with weights."""
-    for place in options.places("shm", "tcp", "links"):
-        yield _weights(options, place)
-
-
-def _weights(options: Options, place: str) -> Found:
+def weights(options: Options, field: Field) -> Iterator[Found]:
+    """The shares of two tenants with unequal weights."""
+    place = field.place
     model, blocks = model_of(options), list[list[float]]()
-    with Field(place, weights={"heavy": WEIGHTS[1]}, cpus=options.cpus, rate=options.rate) as field:
-        teams = [field.at_hub(model, space=space) for space in ("a", "heavy")]
-        pid, seconds = field.hubs[HERE].pid, 2 * length(options, place)
-        busy = list[float]()
-        for _ in range(options.cycles):
-            before = work.processor_of(pid)
-            blocks.append(block(teams, seconds))
-            busy.append((work.processor_of(pid) - before) / seconds)
-        wrong = [team.wrong(options.plant) for team in teams]
-        for team in teams:
-            team.leave()
+    teams = [field.at_hub(model, space=space) for space in WEIGHTS]
+    pid, seconds = field.hubs[HERE].pid, 2 * length(options, place)
+    busy = list[float]()
+    for _ in range(options.cycles):
+        before = work.processor_of(pid)
+        blocks.append(block(teams, seconds))
+        busy.append((work.processor_of(pid) - before) / seconds)
+    wrong = [team.wrong(options.plant) for team in teams]
+    field.end(*teams)
     shares = [heavy / light for light, heavy in blocks]
     facts = {"line": "b", "place": place, "name": "weights 1 and 3", "size": model.size, "wrong": sum(wrong)}
     row = {**facts, "cycles": [model.size / sum(each) for each in blocks], "rates": blocks, "hub": busy}
     ratio = statistics.median(shares)
-    off = [abs(share / WEIGHTS[1] - 1) for share in shares]
+    off = [abs(share / SHARE - 1) for share in shares]
     what = f"b: weights 1 and 3, {place}, off 3x"
     other = f"shares {ratio:.3f}x, hub's CPU {100 * statistics.median(busy):.0f} %"
-    value = 100 * abs(ratio / WEIGHTS[1] - 1)
+    value = 100 * abs(ratio / SHARE - 1)
     asked = 100 * SHARE_WITHIN[place]
     figures = (value, 100 * min(off), 100 * max(off), asked, True, " %")
-    return Found([row], [Promise(what, f"{value:.1f} %", other, *figures)])
+    yield Found([row], [Promise(what, f"{value:.1f} %", other, *figures)])

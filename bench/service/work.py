@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import hpcomm
-from bench.service.hubs import ask
-from hpcomm.bench.arrays import repeat
+from bench.common.native import Native, build
+from hpcomm.bench.arrays import address, repeat
 from hpcomm.bench.training import MOMENTUM, PERIOD, RATE, FlatKey, Reference, Task
 
 RULE = hpcomm.Nesterov(lr=RATE, momentum=MOMENTUM)
@@ -70,10 +70,6 @@ PREPARED: list[tuple[Task, dict[str, Any]]] = []
 # ---- to begin, and to end --------------------------------------------------------------------------------------------
 
 
-def status(where: str, token: str) -> dict[str, Any]:
-    return ask(where, token, op="status")
-
-
 def create(where: str, space: str, token: str) -> str:
     return hpcomm.create_service(where, space, token, timeout=TIMEOUT)
 
@@ -87,24 +83,30 @@ def prepare(model: Model, rank: int, size: int) -> None:
     PREPARED.append((task, dict(zip((key.name for key in keys), task.params(), strict=True))))
 
 
-def join(name: str, path: str, transport: str, handle: str, token: str) -> list[float]:
+def join(name: str, path: str, transport: str, handle: str, token: str, wait: float) -> list[float]:
     """Joins a job at a hub and makes one step. Returns the times of the beginning, the connected context, the made
-    exchange and the end of the step. path: of the job's words."""
+    exchange and the end of the step.
+
+    Args:
+        path: of the job's words.
+        wait: seconds for the other workers to come.
+    """
     task, values = PREPARED.pop()
     began = time.monotonic()
     rank, size = task.bench.rank, task.bench.size
-    context = hpcomm.connect_service(handle, token, rank, size, timeout=TIMEOUT, transport=transport)
+    limits = {"timeout": TIMEOUT, "init_timeout": wait}
+    context = hpcomm.connect_service(handle, token, rank, size, transport=transport, **limits)
     connected = time.monotonic()
     exchange = hpcomm.parameter_hub(context, values, servers="hub", rule=RULE)
     return _opened(name, context, exchange, task, path, [began, connected, time.monotonic()])
 
 
-def meet(name: str, path: str, transport: str, address: str, port: int) -> list[float]:
+def meet(name: str, path: str, transport: str, host: str, port: int) -> list[float]:
     """Joins a job that has a server of its own, the rank after the last worker. Returns the same times as join, or the
     first three of them if this is the server."""
     task, values = PREPARED.pop()
     rank, size = task.bench.rank, task.bench.size
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size + 1), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size + 1), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
     began = time.monotonic()
     context = hpcomm.init(timeout=TIMEOUT, transport=transport)
     connected = time.monotonic()
@@ -213,7 +215,19 @@ def wrong(name: str, plant: bool = False) -> int:
     return job.reference.wrong(params)
 
 
-# ---- loads that use no hpcomm ----------------------------------------------------------------------------------------
+# ---- pings and loads that use no exchange ----------------------------------------------------------------------------
+
+
+def ping(path: str, rank: int, seconds: float, most: int) -> list[float]:
+    """Returns the seconds of round trips of a futex word between two processes, on rank 0. path: of zeros, which both
+    map."""
+    samples = np.zeros(most)
+    with Path(path).open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        words = np.frombuffer(memory, np.uint8)
+        n = Native(build(), rank, 2).bench_futex_ping(address(words), rank, seconds, most, address(samples))
+        del words
+    found: list[float] = samples[:n].tolist()
+    return found
 
 
 def copy_memory(nbytes: int, path: str) -> float:
