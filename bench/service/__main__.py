@@ -49,6 +49,10 @@ LINES = {
 UNABLE = 77  # exit status if the machine cannot run a line
 
 
+def numbers(text: str) -> list[int]:
+    return sorted({int(word) for word in text.split(",")})
+
+
 def options_of(given: Sequence[str] | None) -> Options:
     p = argparse.ArgumentParser(prog="python -m bench.service", description="The hub as a service.")
     p.add_argument("--only", default="", help=f"lines, comma-separated: {', '.join(LINES)}")
@@ -57,7 +61,7 @@ def options_of(given: Sequence[str] | None) -> Options:
     p.add_argument("--seconds", type=float, default=1.0, help="of a turn; on links eight times as long")
     p.add_argument("--mib", type=int, default=32, help="MiB of a tenant")
     p.add_argument("--large", type=int, default=256, help="MiB of the tenant beside pings")
-    p.add_argument("--tenants", default="1,2,4,8", help="numbers of tenants that share the hub")
+    p.add_argument("--tenants", type=numbers, default="1,2,4,8", help="numbers of tenants that share the hub")
     p.add_argument("--jobs", type=int, default=1000, help="jobs that end, half of them by a kill; a tenth end in ends")
     p.add_argument("--strangers", type=int, default=10000, help="connections of strangers")
     p.add_argument("--strangers-seconds", type=float, default=100.0, help="in which they come")
@@ -69,11 +73,7 @@ def options_of(given: Sequence[str] | None) -> Options:
     options = p.parse_args(given, Options())
     if options.quick:
         options.cycles, options.seconds, options.mib, options.large = 1, 0.05, 1, 4
-        options.tenants, options.jobs, options.strangers, options.strangers_seconds = "1,2", 10, 30, 0.3
-    try:
-        options.tenants = sorted({int(word) for word in options.tenants.split(",")})
-    except ValueError:
-        p.error(f"--tenants: {options.tenants}, must be numbers such as 1,2,4,8")
+        options.tenants, options.jobs, options.strangers, options.strangers_seconds = [1, 2], 4, 12, 0.2
     for what, known in (("only", LINES), ("place", PLACES)):
         unknown = {word.strip() for word in getattr(options, what).split(",") if word.strip()} - set(known)
         if unknown:

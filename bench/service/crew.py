@@ -10,6 +10,7 @@ process and the benchmark talk over a Unix socket with a path, which network nam
 """
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -171,7 +172,7 @@ def live(address: str, cpus: Sequence[int]) -> None:
         while True:
             call, args = connection.recv()
             try:
-                answer = (True, call(*args))
+                answer: tuple[Any, ...] = (True, call(*args))
             except Exception as error:
                 answer = (False, type(error).__name__, f"{error}\n{traceback.format_exc()}")
             connection.send(answer)
@@ -180,8 +181,14 @@ def live(address: str, cpus: Sequence[int]) -> None:
 def nurse(address: str) -> None:
     """Forks processes until the connection ends. A pair of numbers is a count and its CPUs, or a process and a
     signal."""
-    import bench.service.work  # noqa: F401, PLC0415 - the children need it
+    import encodings.idna  # noqa: F401, PLC0415
 
+    import bench.service.strangers  # noqa: F401, PLC0415 - the children need it, and what it imports
+    import hpcomm  # noqa: PLC0415
+
+    for name in hpcomm.__all__:  # which is imported when it is first used
+        getattr(hpcomm, name)
+    gc.freeze()  # no collection in a child copies the nursery's pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with suppress(EOFError, ConnectionError), Client(address, "AF_UNIX") as control:
         control.send(os.getpid())

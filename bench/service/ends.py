@@ -29,7 +29,7 @@ KILLED = 0.5  # of the jobs
 LONGEST = 0.15  # seconds after which a job is killed
 STEPS_SECONDS = 0.03  # of a job that may end by itself
 STEP_AT_MOST = 1.5  # times a bystander's step beside equal load elsewhere
-COME = 5.0  # seconds for the workers of a job to come: some are killed before
+COME = 2.0  # seconds for the workers of a job to come: some are killed before
 QUIET_SECONDS = 60.0  # for a hub to free ended jobs
 
 
@@ -38,7 +38,8 @@ def settled(hub: Hub) -> Row:
     until = time.monotonic() + QUIET_SECONDS
     while hub.status()["jobs"] and time.monotonic() < until:
         time.sleep(0.01)
-    return {**held(hub.pid), **memory(hub.pid), "jobs": hub.status()["jobs"]}
+    found: Row = {**held(hub.pid), **memory(hub.pid)}
+    return {**found, "jobs": hub.status()["jobs"]}
 
 
 def one_job(field: Field, options: Options) -> int:
@@ -91,7 +92,7 @@ class Storm:
         errors: the first sentences of those errors.
     """
 
-    field: Field
+    place: Field
     hub: str
     plant: bool
     random: random.Random
@@ -107,13 +108,13 @@ class Storm:
 
     def _job(self, kill_after: float, victim: int) -> None:
         with self._lock:  # processes are started one after the other
-            ranks = self.field.fork()
+            ranks = self.place.fork()
         killer = threading.Timer(kill_after, ranks[victim].signal, [signal.SIGKILL])
         if kill_after >= 0:
             killer.start()
         team: Team | None = None
         try:
-            team = self.field.at_hub(SMALL, ranks, self.hub, wait=COME)
+            team = self.place.at_hub(SMALL, ranks, self.hub, wait=COME)
             team.stream(STEPS_SECONDS if kill_after < 0 else LONGEST)
             team.results()
             wrong = team.wrong(self.plant)

@@ -94,7 +94,7 @@ def join(name: str, path: str, transport: str, handle: str, token: str, wait: fl
     task, values = PREPARED.pop()
     began = time.monotonic()
     rank, size = task.bench.rank, task.bench.size
-    limits = {"timeout": TIMEOUT, "init_timeout": wait}
+    limits: Any = {"timeout": TIMEOUT, "init_timeout": wait}
     context = hpcomm.connect_service(handle, token, rank, size, transport=transport, **limits)
     connected = time.monotonic()
     exchange = hpcomm.parameter_hub(context, values, servers="hub", rule=RULE)
