@@ -47,7 +47,8 @@ class Rank:
         self.connection, self.pid, self._nursery = connection, pid, nursery
 
     def start(self, call: Callable[..., Any], *args: Any) -> None:
-        self.connection.send((call, args))
+        with suppress(ConnectionError):  # of a process that died: result raises
+            self.connection.send((call, args))
 
     def result(self, seconds: float = LIMIT) -> Any:
         """Returns the value of the oldest call whose value was not taken yet.
