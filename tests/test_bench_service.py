@@ -3,14 +3,17 @@
 import json
 import os
 import signal
+import time
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.common.judge import table
 from bench.service import __main__ as service
+from bench.service import strangers
 from bench.service.crew import Crew, Failed, together
+from bench.service.ends import BESIDE
 from bench.service.field import Team, count_at, operations, rates
 from bench.service.options import judged, percentile, turns
 from bench.service.sharing import told
@@ -19,48 +22,32 @@ from bench.service.work import Model
 PLANTED = 2  # values of a job: one on each worker
 
 
-def measured(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    status = service.main(["--quick", "--place", "shm", "--json", *words])
+def test_every_line_is_measured_and_the_spoilt_values_alone_are_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "service.png"
+    assert service.main(["--quick", "--place", "shm", "--plant", "--json", "--plot", str(picture)]) == 1
     document = json.loads(capsys.readouterr().out)
-    assert status == int(any(row["wrong"] for row in document["rows"]))
-    return document
-
-
-def test_every_line_is_measured_with_right_bits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    picture_path = tmp_path / "service.png"
-    document = measured(capsys, "--only", "sharing,weights,ping,ends,beginning,neighbours", "--plot", str(picture_path))
-    rows = {line: [row for row in document["rows"] if row["line"] == line] for line in "bcdeh"}
-    assert sum(row["wrong"] for row in document["rows"]) == 0
-    assert [row["name"] for row in rows["b"]] == ["1 tenants", "2 tenants", "weights 1 and 3"]
-    assert all(min(map(min, row["rates"])) > 0 for row in rows["b"])
-    assert [row["name"] for row in rows["c"]][:4] == [
-        "futex ping",
-        "futex ping beside copies",
-        "push_pull",
-        "push_pull beside a large tenant",
-    ]
-    assert rows["d"][0]["after"][-1]["descriptors"] <= rows["d"][0]["before"]["descriptors"]
-    assert [row["name"] for row in rows["e"]] == ["hub", "own server"]
-    assert len(rows["h"]) == 1 + 4 * 2
-    assert all(row["steps"][0] > 0 for row in rows["h"])
-    assert {promise["what"][:2] for promise in document["promises"]} == {"b:", "c:", "d:", "e:", "h:"}
-    pytest.importorskip("matplotlib")
-    assert picture_path.stat().st_size > 0
-
-
-def test_a_spoilt_value_is_found_and_strangers_and_kills_leave_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    document = measured(capsys, "--only", "alone,killed,strangers", "--plant")
     rows = {(row["line"], row["name"]): row for row in document["rows"]}
-    assert {row["wrong"] for (line, _), row in rows.items() if line == "a"} == {PLANTED}
-    killed, met = rows["f", "beside jobs at its hub"], rows["g", "beside strangers"]
-    assert killed["wrong"] >= PLANTED  # of the bystander, and of jobs that were not killed
-    assert (killed["errors"], killed["after"]["jobs"]) == ([], 0)
-    assert killed["after"]["descriptors"] <= killed["before"]["descriptors"]
+    assert {line for line, _ in rows} == {promise["what"][0] for promise in document["promises"]} == set("abcdefgh")
+    wrong = {line: sum(row["wrong"] for row in document["rows"] if row["line"] == line) for line in "abcdeh"}
+    jobs = {"a": 2 * 2, "b": 1 + 2 + 2, "c": 2, "d": 2 + 2, "e": 2 * 2, "h": 1 + 4}
+    assert wrong == {line: PLANTED * n for line, n in jobs.items()}
+    assert all(min(map(min, row["rates"])) > 0 for (line, _), row in rows.items() if line == "b")
+    assert rows["b", "2 tenants"]["jain"][0] > 0.5
+    ended, killed, met = (rows[key] for key in (("d", "2 jobs"), ("f", BESIDE), ("g", strangers.BESIDE)))
+    for before, after in ((ended["before"], ended["after"][-1]), (killed["before"], killed["after"])):
+        assert after["descriptors"] <= before["descriptors"]
+        assert after["jobs"] == 0
+    assert killed["errors"] == []
+    assert killed["wrong"] == PLANTED * (1 + killed["counts"]["done"])
     assert met["wrong"] > PLANTED
-    assert met["strangers"]["garbage"] > 0
-    assert met["strangers"]["replay"] > 0
+    assert min(met["strangers"][kind] for kind in strangers.KINDS) > 0
     assert not met["strangers"].get("admitted")
-    assert met["refused"]["strangers"] > 0
+    assert met["refused"]["refused: wrong token"] > 0
+    assert all(row["steps"][0] > 0 for (line, _), row in rows.items() if line == "h")
+    if find_spec("matplotlib"):
+        assert picture.stat().st_size > 0
 
 
 def shifted(ends: list[float], by: float) -> tuple[float, list[float]]:
@@ -100,7 +87,8 @@ def test_a_call_that_fails_and_a_process_that_dies_are_told_apart() -> None:
         with pytest.raises(Failed, match="ValueError: invalid literal") as failed:
             first.call(int, "no number")
         assert failed.value.kind == "ValueError"
+        second.start(time.sleep, 60)
         second.signal(signal.SIGKILL)
         with pytest.raises(Failed, match="died") as died:
-            second.call(os.getpid)
+            second.result()
         assert died.value.kind == ""

@@ -31,15 +31,22 @@ STEPS_SECONDS = 0.03  # of a job that may end by itself
 STEP_AT_MOST = 1.5  # times a bystander's step beside equal load elsewhere
 COME = 2.0  # seconds for the workers of a job to come: some are killed before
 QUIET_SECONDS = 60.0  # for a hub to free ended jobs
+LETS_GO, LOOK = 2.0, 0.01  # seconds for the last descriptors, and between two looks
 
 
-def settled(hub: Hub) -> Row:
-    """Returns what the hub's process holds, once no job is left."""
+def settled(hub: Hub, before: Row | None = None) -> Row:
+    """Returns what the hub's process holds, once no job is left. Where it holds more than before, it gets a while to
+    let it go: a connection ends a moment after its last byte."""
     until = time.monotonic() + QUIET_SECONDS
     while hub.status()["jobs"] and time.monotonic() < until:
-        time.sleep(0.01)
-    found: Row = {**held(hub.pid), **memory(hub.pid)}
-    return {**found, "jobs": hub.status()["jobs"]}
+        time.sleep(LOOK)
+    found, least = held(hub.pid), dict.fromkeys(("descriptors", "threads"), 0)
+    least.update(before or {})
+    until = time.monotonic() + (LETS_GO if before else 10 * LOOK)
+    while any(found[what] > least[what] for what in found) and time.monotonic() < until:
+        time.sleep(LOOK)
+        found = held(hub.pid)
+    return {**found, **memory(hub.pid), "jobs": hub.status()["jobs"]}
 
 
 def one_job(field: Field, options: Options) -> int:
@@ -59,7 +66,7 @@ def jobs_after_jobs(options: Options, field: Field) -> Iterator[Found]:
     before, after = settled(hub), list[Row]()
     for _ in range(n):
         wrong += one_job(field, options)
-        after.append(settled(hub))
+        after.append(settled(hub, before))
     row = {"line": "d", "place": place, "name": f"{n} jobs", "cycles": [each["pss"] for each in after]}
     row |= {"before": before, "after": after, "wrong": wrong}
     last = after[-max(n // 10, 1) :]
@@ -158,7 +165,7 @@ def killed_jobs(options: Options, field: Field) -> Iterator[Found]:
         samples[name].append(operations(bystander.results() if name == ALONE else bystander.stop()))
     wrong = bystander.wrong(options.plant)
     field.end(bystander)
-    after = settled(field.hubs[HERE])
+    after = settled(field.hubs[HERE], before)
     here = storms[BESIDE]
     rows: list[Row] = []
     for name, each in samples.items():
