@@ -31,7 +31,7 @@ def test_every_line_is_measured_and_the_spoilt_values_alone_are_wrong(
     rows = {(row["line"], row["name"]): row for row in document["rows"]}
     assert {line for line, _ in rows} == {promise["what"][0] for promise in document["promises"]} == set("abcdefgh")
     wrong = {line: sum(row["wrong"] for row in document["rows"] if row["line"] == line) for line in "abcdeh"}
-    jobs = {"a": 2 * 2, "b": 1 + 2 + 2, "c": 2, "d": 2 + 2, "e": 2 * 2, "h": 1 + 4}
+    jobs = {"a": 2 * 2, "b": (1 + 2) * 2 + 2, "c": 2, "d": 2 + 2, "e": 2 * 2, "h": 1 + 4}
     assert wrong == {line: PLANTED * n for line, n in jobs.items()}
     assert all(min(map(min, row["rates"])) > 0 for (line, _), row in rows.items() if line == "b")
     assert rows["b", "2 tenants"]["jain"][0] > 0.5
@@ -61,6 +61,8 @@ def test_a_rate_counts_the_operations_in_the_time_in_which_all_run() -> None:
     slow = [1.0 * i for i in range(1, 11)]
     found = rates(teams, [[shifted(even, 3.0)], [shifted(slow, 3.25)]], 10.0)
     assert found == pytest.approx([2 * model.nbytes, model.nbytes])
+    apart = rates(teams, [[shifted(even, 0.0)], [shifted(slow, 9.0)]], 10.0)  # too late to count together
+    assert apart == pytest.approx([2 * model.nbytes, model.nbytes])
     assert count_at((1.0, [2.0, 4.0]), 3.0) == 1.5
     assert operations([shifted([1.0, 3.0, 4.5], 0.0)]) == [2.0, 1.5]
 

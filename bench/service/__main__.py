@@ -38,6 +38,7 @@ class Line:
 LINES = {
     "alone": Line(alone.one_tenant, ("shm", "tcp")),
     "sharing": Line(sharing.tenants, ("shm", "tcp", "links")),
+    "training": Line(sharing.training, ("shm", "links")),
     "weights": Line(sharing.weights, ("shm", "tcp", "links")),
     "ping": Line(ping.beside_a_large_tenant, ("shm",)),
     "ends": Line(ends.jobs_after_jobs, ("shm", "tcp")),

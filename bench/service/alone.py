@@ -58,7 +58,8 @@ def _beginning(options: Options, field: Field, size: int) -> Found:
     wrong = dict.fromkeys(WAYS, 0)
 
     def turn(way: str) -> Team:
-        team = field.at_hub(model, size) if way == WAYS[0] else field.with_server(model, size)
+        workers = field.fork(size, is_free=True)
+        team = field.at_hub(model, workers) if way == WAYS[0] else field.with_server(model, workers)
         wrong[way] += team.wrong(options.plant)
         field.end(team)
         return team

@@ -94,14 +94,17 @@ def count_at(stream: tuple[float, list[float]], when: float) -> float:
 
 
 def rates(teams: Sequence[Team], streams: Sequence[Sequence[tuple[float, list[float]]]], seconds: float) -> list[float]:
-    """Returns the bytes a second of each team, in the time in which all streams ran. A byte counts once, for all
-    workers of the team."""
+    """Returns the bytes a second of each team, in the time in which all streams ran; if that is less than half of
+    seconds, each over its own time. A byte counts once, for all workers of the team."""
     first = [each[0] for each in streams]
-    until = min(began for began, _ in first) + seconds
+    until = min(ends[-1] for _, ends in first)
     since = max(began for began, _ in first)
     since += SETTLE * (until - since)
-    counts = [count_at(each, until) - count_at(each, since) for each in first]
-    return [team.model.nbytes * n / (until - since) for team, n in zip(teams, counts, strict=True)]
+    times = [(since, until) if until - since > seconds / 2 else (began, ends[-1]) for began, ends in first]
+    found = []
+    for team, each, (begin, end) in zip(teams, first, times, strict=True):
+        found.append(team.model.nbytes * (count_at(each, end) - count_at(each, begin)) / (end - begin))
+    return found
 
 
 def operations(streams: Sequence[tuple[float, list[float]]]) -> list[float]:
@@ -170,10 +173,11 @@ class Field:
     def fork_server(self) -> Rank:
         return self.crew.fork(1, "h1" if self.place == "links" else "", self.hub_cpus)[0]
 
-    def fork(self, n: int = 2) -> list[Rank]:
-        """Starts workers. On hosts with links, equally many on each of two hosts."""
+    def fork(self, n: int = 2, is_free: bool = False) -> list[Rank]:
+        """Starts workers. On hosts with links, equally many on each of two hosts. is_free: they may use all CPUs."""
         hosts = ("h2", "h3") if self.place == "links" else ("",)
-        return [self.crew.fork(1, hosts[i % len(hosts)], self.worker_cpus)[0] for i in range(n)]
+        cpus = [] if is_free else self.worker_cpus
+        return [self.crew.fork(1, hosts[i % len(hosts)], cpus)[0] for i in range(n)]
 
     def created(self, hub: str = HERE, space: str = "light") -> tuple[str, str]:
         """Creates a job at a hub; returns its handle and the token."""

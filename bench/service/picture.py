@@ -13,25 +13,37 @@ from hpcomm.bench.rows import Row
 
 def draw(document: Row, path: Path) -> bool:
     shared = [row for row in document["rows"] if "tenants" in row]
+    trained = [row for row in document["rows"] if "computing" in row]
     steps = [row for row in document["rows"] if row["line"] == "h"]
     panels: list[plots.Draw] = [functools.partial(throughput, rows=shared)] if shared else []
+    if trained:
+        panels.append(functools.partial(jobs, rows=trained))
     for place in dict.fromkeys(row["place"] for row in steps):
         panels.append(functools.partial(times, rows=[row for row in steps if row["place"] == place], place=place))
     if not panels:
-        raise SystemExit("service: --plot needs the line sharing or neighbours")
+        raise SystemExit("service: --plot needs a line sharing, training or neighbours")
     return plots.figure(path, panels, f"the hub as a service, hpcomm {document['hpcomm']}, {document['cores']} cores")
 
 
 def throughput(axis: Any, rows: Sequence[Row]) -> None:
+    by_number(axis, rows, "tenants", "all tenants, no computing")
+
+
+def jobs(axis: Any, rows: Sequence[Row]) -> None:
+    by_number(axis, rows, "jobs", "a job that computes")
+
+
+def by_number(axis: Any, rows: Sequence[Row], number: str, title: str) -> None:
+    """Draws throughput over the number of jobs, beside that of one job. A cycle is the time of a step."""
     for place in dict.fromkeys(row["place"] for row in rows):
         own = [row for row in rows if row["place"] == place]
-        sums = [sorted(map(sum, row["rates"])) for row in own]
-        one = statistics.median(sums[0])
-        numbers = [row["tenants"] for row in own]
-        axis.fill_between(numbers, [each[0] / one for each in sums], [each[-1] / one for each in sums], alpha=0.2)
-        axis.plot(numbers, [statistics.median(each) / one for each in sums], marker="o", label=place)
-    axis.set(title="all tenants", xlabel="tenants", ylabel="throughput / one tenant's", ylim=(0, None))
-    axis.set_xticks(sorted({row["tenants"] for row in rows}))
+        one = statistics.median(own[0]["cycles"])
+        numbers = [row[number] for row in own]
+        low, high = ([one / edge(row["cycles"]) for row in own] for edge in (max, min))
+        axis.fill_between(numbers, low, high, alpha=0.2)
+        axis.plot(numbers, [one / statistics.median(row["cycles"]) for row in own], marker="o", label=place)
+    axis.set(title=title, xlabel=number, ylabel="throughput / one's", ylim=(0, None))
+    axis.set_xticks(sorted({row[number] for row in rows}))
     axis.grid(alpha=0.3)
     axis.legend()
 

@@ -7,7 +7,7 @@ from bench.common.judge import Promise
 from bench.machine.tenants import jain
 from bench.service import work
 from bench.service.field import HERE, MIB, WEIGHTS, Field, Team, rates
-from bench.service.options import Found, Options, turns
+from bench.service.options import Found, Options, judged, turns
 from bench.service.work import Model
 from hpcomm.bench.rows import Row
 
@@ -17,16 +17,18 @@ JAIN_AT_LEAST = 0.98
 SHARE = WEIGHTS["heavy"] / WEIGHTS["light"]
 SHARE_WITHIN = {"shm": 0.05, "tcp": 0.10, "links": 0.10}
 ON_LINKS = 8  # times as long are turns on links
+JOB_AT_LEAST = 0.95  # of its throughput alone: the paper's AlexNet beside seven others
+SMALLER_ON_LINKS, STEPS = 8, 6  # a model that computes, and its steps in a turn
 
 
 def model_of(options: Options) -> Model:
     return Model(KEYS, options.mib * MIB // KEYS)
 
 
-def block(teams: Sequence[Team], seconds: float) -> list[float]:
-    """Lets teams stream at once, and returns the bytes a second of each."""
+def block(teams: Sequence[Team], seconds: float, pause: float = 0.0) -> list[float]:
+    """Lets teams stream at once, and returns the bytes a second of each. pause: seconds after each operation."""
     for team in teams:
-        team.stream(seconds)
+        team.stream(seconds, pause)
     return rates(teams, [team.results() for team in teams], seconds)
 
 
@@ -76,6 +78,35 @@ def _sums(rows: Sequence[Row], place: str) -> Iterator[Promise]:
 def model_rate(row: Row) -> float:
     """Returns the median of the tenants' summed bytes a second."""
     return float(statistics.median(map(sum, row["rates"])))
+
+
+def training(options: Options, field: Field) -> Iterator[Found]:
+    """The throughput of a job that computes between its steps, as in figure 18: by the number of jobs at the hub. The
+    jobs compute by sleeping, so long that the hub has time for all of them."""
+    place, most = field.place, max(options.tenants)
+    model = Model(1, options.mib * MIB // (SMALLER_ON_LINKS if place == "links" else 1))
+    found: dict[str, list[list[float]]] = {str(n): [] for n in options.tenants}
+    teams = [field.at_hub(model) for _ in range(most)]
+    alone = model.size / block(teams[:1], options.seconds)[0]
+    pause = (most + 2) * alone
+    for turn, name in enumerate(turns(list(found), options.cycles)):
+        at = turn % most
+        chosen = [*teams[at:], *teams[:at]][: int(name)]
+        found[name].append(block(chosen, max(length(options, place), STEPS * (alone + pause)), pause))
+    wrong = [team.wrong(options.plant) for team in teams]
+    field.end(*teams)
+    rows: list[Row] = []
+    for name, blocks in found.items():
+        means = [sum(each) / len(each) for each in blocks]
+        more = {"jobs": int(name), "rates": blocks, "computing": pause, "exchange": alone}
+        facts = {"line": "b", "place": place, "name": f"{name} jobs that compute", "size": model.size}
+        cycles = [model.size / rate for rate in means]
+        rows.append({**facts, "cycles": cycles, **more, "wrong": sum(wrong[: int(name)])})
+    promises = []
+    for row in rows[1:]:
+        what = f"b: {row['jobs']} jobs that compute {1e3 * pause:.0f} ms a step, {place}, a job"
+        promises.append(judged(what, row, rows[0], JOB_AT_LEAST))
+    yield Found(rows, promises)
 
 
 def weights(options: Options, field: Field) -> Iterator[Found]:
