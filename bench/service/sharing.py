@@ -82,13 +82,13 @@ def model_rate(row: Row) -> float:
 
 def training(options: Options, field: Field) -> Iterator[Found]:
     """The throughput of a job that computes between its steps, as in figure 18: by the number of jobs at the hub. The
-    jobs compute by sleeping, so long that the hub has time for all of them."""
+    jobs compute by sleeping, so long that all of them together keep the hub half busy."""
     place, most = field.place, max(options.tenants)
     model = Model(1, options.mib * MIB // (SMALLER_ON_LINKS if place == "links" else 1))
     found: dict[str, list[list[float]]] = {str(n): [] for n in options.tenants}
     teams = [field.at_hub(model) for _ in range(most)]
     alone = model.size / block(teams[:1], options.seconds)[0]
-    pause = (most + 2) * alone
+    pause = 2 * most * alone
     for turn, name in enumerate(turns(list(found), options.cycles)):
         at = turn % most
         chosen = [*teams[at:], *teams[:at]][: int(name)]

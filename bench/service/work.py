@@ -6,6 +6,7 @@ random whole numbers, written once, and the parameters must be right to the bit 
 
 import mmap
 import os
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -179,13 +180,15 @@ def stream(name: str, seconds: float, pause: float = 0.0) -> tuple[float, list[f
     beginning, and the times at which operations ended; the workers end after the same operation. Before the call the
     words are NEVER and 0.
 
-    pause: seconds of sleep after each operation.
+    pause: mean seconds of sleep after each operation: half to one and a half times as many, equally many on all workers
+    of the job. Jobs that sleep equally long would meet at the hub in each step.
     """
     job, ends, waiting = JOBS[name], list[float](), list[Any]()
     words, n = job.words, len(job.names)
     is_first = job.task.bench.rank == 0
     began = time.monotonic()
     first, over = job.done, began + seconds
+    chance = random.Random(f"{name} {first}")
     while True:
         if len(waiting) == n or job.done >= words[0]:
             if not waiting:
@@ -193,7 +196,7 @@ def stream(name: str, seconds: float, pause: float = 0.0) -> tuple[float, list[f
             waiting.pop(0).wait()
             ends.append(time.monotonic())
             if pause > 0:
-                time.sleep(pause)
+                time.sleep(pause * chance.uniform(0.5, 1.5))
         if is_first and words[0] == NEVER and (words[1] or time.monotonic() >= over):
             # No other worker has begun operation done + n: that needs this one's operation done.
             words[0] = first + -(-(job.done + n - first) // n) * n
