@@ -12,12 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from bench.common.judge import Promise
-from bench.service import work
 from bench.service.crew import Failed
-from bench.service.field import ELSEWHERE, HERE, MIB, Field, Team, operations
+from bench.service.field import ELSEWHERE, HERE, MIB, Field, operations
 from bench.service.hubs import Hub, held, memory
 from bench.service.options import Found, Options, judged, percentile, turns
-from bench.service.work import Model
+from bench.service.work import NEVER, Model
 from hpcomm import errors
 from hpcomm.bench.rows import Row
 
@@ -29,7 +28,8 @@ KILLED = 0.5  # of the jobs
 LONGEST = 0.15  # seconds after which a job is killed
 STEPS_SECONDS = 0.03  # of a job that may end by itself
 STEP_AT_MOST = 1.5  # times a bystander's step beside equal load elsewhere
-COME = 2.0  # seconds for the workers of a job to come: some are killed before
+EARLY = 0.3  # of the killed jobs, while they begin
+COME = 10.0  # seconds for the workers of a job to come: some are killed before
 QUIET_SECONDS = 60.0  # for a hub to free ended jobs
 LETS_GO, LOOK = 2.0, 0.01  # seconds for the last descriptors, and between two looks
 
@@ -95,6 +95,7 @@ class Storm:
     """Jobs at one hub, AT_ONCE at a time.
 
     Attributes:
+        is_early: some are killed while they begin.
         counts: jobs by how they ended: done, killed, or an error that none should have.
         errors: the first sentences of those errors.
     """
@@ -102,6 +103,7 @@ class Storm:
     place: Field
     hub: str
     plant: bool
+    is_early: bool
     random: random.Random
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
@@ -109,25 +111,36 @@ class Storm:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, jobs: int) -> None:
-        plans = [self.random.uniform(0, LONGEST) if self.random.random() < KILLED else -1.0 for _ in range(jobs)]
+        plans = [self._plan() for _ in range(jobs)]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self._job, plans, [self.random.randrange(2) for _ in range(jobs)]))
 
-    def _job(self, kill_after: float, victim: int) -> None:
+    def _plan(self) -> tuple[float, float]:
+        """Returns after how many seconds a worker is killed, from the start of the processes and from their first
+        step on; NEVER: it is not."""
+        if self.random.random() >= KILLED:
+            return NEVER, NEVER
+        if self.is_early and self.random.random() < EARLY:
+            return self.random.uniform(0, LONGEST), NEVER
+        return NEVER, self.random.uniform(0, LONGEST)
+
+    def _job(self, plan: tuple[float, float], victim: int) -> None:
         with self._lock:  # processes are started one after the other
             ranks = self.place.fork()
-        killer = threading.Timer(kill_after, ranks[victim].signal, [signal.SIGKILL])
-        if kill_after >= 0:
-            killer.start()
-        team: Team | None = None
+        killers = [threading.Timer(after, ranks[victim].signal, [signal.SIGKILL]) for after in plan]
+        is_killed = min(plan) < NEVER
         try:
+            if plan[0] < NEVER:
+                killers[0].start()
             team = self.place.at_hub(SMALL, ranks, self.hub, wait=COME)
-            team.stream(STEPS_SECONDS if kill_after < 0 else LONGEST)
+            if plan[1] < NEVER:
+                killers[1].start()
+            team.stream(LONGEST if is_killed else STEPS_SECONDS)
             team.results()
             wrong = team.wrong(self.plant)
             team.leave()
         except Failed as error:
-            is_expected = kill_after >= 0 and (not error.kind or hasattr(errors, error.kind))
+            is_expected = is_killed and (not error.kind or hasattr(errors, error.kind))
             with self._lock:
                 self.counts["killed" if is_expected else "errors"] += 1
                 if not is_expected:
@@ -137,7 +150,8 @@ class Storm:
                 self.counts["done"] += 1
                 self.wrong += wrong
         finally:
-            killer.cancel()
+            for killer in killers:
+                killer.cancel()
             for rank in ranks:
                 with suppress(OSError):
                     rank.end()
@@ -153,13 +167,16 @@ def killed_jobs(options: Options, field: Field) -> Iterator[Found]:
     blocks = min(options.cycles, options.jobs)
     share = -(-options.jobs // blocks)
     samples: dict[str, list[list[float]]] = {name: [] for name in (ALONE, BESIDE, EQUAL)}
-    storms = {name: Storm(field, hub, options.plant, seed) for name, hub in ((BESIDE, HERE), (EQUAL, ELSEWHERE))}
+    storms = {
+        name: Storm(field, hub, options.plant, not options.quick, seed)
+        for name, hub in ((BESIDE, HERE), (EQUAL, ELSEWHERE))
+    }
     for storm in storms.values():
         storm.run(2 if options.quick else WARM)
     before = settled(field.hubs[HERE])
     bystander = field.at_hub(SMALL)
     for name in turns(list(samples), blocks):
-        bystander.stream(options.seconds if name == ALONE else work.NEVER)
+        bystander.stream(options.seconds if name == ALONE else NEVER)
         if name in storms:
             storms[name].run(share)
         samples[name].append(operations(bystander.results() if name == ALONE else bystander.stop()))
