@@ -67,7 +67,7 @@ def jobs_after_jobs(options: Options, field: Field) -> Iterator[Found]:
     for _ in range(n):
         wrong += one_job(field, options)
         after.append(settled(hub, before))
-    row = {"line": "d", "place": place, "name": f"{n} jobs", "cycles": [each["pss"] for each in after]}
+    row: Row = {"line": "d", "place": place, "name": f"{n} jobs", "cycles": [each["pss"] for each in after]}
     row |= {"before": before, "after": after, "wrong": wrong}
     last = after[-max(n // 10, 1) :]
     promises = [_more(f"d: {n} jobs, {place}, {what}", before, last, what) for what in ("descriptors", "threads")]
@@ -172,7 +172,7 @@ def killed_jobs(options: Options, field: Field) -> Iterator[Found]:
         for name, hub in ((BESIDE, HERE), (EQUAL, ELSEWHERE))
     }
     for storm in storms.values():
-        storm.run(2 if options.quick else WARM)
+        storm.run(0 if options.quick else WARM)
     before = settled(field.hubs[HERE])
     bystander = field.at_hub(SMALL)
     for name in turns(list(samples), blocks):

@@ -4,6 +4,7 @@ import functools
 import itertools
 import mmap
 import os
+import random
 import socket
 import statistics
 import sys
@@ -30,6 +31,7 @@ PLACES = {"shm": "shared memory", "tcp": "sockets over loopback", "links": "host
 HERE, ELSEWHERE = "here", "elsewhere"  # names of hubs
 WEIGHTS = {"light": 1.0, "heavy": 3.0}  # of each hub's namespaces
 MIB = 1 << 20
+PORTS = (20000, 32000)  # below those of outgoing connections
 SETTLE = 0.1  # of a stream is not counted
 
 
@@ -247,8 +249,12 @@ class Field:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """Returns a port that no connection is given by chance: a worker that calls a port before its server listens could
+    else be connected to itself."""
+    while True:
+        port = random.randrange(*PORTS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager
