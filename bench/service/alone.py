@@ -1,4 +1,4 @@
-"""One job at a hub beside the same job with a server of its own: the time of a step, and the time to begin."""
+"""One job at a hub beside the same job with its own server: the time of a step, and the time to begin."""
 
 import statistics
 from collections.abc import Iterator

@@ -184,7 +184,7 @@ def nurse(address: str) -> None:
     signal."""
     import encodings.idna  # noqa: F401, PLC0415
 
-    import bench.service.strangers  # noqa: F401, PLC0415 - the children need it, and what it imports
+    import bench.service.strangers  # noqa: F401, PLC0415 - the children need it and its imports
     import hpcomm  # noqa: PLC0415
 
     for name in hpcomm.__all__:  # which is imported when it is first used

@@ -1,4 +1,4 @@
-"""Jobs that end: one after the other, and many at once that are killed; what stays behind, and what others feel."""
+"""Jobs that end: one after the other, and many at once that are killed; their remains, and the steps of others."""
 
 import random
 import signal
@@ -35,7 +35,7 @@ LETS_GO, LOOK = 2.0, 0.01  # seconds for the last descriptors, and between two l
 
 
 def settled(hub: Hub, before: Row | None = None) -> Row:
-    """Returns what the hub's process holds, once no job is left. Where it holds more than before, it gets a while to
+    """Counts descriptors, threads and memory of the hub's process, once no job is left. Where it holds more than before, it gets a while to
     let it go: a connection ends a moment after its last byte."""
     until = time.monotonic() + QUIET_SECONDS
     while hub.status()["jobs"] and time.monotonic() < until:
@@ -59,7 +59,7 @@ def one_job(field: Field, options: Options) -> int:
 
 
 def jobs_after_jobs(options: Options, field: Field) -> Iterator[Found]:
-    """What the hub holds after jobs that began and ended, one after the other."""
+    """Descriptors, threads and memory of the hub after jobs that began and ended, one after the other."""
     n, place = max(options.jobs // 10, 2), field.place
     hub = field.hubs[HERE]
     wrong = sum(one_job(field, options) for _ in range(2 if options.quick else WARM))

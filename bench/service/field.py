@@ -1,4 +1,4 @@
-"""Where jobs run: a crew, its hubs and their CPUs, on one host or on hosts with links of their own; and jobs."""
+"""Where jobs run: a crew, its hubs and their CPUs, on one host or on hosts with their own links; and jobs."""
 
 import functools
 import itertools
@@ -31,7 +31,7 @@ PLACES = {"shm": "shared memory", "tcp": "sockets over loopback", "links": "host
 HERE, ELSEWHERE = "here", "elsewhere"  # names of hubs
 WEIGHTS = {"light": 1.0, "heavy": 3.0}  # of each hub's namespaces
 MIB = 1 << 20
-PORTS = (20000, 32000)  # below those of outgoing connections
+PORTS = (20000, 32000)  # lower than the ports of outgoing connections
 SETTLE = 0.1  # of a stream is not counted
 
 
@@ -96,7 +96,7 @@ def count_at(stream: tuple[float, list[float]], when: float) -> float:
 
 
 def rates(teams: Sequence[Team], streams: Sequence[Sequence[tuple[float, list[float]]]], seconds: float) -> list[float]:
-    """Returns the bytes a second of each team, in the time in which all streams ran; if that is less than half of
+    """Returns the bytes a second of each team, over the time that all streams share; if that is less than half of
     seconds, each over its own time. A byte counts once, for all workers of the team."""
     first = [each[0] for each in streams]
     until = min(ends[-1] for _, ends in first)
@@ -206,7 +206,7 @@ class Field:
         return self._team(model, workers, work.join, lambda: (*self.created(hub, space), wait))
 
     def with_server(self, model: Model, ranks: Sequence[Rank] | int, server: Rank | None = None) -> Team:
-        """Makes a job with a server of its own, which uses the CPUs of hubs."""
+        """Makes a job with its own server, which uses the CPUs of hubs."""
         workers = self.fork(ranks) if isinstance(ranks, int) else ranks
         owner = self.fork_server() if server is None else server
         address = self.hubs[HERE].where.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""A hub in a process of its own, for the benchmarks."""
+"""Hubs for the benchmarks, each in its own process."""
 
 import os
 import secrets
@@ -33,7 +33,7 @@ class Hub:
         cpus: Sequence[int] = (),
         popen: Callable[..., "subprocess.Popen[Any]"] = subprocess.Popen,
     ) -> None:
-        """Starts it in a new folder; begun() waits for it. cpus: those that it may use; popen: starts it, perhaps on
+        """Starts it in a new folder; begun() waits for it. cpus: the CPUs that it may use; popen: starts it, perhaps on
         another host."""
         folder.mkdir()
         self.tokens = {name: secrets.token_hex(32) for name in (*weights, ADMIN)}
@@ -77,7 +77,7 @@ class Hub:
         self._listens.set()
 
     def status(self) -> dict[str, Any]:
-        """Returns what the hub says of itself. For a hub on this host."""
+        """Returns the hub's answer to `hpcomm hub status`. For a hub on this host."""
         with closing(HubConnection(address(self.where), ADMIN, self.tokens[ADMIN].encode(), SECONDS)) as hub:
             return hub.ask({"op": "status"}, SECONDS)
 

@@ -1,4 +1,4 @@
-"""What a tenant feels of another one that floods the hub, stops, dies again and again, or pushes 100 times as much."""
+"""A tenant's steps beside another tenant that floods the hub, stops, dies again and again, or pushes 100 times as much."""
 
 import signal
 import threading
@@ -22,7 +22,7 @@ def flood_of(options: Options) -> Model:
 
 
 def floods(field: Field, team: Team) -> AbstractContextManager[None]:
-    """Pushes as fast as it can, with eight keys under way."""
+    """Pushes as fast as it can, with eight keys in flight."""
     return streaming(team)
 
 

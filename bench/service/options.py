@@ -1,4 +1,4 @@
-"""What the lines of the benchmark have in common: options, turns, and figures judged by ratios."""
+"""The common parts of the benchmark's lines: options, turns, and figures judged by ratios."""
 
 import argparse
 import statistics
@@ -37,7 +37,7 @@ class Options(argparse.Namespace):
     plant: bool
 
     def places(self, *known: str) -> list[str]:
-        """Returns those of a line's places that --place chooses."""
+        """Returns the places of a line that --place chooses."""
         wanted = [word.strip() for word in self.place.split(",") if word.strip()]
         return [place for place in known if not wanted or place in wanted]
 

@@ -11,7 +11,7 @@ from bench.service.options import Found, Options, judged, turns
 from bench.service.work import Model
 from hpcomm.bench.rows import Row
 
-KEYS = 8  # of a tenant, all of them under way
+KEYS = 8  # of a tenant, all of them in flight
 SUM_AT_LEAST = {"shm": 0.9, "tcp": 0.9, "links": 0.95}  # of one tenant's throughput
 JAIN_AT_LEAST = 0.98
 SHARE = WEIGHTS["heavy"] / WEIGHTS["light"]

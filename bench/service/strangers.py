@@ -1,4 +1,4 @@
-"""Strangers at the hub's port, who know no token: what the hub's jobs feel, and whether a new job still connects."""
+"""Strangers at the hub's port, who know no token: the steps of the hub's jobs, and whether a new job still connects."""
 
 import asyncio
 import os

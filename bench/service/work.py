@@ -1,4 +1,4 @@
-"""What the processes of a crew do: they are workers of jobs at a hub, or of jobs with a server of their own.
+"""The calls of a crew's processes, which are workers of jobs at a hub, or of jobs with their own servers.
 
 A job has a name by which the calls find it in their process. All jobs use hpcomm.bench.training's task: gradients are
 random whole numbers, written once, and the parameters must be right to the bit after any number of steps.
@@ -103,7 +103,7 @@ def join(name: str, path: str, transport: str, handle: str, token: str, wait: fl
 
 
 def meet(name: str, path: str, transport: str, host: str, port: int) -> list[float]:
-    """Joins a job that has a server of its own, the rank after the last worker. Returns the same times as join, or the
+    """Joins a job that has its own server, the rank after the last worker. Returns the same times as join, or the
     first three of them if this is the server."""
     task, values = PREPARED.pop()
     rank, size = task.bench.rank, task.bench.size
@@ -176,7 +176,7 @@ def steps(name: str, n: int) -> list[float]:
 
 
 def stream(name: str, seconds: float, pause: float = 0.0) -> tuple[float, list[float]]:
-    """Keeps an operation of each key under way for so many seconds, or until word 1 is set. Returns the time of the
+    """Keeps an operation of each key in flight for so many seconds, or until word 1 is set. Returns the time of the
     beginning, and the times at which operations ended; the workers end after the same operation. Before the call the
     words are NEVER and 0.
 
