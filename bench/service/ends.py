@@ -35,8 +35,8 @@ LETS_GO, LOOK = 2.0, 0.01  # seconds for the last descriptors, and between two l
 
 
 def settled(hub: Hub, before: Row | None = None) -> Row:
-    """Counts descriptors, threads and memory of the hub's process, once no job is left. Where it holds more than before, it gets a while to
-    let it go: a connection ends a moment after its last byte."""
+    """Counts descriptors, threads and memory of the hub's process, once no job is left. Where it has more than before,
+    it gets a while to let them go: a connection ends a moment after its last byte."""
     until = time.monotonic() + QUIET_SECONDS
     while hub.status()["jobs"] and time.monotonic() < until:
         time.sleep(LOOK)

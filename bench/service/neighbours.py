@@ -1,4 +1,4 @@
-"""A tenant's steps beside another tenant that floods the hub, stops, dies again and again, or pushes 100 times as much."""
+"""A tenant's steps beside another one that floods the hub, stops, dies again and again, or pushes 100 times as much."""
 
 import signal
 import threading
