@@ -74,7 +74,7 @@ def options_of(given: Sequence[str] | None) -> Options:
     options = p.parse_args(given, Options())
     if options.quick:
         options.cycles, options.seconds, options.mib, options.large = 1, 0.05, 1, 4
-        options.tenants, options.jobs, options.strangers, options.strangers_seconds = [1, 2], 4, 12, 0.2
+        options.tenants, options.jobs, options.strangers, options.strangers_seconds = [1, 2], 4, 12, 0.1
     for what, known in (("only", LINES), ("place", PLACES)):
         unknown = {word.strip() for word in getattr(options, what).split(",") if word.strip()} - set(known)
         if unknown:
