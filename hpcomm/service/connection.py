@@ -103,12 +103,12 @@ class HubConnection:
                 self.ended = str(ended)
                 self.notices.append(self.ended)
 
-    def refusal(self, seconds: float) -> HpcommError | None:
+    def refusal(self, seconds: float, wake: int | None = None) -> HpcommError | None:
         """Returns the error that ends this connection, if it comes within so many seconds; otherwise takes the notices
-        that have come."""
+        that have come. wake: a descriptor with whose first byte the wait ends."""
         with self._alone():
             try:
-                while self._has_input(seconds):
+                while self._has_input(seconds, wake):
                     if self._answer(time.monotonic() + _REST_SECONDS) is not None:
                         raise AuthError(f"the hub at {self.hub} sent an answer that nobody asked for")
                     seconds = 0
@@ -133,13 +133,15 @@ class HubConnection:
         with self._lock:
             yield
 
-    def _has_input(self, seconds: float) -> bool:
+    def _has_input(self, seconds: float, wake: int | None) -> bool:
         """Whether a frame has come, or the end of the connection, within so many seconds."""
-        if self.ended or self._socket.fileno() < 0:
+        own = self._socket.fileno()
+        if self.ended or own < 0:
             return False
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(1000 * seconds))
+        for number in (own,) if wake is None else (own, wake):
+            poll.register(number, select.POLLIN)
+        return any(number == own for number, _ in poll.poll(1000 * seconds))
 
     def _frame(self, until: float) -> tuple[bytes, bytes]:
         try:
