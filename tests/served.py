@@ -62,7 +62,7 @@ class Served:
         own: dict[str, str] | None = None,
     ) -> None:
         """Writes the configuration. more: settings of the hub; own: lines of namespaces."""
-        top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 30, **(more or {})}
+        top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 90, **(more or {})}
         lines = {
             "small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2',
             "b": "weight = 3.0",
