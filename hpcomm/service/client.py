@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from .. import _core, errors, launch
+from .. import _core, launch
 from .._core import NULL
 from ..config import Config, read_secret
 from ..context import Context
@@ -36,7 +36,7 @@ from ..exchange.arguments import refuse
 from ..exchange.options import EngineOptions, PlanOptions, check_keywords, engine_options, plan_options
 from ..plan import Plan
 from ..topology import ParameterServer
-from . import proof
+from . import proof, refusals
 from .config import ADMIN
 from .described import check, with_cores
 from .handle import HubAddress, ServiceHandle, addresses, checked_name
@@ -108,7 +108,7 @@ class HubConnection:
         while True:
             kind, body = self._frame(until)
             if kind == b"X":
-                raise _refusal(body)
+                raise refusals.unpacked(body)
             if kind != b"N":
                 return kind, body
             self.notices.append(body.decode("utf-8", "replace"))
@@ -120,7 +120,7 @@ class HubConnection:
             while self._has_input():
                 kind, body = self._frame(time.monotonic() + 1)
                 if kind == b"X":
-                    raise _refusal(body)
+                    raise refusals.unpacked(body)
                 self.notices.append(body.decode("utf-8", "replace"))
         except HpcommError as ended:
             if strict:
@@ -179,13 +179,6 @@ class HubConnection:
 
     def close(self) -> None:
         self._socket.close()
-
-
-def _refusal(told: bytes) -> HpcommError:
-    name, _, text = told.decode("utf-8", "replace").partition("\n")
-    kind = getattr(errors, name, None)
-    good = isinstance(kind, type) and issubclass(kind, HpcommError)
-    return (kind if good else HpcommError)(text)  # type: ignore[misc]
 
 
 def create_service(

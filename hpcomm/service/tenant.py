@@ -14,9 +14,10 @@ from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..exchange.arguments import refuse
 from ..launch import Group
-from . import proof
+from . import proof, saving
 from .books import NOTHING, Needs
 from .described import Described, Served
+from .store import JobStore
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
 _LOOK_SECONDS = 5.0
@@ -38,6 +39,8 @@ class Terms:
         secret: the secret of the job's contexts.
         weight: the share of the hub's cores for each exchange.
         cores: the hub's cores.
+        resumes: whether the job's exchanges begin with their saved state.
+        store: the job's saved state; None if the hub keeps none.
     """
 
     title: str
@@ -48,6 +51,8 @@ class Terms:
     config: Config
     weight: float
     cores: int
+    resumes: bool = False
+    store: JobStore | None = None
 
 
 class Stopped(HpcommError):
@@ -68,6 +73,14 @@ class _Asked:
 
     kind: bytes
     body: bytes
+
+
+@dataclass(frozen=True)
+class _Save:
+    """The workers save an exchange, by its number. seconds: how long they wait."""
+
+    exchange: int
+    seconds: float
 
 
 class _TenantContext(Context):
@@ -103,9 +116,11 @@ class Tenant:
         """
         self.terms, self._post, self._claim, self._over, self._count = terms, post, claim, over, count
         self.rank, self.size = terms.rank, terms.workers + terms.hubs
-        self._inbox: queue.SimpleQueue[_Asked | _Stop | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Asked | _Save | _Stop | None] = queue.SimpleQueue()
         self._parts: queue.SimpleQueue[list[bytes] | _Stop] = queue.SimpleQueue()
         self._serving: list[_Serving] = []
+        self._made_so_far = 0  # exchanges
+        self._saver = saving.Saver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
         self._context: Context | None = None
         self._up = False
         # the first reason why the job ends; no exception, since the traceback of one would keep the context alive
@@ -133,9 +148,16 @@ class Tenant:
 
     def asked(self, kind: bytes, body: bytes) -> None:
         """Makes an exchange, together with the workers. Raises BadProof if too many requests wait."""
+        self._ask(_Asked(kind, body))
+
+    def save(self, exchange: int, seconds: float) -> None:
+        """Saves an exchange, together with the workers. Raises BadProof if too many requests wait."""
+        self._ask(_Save(exchange, seconds))
+
+    def _ask(self, asked: _Asked | _Save) -> None:
         if self._inbox.qsize() >= _MOST_ASKED:
             raise proof.BadProof(f"{_MOST_ASKED} requests for exchanges wait already")
-        self._inbox.put(_Asked(kind, body))
+        self._inbox.put(asked)
 
     def take(self, parts: list[bytes]) -> None:
         """Takes the data of all ranks of a round."""
@@ -210,13 +232,16 @@ class Tenant:
             while (asked := self._next(context)) is not None:
                 if isinstance(asked, _Stop):
                     raise Stopped(asked.why)
-                self._make(context, asked)
+                if isinstance(asked, _Save):
+                    self._save(context, asked)
+                else:
+                    self._make(context, asked)
             self._join(_CLOSE_SECONDS)
             context.close()
         except Exception as failed:
             context.abort(self._fail(failed).why)
 
-    def _next(self, context: Context) -> "_Asked | _Stop | None":
+    def _next(self, context: Context) -> "_Asked | _Save | _Stop | None":
         """Waits for what comes next. Looks now and then whether a worker has died: a child that it has forked may keep
         its connection to the hub open."""
         while True:
@@ -232,6 +257,7 @@ class Tenant:
         held = _Held(self._claim)
         try:
             exchange = self._made(context, asked, held)
+            back = not self.terms.resumes or self._restore(context, exchange)
             name = f"serves {self.terms.title}"
             thread = threading.Thread(target=self._serve, args=(exchange, held), name=name, daemon=True)
             thread.start()
@@ -245,7 +271,35 @@ class Tenant:
             held.free()
             raise
         else:
-            self._serving = [*(one for one in self._serving if one.thread.is_alive()), _Serving(thread, held)]
+            number = self._made_so_far if back else -1  # the workers close an exchange that could not come back
+            self._made_so_far += back
+            alive = (one for one in self._serving if one.thread.is_alive())
+            self._serving = [*alive, _Serving(thread, held, number, exchange)]
+
+    def _restore(self, context: Context, exchange: Served) -> bool:
+        """Restores an exchange, together with the workers. Returns whether it did: otherwise every rank knows why
+        not."""
+        try:
+            self._saver.restore(context, self._made_so_far, exchange, _Held(self._claim), saving.SECONDS)
+        except _FATAL:
+            raise
+        except HpcommError:
+            self._count("refused: restore")
+            return False
+        self._count("exchanges restored")
+        return True
+
+    def _save(self, context: Context, asked: _Save) -> None:
+        """Saves an exchange, together with the workers, or tells them why not."""
+        served = next((one.exchange for one in self._serving if one.number == asked.exchange), None)
+        try:
+            self._saver.save(context, asked.exchange, served, _Held(self._claim), asked.seconds)
+        except _FATAL:
+            raise
+        except HpcommError:
+            self._count("refused: save")
+        else:
+            self._count("saves")
 
     def _made(self, context: Context, asked: _Asked, held: "_Held") -> Served:
         terms = self.terms
@@ -259,7 +313,8 @@ class Tenant:
             described.plan(terms.workers, terms.hubs)
             lanes = described.descriptors(far, terms.config.tcp_streams)
             # A tenant chooses the chunks, so its plan may give a hub more than its share.
-            held.hold(described.memory(terms.workers, terms.hubs, far, context.rank), lanes)
+            kept = _READ * len(asked.body)  # the description, for saves
+            held.hold(described.memory(terms.workers, terms.hubs, far, context.rank) + kept, lanes)
         except HpcommError as wrong:
             refuse(context, wrong)
             raise
@@ -299,3 +354,5 @@ class _Serving:
 
     thread: threading.Thread
     held: _Held
+    number: int
+    exchange: Served

@@ -103,6 +103,20 @@ HPC_API uint64_t hpc_description_memory(const hpc_description *description, int 
 /* Returns a bound on the descriptors that its lanes need at a hub. streams: hpc_config.tcp_streams. */
 HPC_API int hpc_description_descriptors(const hpc_description *description, int far, int streams);
 
+/* A key of a description, and the plan that has the key as its key `number`; plan is NULL until the plans are made. The
+ * pointers are valid as long as the description. */
+typedef struct hpc_described_key {
+    const char *name;
+    uint64_t count;
+    const hpc_rule *rule;
+    const hpc_plan *plan;
+    int number;
+} hpc_described_key;
+
+/* Describes key i: the keys are numbered as in the exchange. HPC_ERR_INVALID if there are not so many; records no
+ * error. */
+HPC_API int hpc_description_key(const hpc_description *description, int i, hpc_described_key *key);
+
 /* Makes a hub's end of the exchange, while the workers call hpc_service_exchange. The plans must be made. weight:
  * hpc_exchange_config.weight. The hub then calls hpc_exchange_serve. */
 HPC_API int hpc_description_exchange(const hpc_description *description, hpc_context *context, double weight,

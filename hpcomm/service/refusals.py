@@ -1,0 +1,16 @@
+"""An error as bytes, by which one rank or hub tells it to others."""
+
+from .. import errors
+from ..errors import HpcommError
+
+
+def packed(wrong: HpcommError) -> bytes:
+    """Returns the kind of an error, a newline and its sentence."""
+    return f"{type(wrong).__name__}\n{wrong}".encode("utf-8", "replace")
+
+
+def unpacked(told: bytes) -> HpcommError:
+    name, _, text = told.decode("utf-8", "replace").partition("\n")
+    kind = getattr(errors, name, None)
+    good = isinstance(kind, type) and issubclass(kind, HpcommError)
+    return (kind if good else HpcommError)(text)  # type: ignore[misc]
