@@ -68,7 +68,7 @@ class DescribedKey(NamedTuple):
     """
 
     name: str
-    count: int
+    elements: int
     rule: str
     slots: int
     plan: Any

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from .. import _core, launch
-from .._core import NULL
+import numpy as np
+
+from .. import _core, launch, optim
+from .._core import NULL, seconds
 from ..config import Config, read_secret
 from ..context import Context
 from ..engine import Engine, handle_of
@@ -36,7 +38,7 @@ from ..exchange.arguments import refuse
 from ..exchange.options import EngineOptions, PlanOptions, check_keywords, engine_options, plan_options
 from ..plan import Plan
 from ..topology import ParameterServer
-from . import proof, refusals
+from . import proof, refusals, saving
 from .config import ADMIN
 from .described import check, with_cores
 from .handle import HubAddress, ServiceHandle, addresses, checked_name
@@ -45,6 +47,7 @@ from .handle import parsed as parsed_handle
 MOST_BYTES = 64 << 20  # of a frame from a hub: the addresses of all ranks
 _ANSWER_SECONDS = 10.0  # for a hub's answer to a question
 _ROUNDS = 2  # of a context's meeting: versions, then addresses
+_MOST_SECONDS = 86400.0  # for a save
 _LOOK_SECONDS = 5e-3
 _GRACE = 2.0  # seconds by which a rank waits longer than the hub, whose error names the missing ranks
 
@@ -187,6 +190,7 @@ def create_service(
     token: str | bytes | None = None,
     job: str | None = None,
     *,
+    resume: bool = False,
     timeout: float = _ANSWER_SECONDS,
 ) -> str:
     """Creates a job at a hub, and returns its handle (PHub, section 3.1: PHub::CreateService).
@@ -201,15 +205,20 @@ def create_service(
         namespace: the tenant's namespace at the hubs.
         token: the namespace's token; None: the contents of the file that HPCOMM_SECRET_FILE names.
         job: the job's name: letters, digits, '.', '_' and '-'. None: the hub chooses one.
+        resume: whether the job goes on from the state that an earlier job of this name has saved (HubExchange.save):
+            the K-th exchange that it makes begins with the newest save of that job's K-th exchange. Without resume the
+            job begins afresh, and its first save replaces that state.
         timeout: seconds for each hub's answer.
 
     Raises:
         InvalidArgument: hubs, namespace, token or job is malformed.
         TransportError, Timeout: no hub answers.
         AuthError: the hub does not know the namespace or the token.
-        ConfigError: the namespace has a job of this name, or has as many jobs as it may have; the hub drains; or it
-            runs another version.
+        ConfigError: the namespace has a job of this name, or has as many jobs as it may have; the hub drains, runs
+            another version, or has no saved state to resume.
     """
+    if resume and job is None:
+        raise InvalidArgument("resume is True, and job is None: give the name of the job whose state was saved")
     secret, space = _token(token), checked_name("namespace", namespace)
     named = None if job is None else checked_name("job", job)
     places = addresses(hubs)
@@ -219,7 +228,7 @@ def create_service(
         for index, hub in enumerate(places):
             opened.append(HubConnection(hub, space, secret, timeout))
             request = {"op": "create", "job": made.get("job", named), "nonce": made.get("nonce")}
-            place = {"index": index, "hubs": len(places), "version": _core.version()}
+            place = {"index": index, "hubs": len(places), "version": _core.version(), "resume": int(resume)}
             made = opened[-1].ask({**request, **place}, timeout)
         for one in opened:  # all hubs have accepted: without this word each forgets the job
             one.tell({"op": "keep"}, timeout)
@@ -296,6 +305,7 @@ class _Meeting:
         self.secret = proof.secret_of(token, handle.nonce)
         self._process = os.getpid()
         self._until = time.monotonic() + config.init_seconds
+        self.cores, self.resumes = 0, False
         self._all: list[HubConnection] = []
         try:
             for index in range(len(handle.hubs) if rank == 0 else 1):
@@ -322,13 +332,14 @@ class _Meeting:
                     "transport": config.transport,
                     "silence": config.silence,
                     "tcp_streams": config.tcp_streams,
+                    "resumes": 1,
                 },
                 left,
             )
         except BaseException:
             connection.close()
             raise
-        self.cores = int(answer["cores"])
+        self.cores, self.resumes = int(answer["cores"]), bool(answer["resume"])
         return connection
 
     @property
@@ -452,7 +463,7 @@ class _HubSide(_MeetsAtHub):
     """The context of the workers and the hubs, which exchanges use. A hub takes part in nothing else, so collective
     methods that a program calls are refused."""
 
-    __slots__ = ("meeting",)
+    __slots__ = ("made", "meeting")
 
     def _refuse(self, op: str) -> NoReturn:
         raise NotSupported(
@@ -483,7 +494,7 @@ class _HubSide(_MeetsAtHub):
             self.meeting.tell(b"R", why.encode("utf-8", "replace"))
 
     def __init__(self, meeting: _Meeting, engine: Any) -> None:
-        self.meeting = meeting
+        self.meeting, self.made = meeting, 0  # exchanges so far
         super().__init__(_Ranks(meeting, b"s"), meeting.config, engine, meeting.secret)
 
     def close(self) -> None:
@@ -552,9 +563,26 @@ class ServiceContext(_MeetsAtHub):
 
 
 class HubExchange(Exchange):
-    """An exchange whose owners are hubs: an Exchange, of which a hub saves and restores no state."""
+    """An exchange whose owners are hubs: an Exchange whose state a hub saves and restores.
 
-    __slots__ = ()
+    In a job that was created with resume=True it begins with the parameters, the rule's state and hyper-parameters, and
+    the steps of the newest save, bit for bit; clock says at which step. What a codec has kept back (ErrorFeedback, TopK
+    and others) is the worker's own, and begins with zeros.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, ctx: _HubSide, *args: Any, **more: Any) -> None:
+        super().__init__(ctx, *args, **more)
+        self._number = ctx.made
+        if ctx.meeting.resumes:
+            try:
+                self._come_back()
+            except HpcommError:
+                with suppress(HpcommError):
+                    self.close()
+                raise
+        ctx.made += 1
 
     def _announce(self, plans: list[Plan], configs: list[Any]) -> None:
         assert isinstance(self.context, _HubSide)
@@ -567,9 +595,14 @@ class HubExchange(Exchange):
             self.context.meeting.tell(b"E", message)
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
-        """Waits; to the error it adds what the hub has said, since ranks that fail together blame each other too."""
-        try:
+        with self._with_reason():
             return super()._until(call, limit, deadline, status)
+
+    @contextmanager
+    def _with_reason(self) -> Iterator[None]:
+        """Adds what the hub has said to the error of a wait, since ranks that fail together blame each other too."""
+        try:
+            yield
         except PeerFailed as failed:
             assert isinstance(self.context, _HubSide)
             why = self.context.meeting.ended()
@@ -577,16 +610,79 @@ class HubExchange(Exchange):
                 failed.args = (f"{failed}; the hub: {why}",)
             raise
 
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> int:
+        """The number of steps since the start of the training, those before a save included."""
+        if self._state.any.counts_updates:
+            return self._state.clock()
+        return max(self._state.folds(name) for name in self._state.facts)
+
+    def save(self, timeout: float | None = None) -> int:
+        """Lets the hub save the parameters and the rule's state, and returns the number of steps that were saved.
+        Collective: all workers call it after a step, and go on when the hub has written its file.
+
+        A job with resume=True comes back to the newest save. With several hubs a save counts if all of them have
+        written their files. Under BSP the state is that of a step. Under SSP, ASYNC and with a quorum no worker pushes
+        meanwhile, and the state has all updates that were applied.
+
+        Args:
+            timeout: seconds for all workers to come and for the hubs to write; None means the context's default, and at
+                least 600. When it has passed, the job ends.
+
+        Raises:
+            ConfigError: the hub saves nothing, or a quota has no room. The exchange goes on, as after the next two.
+            CheckpointError: a hub cannot write its file, e.g. because its disk is full. The save before it is kept.
+            InvalidArgument: a push or a pull of a worker is pending, or the exchange is closed.
+            NotSupported: the workers keep the parameters themselves (apply_at="receivers").
+            Timeout, PeerFailed: a worker did not come, or failed.
+        """
+        context, limit, wrong, begun = self.context, max(self._default, saving.SECONDS), None, 0
+        assert isinstance(context, _HubSide)
+        try:
+            limit = seconds(timeout, limit)
+            self._check_idle("save")
+            if self._state.rows:
+                raise NotSupported(
+                    f"rank {self._rank}: save: workers keep the parameters and the rule's state themselves, since "
+                    "apply_at is 'receivers': save Exchange.params on one worker"
+                )
+            begun = self._state.begun() if self._state.any.counts_updates else 0
+        except HpcommError as refused:
+            wrong = refused
+        if self._rank == 0:
+            request = {"op": "save", "exchange": self._number, "seconds": min(limit, _MOST_SECONDS)}
+            context.meeting.tell(b"J", json.dumps(request).encode())
+        with self._with_reason():
+            saving.gathered(context, (0, 0, begun), wrong, limit)
+            return max(told.numbers[0] for told in saving.gathered(context, (0,), None, limit))
+
+    def _come_back(self) -> None:
+        """Takes what the hubs restore."""
+        context, keys = self.context, len(self._state.facts)
+        assert isinstance(context, _HubSide)
+        table = np.zeros((keys, optim.MOST_ARGS)).tobytes()
+        with self._with_reason():
+            saving.gathered(context, (0,) * saving.SEEN, None, saving.SECONDS)
+            told = saving.gathered(context, (0,) * (1 + keys), None, saving.SECONDS, table)
+            every = saving.arguments(told[context.meeting.size], keys)
+            rules = {
+                name: optim.with_arguments(rule, tuple(own.tolist())[: len(optim.arguments(rule))])
+                for (name, rule), own in zip(self._state.rules.items(), every, strict=True)
+            }
+            numbers = np.array([(one.numbers[0], 0, *one.numbers[1:]) for one in told], np.int64)
+            self._state.go_on(rules, numbers, saving.SECONDS)
+
     def state_dict(self, out: dict[str, Any] | None = None) -> NoReturn:
         raise NotSupported(
-            "state_dict: the parameters and the rule's state are at the hub, which writes no checkpoints: save "
-            "Exchange.params on one worker"
+            "state_dict: the parameters and the rule's state are at the hub: call save, which lets the hub write them"
         )
 
     def load_state_dict(self, shards: Any, timeout: float | None = None) -> NoReturn:
         raise NotSupported(
-            "load_state_dict: the parameters and the rule's state are at the hub, which reads no checkpoints: make the "
-            "exchange with the saved parameters"
+            "load_state_dict: the parameters and the rule's state are at the hub: create the job with resume=True, "
+            "which restores what save has written"
         )
 
 

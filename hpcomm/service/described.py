@@ -110,7 +110,7 @@ class Described:
                 table = Rows(key.plan)
                 rows += rows_of(table, names[i:], rank, first)
                 first += len(table)
-        return Keys(Kind(rules, {key.name: key.count for key in every}), rows)
+        return Keys(Kind(rules, {key.name: key.elements for key in every}), rows)
 
 
 class Keys(NamedTuple):

@@ -114,7 +114,8 @@ class Saver:
             exchange: the exchange's number; served: the exchange itself; None if there is none of this number.
             held: takes from the namespace's memory what the copy needs.
         """
-        wrong, mine = None, (0, 0, 0)
+        mine = (0, 0, 0)
+        wrong: Exception | None = None
         try:
             if served is None:
                 raise InvalidArgument(f"{self._title} has no exchange {exchange}")
@@ -179,7 +180,9 @@ class Saver:
             wrong = refused
         told = gathered(context, seen + [0] * (SEEN - len(seen)), wrong, timeout)
         keys = served.keys()
-        numbers, args, parts = [0] * (1 + len(keys.kind.keys)), np.zeros((len(keys.kind.keys), optim.MOST_ARGS)), []
+        n = len(keys.kind.keys)
+        numbers, args = [0] * (1 + n), np.zeros((n, optim.MOST_ARGS))
+        parts: list[shards.Part] = []
         try:
             save = newest_whole(told)
             if save is None:
@@ -201,7 +204,7 @@ class Saver:
             assert save is not None
             with served.handle() as handle:
                 write_rows(handle, keys.rows, parts)
-                for key, own in enumerate(arguments(told[self._workers], len(keys.kind.keys))):
+                for key, own in enumerate(arguments(told[self._workers], n)):
                     _core.exchange_set_args(handle, key, tuple(own.tolist()))
                 _core.exchange_publish(handle, timeout)
         finally:

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,9 +54,7 @@ class Store:
         count: counts an event by its name.
     """
 
-    def __init__(
-        self, folder: Path, space_of: Callable[[str], Namespace | None], count: Callable[[str], None]
-    ) -> None:
+    def __init__(self, folder: Path, space_of: Callable[[str], Namespace | None], count: Callable[[str], None]) -> None:
         self.folder, self._space_of, self._count = folder, space_of, count
         self._lock = threading.Lock()
         self._due: Counter[tuple[str, str]] = Counter()  # bytes that jobs are writing
