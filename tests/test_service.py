@@ -15,7 +15,6 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from conftest import on_both
 from served import (
     CASES,
@@ -24,6 +23,7 @@ from served import (
     TOKENS,
     VALUES,
     Served,
+    command,
     join,
     joining,
     numbered,
@@ -36,7 +36,6 @@ from served import (
 
 import hpcomm
 from hpcomm import launch
-from hpcomm.cli import main
 from hpcomm.service import HubConnection, address
 from hpcomm.service import handle as handles
 
@@ -527,13 +526,6 @@ def test_a_later_drain_replaces_an_earlier_one(own_hub: Served) -> None:
     hub.ask(op="evict", job="a/last")
     job.ended()
     assert hub.process.wait(SECONDS) == 0
-
-
-def command(hub: Served, *line: str, token: str = "admin", code: int = 0) -> str:
-    """What `hpcomm hub LINE` prints."""
-    ended = CliRunner().invoke(main, ["hub", *line, "--token-file", str(hub.folder / f"{token}.token")])
-    assert ended.exit_code == code, ended.output
-    return str(ended.output)
 
 
 def test_the_command_shows_a_hub(hub: Served) -> None:

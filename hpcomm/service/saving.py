@@ -186,10 +186,7 @@ class Saver:
         try:
             save = newest_whole(told)
             if save is None:
-                raise ConfigError(
-                    f"{self._title} has no saved state of its exchange {exchange}: save every exchange, or create the "
-                    "job without resume"
-                )
+                raise ConfigError(self._nothing(exchange, told))
             held.hold(_nbytes(keys.kind, keys.rows))
             given = self._store.shards(save.run, exchange, save.number)
             found, clock, parts = shards.found(given, keys.kind, [span for _, span in keys.rows])
@@ -210,6 +207,19 @@ class Saver:
         finally:
             held.free()
         self._run, self._last[exchange] = save.run, save.number
+
+    def _nothing(self, exchange: int, told: Sequence[Told]) -> str:
+        """Returns why there is nothing to restore."""
+        hubs = max(one.numbers[2] for one in told)  # that wrote the newest save that a rank sees
+        if not hubs:
+            return (
+                f"{self._title} has no saved state of its exchange {exchange}: save every exchange, or create the job "
+                "without resume"
+            )
+        return (
+            f"{self._title}: {hubs} hubs saved its exchange {exchange}, and these {self._hubs} do not see the files of "
+            "all: create the job at the same hubs, or let the hubs share one folder"
+        )
 
 
 def arguments(told: Told, keys: int) -> NDArray[np.float64]:
