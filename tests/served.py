@@ -63,6 +63,7 @@ class Served:
     ) -> None:
         top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 30, **(more or {})}
         own = {
+            "a": "checkpoints = 100",
             "small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2\ncheckpoints = 1\ndisk = "512 KiB"',
             "b": "weight = 3.0",
             "tiny": "descriptors = 31",

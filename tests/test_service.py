@@ -122,6 +122,22 @@ def test_two_hubs_share_a_job(hub: Served, own_hub: Served) -> None:
     own_hub.until("has ended")
 
 
+def save_in_vain(handle: str, token: str) -> list[Any]:
+    with join(handle, token) as ctx, hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=RULE) as ex:
+        told = said(ex.save)
+        return [*told, float(ex.push_pull("b", np.ones(70, np.float32))[0] - VALUES["b"][0])]
+
+
+def test_a_hub_without_a_folder_saves_nothing(hub: Served) -> None:
+    sentence = "a/none: this hub saves nothing: its owner must give a folder, by `checkpoints` in hub.toml"
+    assert run(2, save_in_vain, hub.create("a", "none")) == [["ConfigError", sentence, -1.0]] * 2
+    hub.wait(lambda: "a/none" not in hub.jobs())
+    told = said(lambda: hpcomm.create_service(hub.where, "a", TOKENS["a"], "none", resume=True))
+    assert told == ["ConfigError", sentence]
+    with pytest.raises(hpcomm.InvalidArgument, match="resume is True, and job is None"):
+        hpcomm.create_service(hub.where, "a", TOKENS["a"], resume=True)
+
+
 def make_in_chunks(handle: str, token: str, chunk_bytes: int) -> list[str]:
     """What a job is told that wants 2 MiB in chunks of this size."""
     with join(handle, token) as ctx:

@@ -4,7 +4,7 @@
 parameter_hub(ctx, params, servers="hub"). docs/service.md is the guide to both.
 """
 
-from .client import HubConnection, ServiceContext, connect_service, create_service, hub_exchange
+from .client import HubConnection, HubExchange, ServiceContext, connect_service, create_service, hub_exchange
 from .config import ADMIN
 from .handle import HubAddress, ServiceHandle, address
 
@@ -12,6 +12,7 @@ __all__ = [
     "ADMIN",
     "HubAddress",
     "HubConnection",
+    "HubExchange",
     "ServiceContext",
     "ServiceHandle",
     "address",

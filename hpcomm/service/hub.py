@@ -475,8 +475,8 @@ class Hub:
         self._books.hold(self.config, job.namespace, "the job", job.held, needs)
         job.held = needs
 
-    def _claim(self, space: str, old: Needs, new: Needs) -> None:
-        self._books.hold(self.config, space, "the exchange", old, new)
+    def _claim(self, space: str, who: str, old: Needs, new: Needs) -> None:
+        self._books.hold(self.config, space, who, old, new)
 
     def _ended(self, job: HostedJob, why: str, kind: str) -> None:
         if why and job.ended is None:

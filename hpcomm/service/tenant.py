@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from .. import errors
 from ..config import Config
@@ -101,7 +102,7 @@ class Tenant:
         self,
         terms: Terms,
         post: Callable[[bytes], None],
-        claim: Callable[[Needs, Needs], None],
+        claim: Callable[[str, Needs, Needs], None],
         over: Callable[[str, str], None],
         count: Callable[[str], None],
     ) -> None:
@@ -109,8 +110,8 @@ class Tenant:
 
         Args:
             post: sends this hub's part of a round of the meeting.
-            claim: takes from the namespace's quotas what an exchange needs, in place of what it held before. Raises
-                ConfigError if a quota has no room for it.
+            claim: takes from the namespace's quotas what an exchange or a save needs, in place of what it held before.
+                The first argument is the word for it. Raises ConfigError if a quota has no room for it.
             over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
             count: counts an event by its name.
         """
@@ -254,7 +255,7 @@ class Tenant:
 
     def _make(self, context: Context, asked: _Asked) -> None:
         """Makes an exchange and lets a thread serve it, or tells the workers why not."""
-        held = _Held(self._claim)
+        held = self._held("the exchange")
         try:
             exchange = self._made(context, asked, held)
             back = not self.terms.resumes or self._restore(context, exchange)
@@ -280,7 +281,7 @@ class Tenant:
         """Restores an exchange, together with the workers. Returns whether it did: otherwise every rank knows why
         not."""
         try:
-            self._saver.restore(context, self._made_so_far, exchange, _Held(self._claim), saving.SECONDS)
+            self._saver.restore(context, self._made_so_far, exchange, self._held("the restore"), saving.SECONDS)
         except _FATAL:
             raise
         except HpcommError:
@@ -293,13 +294,16 @@ class Tenant:
         """Saves an exchange, together with the workers, or tells them why not."""
         served = next((one.exchange for one in self._serving if one.number == asked.exchange), None)
         try:
-            self._saver.save(context, asked.exchange, served, _Held(self._claim), asked.seconds)
+            self._saver.save(context, asked.exchange, served, self._held("the save"), asked.seconds)
         except _FATAL:
             raise
         except HpcommError:
             self._count("refused: save")
         else:
             self._count("saves")
+
+    def _held(self, who: str) -> "_Held":
+        return _Held(partial(self._claim, who))
 
     def _made(self, context: Context, asked: _Asked, held: "_Held") -> Served:
         terms = self.terms
@@ -333,7 +337,7 @@ class Tenant:
 
 
 class _Held:
-    """What an exchange holds of the namespace's quotas."""
+    """What an exchange or a save holds of the namespace's quotas."""
 
     def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
         self.needs, self._claim = NOTHING, claim
