@@ -18,7 +18,8 @@ def declarations(header: str) -> str:
 
 
 ffibuilder = FFI()
-for name in ("error", "rule", "engine", "hpcomm", "codec", "collective", "plan", "service", "way", "stats"):
+HEADERS = ("error", "rule", "engine", "hpcomm", "codec", "collective", "jobs", "plan", "service", "way", "stats")
+for name in HEADERS:
     ffibuilder.cdef(declarations((INCLUDE / "hpcomm" / f"{name}.h").read_text(encoding="utf-8")))
 ffibuilder.cdef('extern "Python" void hpcomm_warn(void *, const char *);')  # for hpc_config's field warn
 # To link, setup.py adds CMake's output folder. At run time the library is found in lib/ beside the extension.

@@ -20,13 +20,15 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from . import _core, log
 from .config import Config, read_secret, resolve, unknown_variables, variable
 from .errors import ConfigError, HpcommError, InvalidArgument, NotSupported, Timeout
+
+_T = TypeVar("_T")
 
 PIP_MPI4PY = 'pip install "mpi4py>=4"'
 _HELLO_BYTES = 64
@@ -44,6 +46,8 @@ _OF_LAUNCHERS = (
     "LOCAL_WORLD_SIZE",
     "HPCOMM_MASTER_PORT",
 )
+
+_MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 _abandoned: list[object] = []  # buffers of MPI requests whose deadline passed: MPI may still write to them
 _warned: set[str] = set()
@@ -140,35 +144,22 @@ def meeting(environ: Mapping[str, str], port: int = 0) -> Meeting | None:
     return _by_rank(environ, port) or _by_slurm(environ, port) or _by_trainer(environ, port)
 
 
-_NUMBERED = (  # the variables of a rank and of the number of ranks, in the order in which they are asked
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("RANK", "WORLD_SIZE"),
-    ("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
-    ("PET_NODE_RANK", "PET_NNODES"),
-)
-
-
 def numbered(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
     """Returns this process's rank and the number of ranks from the variables of its launcher (mpirun, torchrun, srun,
     Kubernetes), for ranks that meet without it; (0, 1) without a launcher. It imports no MPI.
 
     Raises:
-        ConfigError: the rank is not below the number of ranks.
+        ConfigError: variables are missing or wrong, or they do not tell the number of ranks.
     """
     env = os.environ if environ is None else environ
-    pairs = _NUMBERED[4:] if "TORCHELASTIC_RUN_ID" in env else _NUMBERED
-    for first, second in pairs:
-        if first.startswith("SLURM") and "SLURM_STEP_ID" not in env:  # a batch script, which no srun has started
-            continue
-        if env.get(first, "").isdigit() and env.get(second, "").isdigit():
-            rank, size = int(env[first]), int(env[second])
-            if rank >= size:
-                raise ConfigError(f"{first}={rank}, but {second}={size}: ranks are numbered from 0")
-            return rank, size
-    return 0, 1
+    launch = None if "TORCHELASTIC_RUN_ID" in env else launched(env)
+    if launch is None:
+        found = (by(env) for by in (_numbers_by_rank, _numbers_by_slurm, _numbers_by_trainer))
+        return next((numbers for numbers in found if numbers is not None and numbers[1] > 1), (0, 1))
+    if launch.size is None:
+        raise ConfigError(f"the variables of {launch.launcher} do not tell the number of ranks: give rank and size")
+    name = next((name for name in _MPI_RANKS if name in env), _MPI_RANKS[0])
+    return _number(env, name, f"{launch.launcher} started {launch.size} processes", 0, launch.size - 1), launch.size
 
 
 def _number(env: Mapping[str, str], name: str, needed_by: str, least: int, most: int) -> int:
@@ -180,17 +171,21 @@ def _number(env: Mapping[str, str], name: str, needed_by: str, least: int, most:
     return int(text)
 
 
-def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
-    """Returns the meeting place from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. In an indexed Job of Kubernetes,
+def _numbers_by_rank(env: Mapping[str, str]) -> tuple[int, int] | None:
+    """Returns the rank and the number of ranks from RANK and WORLD_SIZE. In an indexed Job of Kubernetes,
     JOB_COMPLETION_INDEX may take the place of RANK."""
     if env.get("WORLD_SIZE") and not env.get("RANK") and env.get("JOB_COMPLETION_INDEX"):
         env = {**env, "RANK": env["JOB_COMPLETION_INDEX"]}
     given = [name for name in ("RANK", "WORLD_SIZE") if env.get(name)]
     if not given or ("RANK" not in given and "SLURM_STEP_ID" in env):  # a batch script may set WORLD_SIZE alone
         return None
-    told = f"{given[0]}={env[given[0]]}"
-    size = _number(env, "WORLD_SIZE", told, 1, 2**31 - 1)
-    rank = _number(env, "RANK", f"WORLD_SIZE={size}", 0, size - 1)
+    size = _number(env, "WORLD_SIZE", f"{given[0]}={env[given[0]]}", 1, 2**31 - 1)
+    return _number(env, "RANK", f"WORLD_SIZE={size}", 0, size - 1), size
+
+
+def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
+    """Returns the meeting place from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    rank, size = _numbers_by_rank(env) or (0, 1)
     if size == 1:
         return None
     told = f"RANK={rank} and WORLD_SIZE={size}"
@@ -209,16 +204,21 @@ def _by_rank(env: Mapping[str, str], port: int) -> Meeting | None:
     return Meeting(rank, size, host, _folded(port), f"20000 + MASTER_PORT mod 12000, for {told}")
 
 
-def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
-    """Returns the meeting place of the tasks that one srun started (a step of SLURM)."""
+def _numbers_by_slurm(env: Mapping[str, str]) -> tuple[int, int] | None:
+    """Returns the rank and the number of ranks of a task that srun started (a step of SLURM)."""
     if "SLURM_STEP_ID" not in env:
         return None
     name = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    told = f"SLURM_STEP_ID={env['SLURM_STEP_ID']}"
-    size = _number(env, name, told, 1, 2**31 - 1)
+    size = _number(env, name, f"SLURM_STEP_ID={env['SLURM_STEP_ID']}", 1, 2**31 - 1)
     rank = _number(env, "SLURM_PROCID", f"{name}={size}", 0, size - 1)
     if env.get("WORLD_SIZE", str(size)) != str(size):
         raise ConfigError(f"WORLD_SIZE={env['WORLD_SIZE']}, but {name}={size}: they must agree")
+    return rank, size
+
+
+def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
+    """Returns the meeting place of the tasks that one srun started."""
+    rank, size = _numbers_by_slurm(env) or (0, 1)
     if size == 1:
         return None
     host = "127.0.0.1" if env.get("SLURM_STEP_NUM_NODES") == "1" else env.get("MASTER_ADDR", "")
@@ -227,13 +227,24 @@ def _by_slurm(env: Mapping[str, str], port: int) -> Meeting | None:
     if port:
         return Meeting(rank, size, host, port, _SETTING)
     if env.get("MASTER_PORT"):
+        told = f"SLURM_STEP_ID={env['SLURM_STEP_ID']}"
         return Meeting(rank, size, host, _number(env, "MASTER_PORT", told, 1, 65535))
     return Meeting(rank, size, host, _port_of_step(env), "chosen by SLURM_JOB_ID and SLURM_STEP_ID")
 
 
+def _numbers_by_trainer(env: Mapping[str, str]) -> tuple[int, int] | None:
+    """Returns the rank and the number of ranks of Kubeflow Trainer's pods."""
+    return _with_trainer(env, _numbers_by_rank)
+
+
 def _by_trainer(env: Mapping[str, str], port: int) -> Meeting | None:
-    """Returns the meeting place of Kubeflow Trainer's pods. A process with PET_ variables and without RANK is the only
-    rank of its pod."""
+    """Returns the meeting place of Kubeflow Trainer's pods."""
+    return _with_trainer(env, lambda given: _by_rank(given, port))
+
+
+def _with_trainer(env: Mapping[str, str], find: Callable[[Mapping[str, str]], _T | None]) -> _T | None:
+    """Returns what find finds in the PET_ variables of Kubeflow Trainer. A process with these variables and without
+    RANK is the only rank of its pod."""
     if not env.get("PET_NNODES") or not env.get("PET_NODE_RANK"):
         return None
     each = env.get("PET_NPROC_PER_NODE", "")
@@ -249,7 +260,7 @@ def _by_trainer(env: Mapping[str, str], port: int) -> Meeting | None:
         "MASTER_PORT": env.get("PET_MASTER_PORT", ""),
     }
     try:
-        return _by_rank(given, port)
+        return find(given)
     except ConfigError as error:
         raise ConfigError(f"by the PET_ variables of this pod, {error}") from None
 

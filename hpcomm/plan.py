@@ -189,6 +189,7 @@ class Plan:
         size: int,
         *,
         leaders: Iterable[int] | None = None,
+        servers: Iterable[int] = (),
         top: str = "sharded",
         apart: bool = False,
         each: bool = False,
@@ -215,7 +216,8 @@ class Plan:
             levels: lists of groups of ranks, the innermost level first: hosts, then perhaps racks, and so on. In each
                 level every worker must be in exactly one group, and all ranks of a group must be in the same group of
                 the next level.
-            leaders, top, apply_at: as in Hierarchy.
+            leaders, servers, top, apply_at: as in Hierarchy. In the innermost level a server is in a group, which
+                counts for nothing.
             apart: True: each outermost group's fold is a separate input of the owner, also the fold of the owner's
                 group; SSP(s) and a quorum of groups need this. False: the owner itself folds the updates of its group.
             each: True: as with apart, and each outermost group's fold is applied separately: the mean (or with
@@ -223,7 +225,8 @@ class Plan:
 
         Raises:
             InvalidArgument: a value is out of range; a level is empty or lacks a rank; groups overlap, or split a group
-                of the level below; a leader is in no group; or apart is given with top="ring".
+                of the level below; a leader or a server is in no group; a server's group has no worker; or apart, or
+                servers without racks, are given with top="ring".
         """
         choice("reduce", reduce, ("mean", "sum"))
         choice("top", top, _core.TOPS)
@@ -231,10 +234,14 @@ class Plan:
         own_keys = as_keys(keys)
         size = whole("size", size, 1)
         groups = group_numbers(levels, size)
-        workers = sorted(groups[0])
+        workers, serving = sorted(groups[0]), set(_ranks("servers", servers, size))
         own_leaders = workers if leaders is None else _ranks("leaders", leaders, size)
-        if stranger := set(own_leaders) - set(workers):
-            raise InvalidArgument(f"leaders has rank {min(stranger)}, which is in no group: a leader belongs to one")
+        for name, ranks in (("leader", own_leaders), ("server", serving)):
+            if stranger := set(ranks) - set(workers):
+                raise InvalidArgument(
+                    f"{name}s has rank {min(stranger)}, which is in no group: a {name} belongs to one"
+                )
+        own_leaders = sorted({*own_leaders, *serving})
         own_keys, codecs = coded(own_keys, codec)
         if apply_at != "owners":
             _check_sums(own_keys, codecs, f"apply_at is {apply_at!r}, where owners send the sum of all updates on")
@@ -243,14 +250,15 @@ class Plan:
             own_keys,
             codecs,
             size,
-            workers if apart and apply_at != "owners" else sorted(own_leaders),
+            workers if apart and apply_at != "owners" else own_leaders,
             workers=workers,
             n_levels=len(groups),
             groups=[level[rank] for level in groups for rank in workers],
             leads=[rank in set(own_leaders) for rank in workers],
+            **({"serves": [rank in serving for rank in workers]} if serving else {}),
             top=_core.TOPS[top],
             cores=cores,
-            **_cutting(chunk_bytes, 65536, own_keys, codecs, len(own_leaders) * cores, over_sockets),
+            **_cutting(chunk_bytes, 65536, own_keys, codecs, len(serving or own_leaders) * cores, over_sockets),
             depth=depth,
             sum=reduce == "sum",
             codecs_out=_numbers(by_key_out([key.name for key in own_keys], codec_out)),

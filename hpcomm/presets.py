@@ -31,7 +31,17 @@ _RULE = Nesterov()
 
 @overload
 def parameter_hub(
-    ctx: Context, params: Mapping[str, Any], *, servers: Literal["hub"], **options: Any
+    ctx: Context,
+    params: Mapping[str, Any],
+    *,
+    servers: Literal["hub"],
+    topology: Given = "auto",
+    affinity: str | None = None,
+    interfaces: int | None = None,
+    apply_at: str | None = None,
+    consistency: Consistencies = BSP,
+    rule: RuleOrRules | None = None,
+    **options: "Unpack[More]",
 ) -> "HubExchange": ...
 @overload
 def parameter_hub(

@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -59,16 +60,21 @@ class Served:
         path.write_text(token, encoding="utf-8")
 
     def configure(
-        self, names: tuple[str, ...] = ("a", "b", "small", "tiny"), more: dict[str, Any] | None = None
+        self,
+        names: tuple[str, ...] = ("a", "b", "small", "tiny"),
+        more: dict[str, Any] | None = None,
+        own: dict[str, str] | None = None,
     ) -> None:
+        """Writes the configuration. more: settings of the hub; own: lines of namespaces."""
         top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 30, **(more or {})}
-        own = {
+        lines = {
             "a": "checkpoints = 100",
             "small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2\ncheckpoints = 1\ndisk = "512 KiB"',
             "b": "weight = 3.0",
             "tiny": "descriptors = 31",
+            **(own or {}),
         }
-        tables = [f'[namespaces.{name}]\ntoken_file = "{name}.token"\n{own.get(name, "")}' for name in names]
+        tables = [f'[namespaces.{name}]\ntoken_file = "{name}.token"\n{lines.get(name, "")}' for name in names]
         text = [f"{name} = {json.dumps(value)}" for name, value in top.items()]
         self.file.write_text("\n".join([*text, *tables]), encoding="utf-8")
 
@@ -90,6 +96,11 @@ class Served:
             assert line, f"the hub has not said {words!r}\n{''.join(self.lines)}"
             if words in line:
                 return line.strip()
+
+    def reload(self, words: str) -> None:
+        """Lets the hub read its configuration again, and waits until it says these words."""
+        self.process.send_signal(signal.SIGHUP)
+        self.until(words)
 
     def ask(self, **request: Any) -> dict[str, Any]:
         with closing(HubConnection(address(self.where), ADMIN, TOKENS["admin"].encode(), 10)) as hub:

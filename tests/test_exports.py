@@ -30,6 +30,7 @@ def declared() -> set[str]:
             "engine.h",
             "codec.h",
             "collective.h",
+            "jobs.h",
             "plan.h",
             "service.h",
             "way.h",

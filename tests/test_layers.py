@@ -89,7 +89,7 @@ context.hpp
 handle.hpp fold.hpp host.hpp
 codec.hpp error.hpp hpcomm_mpi.h
 hpcomm.h
-codec.h collective.h engine.h error.h plan.h rule.h service.h way.h stats.h
+codec.h collective.h engine.h error.h jobs.h plan.h rule.h service.h way.h stats.h
 """
 
 

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from served import (
     TOKENS,
     VALUES,
     Served,
+    asking,
     command,
     join,
     joining,
@@ -36,7 +37,7 @@ from served import (
 
 import hpcomm
 from hpcomm import launch
-from hpcomm.service import HubConnection, address
+from hpcomm.service import ADMIN, HubConnection, address
 from hpcomm.service import handle as handles
 
 
@@ -219,9 +220,9 @@ def test_a_job_ends_with_a_connection_to_the_hub(hub: Served) -> None:
     hub.until("a/cut has ended: a/cut: rank 0 is gone")
 
 
-def drop(handle: str, token: str) -> str:
-    """A forked child drops what its parent needs. Then worker 0 drops its context, and worker 1 trains for longer than
-    the timeout of calls."""
+def drop(handle: str, token: str, half: str) -> list[str]:
+    """A forked child drops what its parent needs. Then worker 0 drops its context, and worker 1 is busy with another
+    job for longer than the timeout of calls, and trains on."""
     ctx = join(handle, token, timeout=1.0, init_timeout=15.0)
     if (child := os.fork()) == 0:
         del ctx
@@ -235,16 +236,16 @@ def drop(handle: str, token: str) -> str:
         ex.close()
         del ctx, ex
         gc.collect()
-        return ""
-    until = time.monotonic() + 1.5  # the hub gives up a job whose worker is gone after a second
-    while time.monotonic() < until:
-        ex.push_pull("b", np.ones(70, np.float32))
+        return []
+    told = said(lambda: join(half, token, rank=0, size=2, init_timeout=1.2))
+    ex.push_pull("b", np.ones(70, np.float32))
     ctx.close()
-    return ""
+    return told
 
 
 def test_a_context_may_be_dropped(hub: Served) -> None:
-    assert run(2, drop, hub.create("a", "dropped")) == ["", ""]
+    told = ["Timeout", "a/half: rank 1 did not come in 1.2 s"]
+    assert run(2, drop, hub.create("a", "dropped"), hub.create("a", "half")) == [[], told]
     assert hub.until("a/dropped has ended").endswith("has ended")
 
 
@@ -264,9 +265,7 @@ def test_a_tenant_that_pushes_nan_harms_itself(hub: Served) -> None:
 def refused_at_start(handle: str, token: str, sizes: list[int], ranks: list[int], tokens: list[str]) -> list[str]:
     """What worker i is told, if it says ranks[i] of sizes[i] and has tokens[i]."""
     i = launch.numbered()[0]
-    with suppress(TypeError):
-        return said(lambda: join(handle, tokens[i], rank=ranks[i], size=sizes[i]))
-    return []
+    return said(lambda: join(handle, tokens[i], rank=ranks[i], size=sizes[i]))
 
 
 def start(hub: Served, handle: str, sizes: list[int], ranks: list[int], tokens: list[str] | None = None) -> list[Any]:
@@ -377,20 +376,40 @@ def test_no_hub_there() -> None:
     where = f"127.0.0.1:{mpi.free_port()}"
     kind, text = said(lambda: hpcomm.create_service(where, "a", TOKENS["a"]))
     assert (kind, text) == ("TransportError", f"there is no hub at {where}: Connection refused")
-    gone = str(handles.ServiceHandle((where,), "a", "x", "0" * 32))
+    gone = str(handles.ServiceHandle((address(where),), "a", "x", "0" * 32))
     assert said(lambda: join(gone, TOKENS["a"], rank=0, size=1)) == [kind, text]
 
 
+def test_all_hubs_of_a_job_must_take_it(hub: Served, own_hub: Served) -> None:
+    own_hub.create("a", "taken")
+    both = [hub.where, own_hub.where]
+    sentence = "namespace 'a' already has a job 'taken'"
+    assert said(lambda: hpcomm.create_service(both, "a", TOKENS["a"], "taken")) == ["ConfigError", sentence]
+    hub.wait(lambda: "a/taken" not in hub.jobs())
+    assert own_hub.jobs() == {"a/taken": "waits"}
+
+
+def test_a_job_waits_for_its_first_worker_as_long_as_the_hub_says(own_hub: Served) -> None:
+    own_hub.configure(more={"wait_seconds": 0.05})
+    own_hub.reload("4 namespaces")
+    handle = own_hub.create("a", "unused")
+    own_hub.wait(lambda: not own_hub.jobs())
+    told = said(lambda: join(handle, TOKENS["a"], rank=0, size=1))
+    assert told == ["ConfigError", "a/unused: no worker has come in 0.05 s"]
+
+
 def test_a_worker_that_does_not_come_is_named(hub: Served) -> None:
+    before = hub.counts("ended before it ran: Timeout")
     told = said(lambda: join(hub.create("a", "half"), TOKENS["a"], rank=0, size=3, init_timeout=0.3))
     assert told == ["Timeout", "a/half: rank 1, 2 did not come in 0.3 s"]
+    assert hub.counts("ended before it ran: Timeout") == before + 1
 
 
 def leave_at_the_start(handle: str, token: str) -> list[str]:
     if launch.numbered()[0] == 0:
         return said(lambda: join(handle, token))
     where, secret = handles.parsed(handle), token.encode()
-    hub = HubConnection(address(where.hubs[0]), where.namespace, secret, 5)
+    hub = HubConnection(where.hubs[0], where.namespace, secret, 5)
     hub.ask(joining(handle, 1, 3))
     hub.close()
     return ["ConfigError", ""]
@@ -452,10 +471,10 @@ def test_the_environment_has_the_handle_and_the_token(hub: Served) -> None:
 # ---- the administrator ---------------------------------------------------------------------------------------------
 
 
-def train_until_ended(handle: str, token: str) -> list[Any]:
+def train_until_ended(handle: str, token: str, folder: str) -> list[Any]:
     with join(handle, token) as ctx:
         ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD())
-        print("trains", flush=True)
+        Path(folder, str(ctx.rank)).touch()
         told = said(lambda: [ex.push_pull("b", np.ones(70, np.float32)) for _ in range(1_000_000)])
         notices = ctx.notices
         with suppress(hpcomm.HpcommError):
@@ -464,14 +483,21 @@ def train_until_ended(handle: str, token: str) -> list[Any]:
 
 
 class Running:
-    """A job that trains until the hub ends it."""
+    """A job of two workers that train until the hub ends it."""
 
-    def __init__(self, handle: str, token: str) -> None:
+    def __init__(self, hub: Served, namespace: str, job: str) -> None:
+        """Waits until both train."""
         self.values: list[Any] = []
+        handle, folder = hub.create(namespace, job), hub.folder / f"{namespace}.{job}"
+        folder.mkdir()
         self._thread = threading.Thread(
-            target=lambda: self.values.extend(run(2, train_until_ended, handle, token=token)), daemon=True
+            target=lambda: self.values.extend(
+                run(2, train_until_ended, handle, str(folder), token=TOKENS[namespace]),
+            ),
+            daemon=True,
         )
         self._thread.start()
+        hub.wait(lambda: len(list(folder.iterdir())) == 2)
 
     def ended(self) -> list[Any]:
         self._thread.join(SECONDS)
@@ -479,13 +505,8 @@ class Running:
         return self.values
 
 
-def has_exchange(hub: Served, job: str) -> None:
-    hub.wait(lambda: any(one["job"] == job and one["exchanges"] for one in hub.ask(op="jobs")["jobs"]))
-
-
 def test_evict_ends_one_job_and_tells_its_workers(hub: Served) -> None:
-    job = Running(hub.create("a", "evicted"), TOKENS["a"])
-    has_exchange(hub, "a/evicted")
+    job = Running(hub, "a", "evicted")
     command(hub, "evict", hub.where, "a/evicted")
     for kind, text, notice in job.ended():
         assert kind == "PeerFailed"
@@ -495,27 +516,67 @@ def test_evict_ends_one_job_and_tells_its_workers(hub: Served) -> None:
 
 
 def test_a_revoked_token_ends_its_jobs_and_no_others(own_hub: Served) -> None:
-    theirs, ours = (Running(own_hub.create(name, "one"), TOKENS[name]) for name in ("a", "b"))
-    for name in ("a/one", "b/one"):
-        has_exchange(own_hub, name)
+    theirs, ours = (Running(own_hub, name, "one") for name in ("a", "b"))
     own_hub.file.write_text("no toml", encoding="utf-8")
-    own_hub.process.send_signal(signal.SIGHUP)
-    own_hub.until("the old configuration stays")
+    own_hub.reload("the old configuration stays")
     own_hub.token("a", "a token that is fresh")
     own_hub.configure()
-    own_hub.process.send_signal(signal.SIGHUP)
+    with closing(asking(own_hub)) as proven:
+        own_hub.reload("4 namespaces")
+        assert said(lambda: proven.ask({"op": "create"})) == ["AuthError", "the token of 'a' was revoked"]
     assert all("token of its namespace was revoked" in text for _, text, _ in theirs.ended())
     own_hub.until("a/one has ended")
-    assert [one["job"] for one in own_hub.ask(op="jobs")["jobs"]] == ["b/one"]
+    assert own_hub.jobs() == {"b/one": "runs"}
     assert said(lambda: own_hub.create("a"))[0] == "AuthError"
-    own_hub.ask(op="evict", job="b/one")
-    ours.ended()
+    own_hub.configure(("a", "small"))
+    own_hub.reload("2 namespaces")
+    assert all("token of its namespace was revoked" in text for _, text, _ in ours.ended())
+    own_hub.until("b/one has ended")
+    assert said(lambda: own_hub.create("b"))[0] == "AuthError"
+    assert set(own_hub.ask(op="status")["namespaces"]) == {"a", "small"}
+
+
+def test_a_revoked_administrator_asks_no_more(own_hub: Served) -> None:
+    with closing(HubConnection(address(own_hub.where), ADMIN, TOKENS["admin"].encode(), SECONDS)) as proven:
+        own_hub.token("admin", "a token that is fresh")
+        own_hub.reload("4 namespaces")
+        assert said(lambda: proven.ask({"op": "status"})) == ["AuthError", f"the token of {ADMIN!r} was revoked"]
+
+
+def exceed_later(handle: str, token: str, folder: str) -> list[str]:
+    """Makes an exchange before the hub has a smaller quota, and one after it."""
+    with join(handle, token) as ctx:
+        values = {"x": np.zeros(9, np.float32)}
+        with hpcomm.parameter_hub(ctx, values, servers="hub", rule=RULE) as ex:
+            Path(folder, "made").touch()
+            until = time.monotonic() + SECONDS
+            while not Path(folder, "read").exists() and time.monotonic() < until:
+                ex.push_pull("x", np.ones(9, np.float32))
+            told = said(lambda: hpcomm.parameter_hub(ctx, values, servers="hub", rule=RULE))
+            ex.push_pull("x", np.ones(9, np.float32))
+        return told
+
+
+def test_a_smaller_quota_counts_for_what_comes_next(own_hub: Served, tmp_path: Path) -> None:
+    told: list[Any] = []
+    args = (own_hub.create("small"), str(tmp_path))
+    job = threading.Thread(
+        target=lambda: told.extend(run(1, exceed_later, args[0], args[1], token=TOKENS["small"])), daemon=True
+    )
+    job.start()
+    own_hub.wait(lambda: Path(tmp_path, "made").exists())
+    own_hub.configure(own={"small": 'memory = "1 MiB"\njobs = 2'})
+    own_hub.reload("4 namespaces")
+    own_hub.create("small")
+    (tmp_path / "read").touch()
+    job.join(SECONDS)
+    assert told[0][0] == "InvalidArgument"
+    assert "namespace 'small' has 0 of 1048576 left" in told[0][1]
 
 
 def test_a_hub_drains(own_hub: Served) -> None:
     hub = own_hub
-    job = Running(hub.create("a", "last"), TOKENS["a"])
-    has_exchange(hub, "a/last")
+    job = Running(hub, "a", "last")
     hub.process.terminate()
     hub.until("drains: 1 jobs have 40 s")
     sentence = "b/new: the hub drains, and takes no new jobs"
@@ -531,8 +592,7 @@ def test_a_hub_drains(own_hub: Served) -> None:
 
 def test_a_later_drain_replaces_an_earlier_one(own_hub: Served) -> None:
     hub = own_hub
-    job = Running(hub.create("a", "last"), TOKENS["a"])
-    has_exchange(hub, "a/last")
+    job = Running(hub, "a", "last")
     assert json.loads(command(hub, "drain", hub.where, "--seconds", "0.3", "--json"))["drains_in"] <= 0.3
     command(hub, "drain", hub.where, "--seconds", "60")
     hub.wait(lambda: hub.ask(op="status")["drains_in"] < 59.6)  # the first deadline has passed
@@ -551,7 +611,7 @@ def test_the_command_shows_a_hub(hub: Served) -> None:
     assert (job["state"], job["exchanges"]) == ("waits", 0)
     assert re.search(r"a/shown +waits +0 ", command(hub, "jobs", hub.where))
     assert json.loads(command(hub, "status", hub.where, "--json"))["namespaces"]["small"]["memory_quota"] == 6 << 20
-    assert re.search(r"small +\d of 1 +\d+ of 6291456 ", command(hub, "status", hub.where))
+    assert re.search(r"small +\d of 1 +\d+ of 6291456 +\d+ of 1048576 +1 *\n", command(hub, "status", hub.where))
     assert json.loads(command(hub, "evict", hub.where, "a/shown", "--json"))["state"] == "ends"
     assert "the hub has no job 'a/shown'" in command(hub, "evict", hub.where, "a/shown", code=1)
     sentence = f"hpcomm hub: the hub at {hub.where} has no administrator with this token\n"

@@ -7,6 +7,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ from served import SECONDS, TOKENS, Served, asking, caller, join, joining, rest,
 import hpcomm
 from hpcomm.service import ADMIN, HubConnection, address, proof, session
 from hpcomm.service import handle as handles
+from hpcomm.service import hub as hubs
+from hpcomm.service.config import read_config
+from hpcomm.service.hub import Hub
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +56,46 @@ def test_strangers_are_dropped_and_others_go_on(hub: Served) -> None:
     counts = hub.ask(op="status")["counts"]
     assert counts["refused: strangers"] + counts.get("refused: too many strangers", 0) >= 80
     hub.silent.append(caller(hub))  # which no other caller drives out
+
+
+async def greet_many(file: Path) -> None:
+    """A hub, as many silent callers as have a place, and as many as may wait."""
+    hub = Hub(lambda: read_config(file, "127.0.0.1:0"), lambda told: None)
+    listens: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serves = asyncio.create_task(hub.serve(listens.set_result))
+    where = address(await listens)
+    connect = partial(asyncio.open_connection, where.host, where.port)
+    callers = [await connect() for _ in range(hubs.MOST_CALLERS)]
+    for reader, _ in callers:
+        await reader.readexactly(proof.HELLO)
+    callers += [await connect() for _ in range(hubs.MOST_CALLERS)]
+    await until(lambda: hub._waiting == hubs.MOST_CALLERS)
+    writer = callers[-1][1]
+    writer.write(bytes(1000))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert unread(where.port, writer.get_extra_info("sockname")[1]) == 1000
+    callers.append(await connect())
+    assert await callers[-1][0].read() == b"", "the hub hangs up on one caller too many"
+    hub.drain(0)
+    await serves
+    for _, writer in callers:
+        writer.close()
+
+
+def unread(port: int, caller: int) -> int:
+    """The bytes of a caller that have come to a port of this host, and that nobody has read."""
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        _, ours, theirs, _, queues, *_ = line.split()
+        if [int(end.split(":")[1], 16) for end in (ours, theirs)] == [port, caller]:
+            return int(queues.split(":")[1], 16)
+    raise AssertionError(f"{caller} has no connection to {port}")
+
+
+def test_a_hub_reads_nothing_of_callers_that_wait(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_PLACE_SECONDS", "_PROOF_SECONDS"):
+        monkeypatch.setattr(hubs, name, SECONDS)
+    asyncio.run(greet_many(hub.file))
 
 
 def test_a_recorded_connection_is_of_no_use(hub: Served) -> None:
@@ -152,7 +197,7 @@ def test_a_late_worker_of_another_version_ends_no_job(hub: Served) -> None:
 def test_other_hubs_take_worker_0_alone(hub: Served) -> None:
     with closing(asking(hub)) as one:
         made = one.ask(creating(job="second", index=1, hubs=2))
-        handle = str(handles.ServiceHandle((hub.where,), "a", "second", made["nonce"]))
+        handle = str(handles.ServiceHandle((address(hub.where),), "a", "second", made["nonce"]))
         sentence = "a/second: rank 1 came to hub 1, where rank 0 alone comes"
         assert asked(hub, joining(handle, 1, 2)) == ["ConfigError", sentence]
 

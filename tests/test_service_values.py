@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hpcomm.config import Config
 from hpcomm.plan import Plan
 from hpcomm.service.config import read_config
 from hpcomm.service.described import Described
-from hpcomm.service.tenant import Tenant, Terms, _Asked, _Held
+from hpcomm.service.tenant import Tenant, Terms, _Asked, _Holding
 
 
 class MessageWritten(Exception):
@@ -127,7 +128,7 @@ def test_an_exchange_has_the_weight_of_its_namespace(monkeypatch: pytest.MonkeyP
     tenant = Tenant.__new__(Tenant)
     tenant.terms = Terms(title="a/x", rank=2, workers=1, hubs=1, secret=b"", config=Config(), weight=3.0, cores=1)
     with hpcomm.init() as ctx:
-        tenant._made(ctx, _Asked(b"E", a_message()), _Held(lambda old, new: None))
+        tenant._made(ctx, _Asked(b"E", a_message()), _Holding(lambda old, new: None))
         assert made[0][1:3] == (ctx._handle, 3.0)
 
 
@@ -151,10 +152,30 @@ def test_ranks_are_found_as_the_launcher_numbers_them() -> None:
             (1, 2),
         ),
         ({"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"}, (1, 2)),
+        ({"PET_NODE_RANK": "1", "PET_NNODES": "2"}, (1, 2)),
+        ({"PMIX_RANK": "1", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, (1, 4)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),
     ):
         assert launch.numbered(env) == found
-    with pytest.raises(hpcomm.ConfigError, match="RANK=2, but WORLD_SIZE=2"):
-        launch.numbered({"RANK": "2", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "WORLD_SIZE=2, but RANK='2': must be from 0 to 1"),
+        ({"RANK": "1"}, "RANK=1, but WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2, but RANK is not set"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "WORLD_SIZE=2, but RANK='x': must be from 0 to 1"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "started 2 processes, but OMPI_COMM_WORLD_RANK is not set"),
+        ({"PMIX_RANK": "0"}, "a PMIx launcher do not tell the number of ranks: give rank and size"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "SLURM_STEP_ID=0, but SLURM_NTASKS is not set"),
+        ({"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "WORLD_SIZE": "3"}, "they must agree"),
+        ({"PET_NODE_RANK": "2", "PET_NNODES": "2"}, "by the PET_ variables of this pod, WORLD_SIZE=2, but RANK='2'"),
+    ],
+)
+def test_variables_that_number_no_rank_are_told(env: dict[str, str], sentence: str) -> None:
+    with pytest.raises(hpcomm.ConfigError, match=re.escape(sentence)):
+        launch.numbered(env)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +186,7 @@ def test_ranks_are_found_as_the_launcher_numbers_them() -> None:
         ('[namespaces.a]\ntoken_file = "none"', "cannot be read"),
         ('[namespaces.a]\ntoken_file = "t"\nquota = 3', "namespaces.a.quota is not a setting of a hub"),
         ('cors = 3\n[namespaces.a]\ntoken_file = "t"', "cors is not a setting of a hub"),
-        ('cores = 0\n[namespaces.a]\ntoken_file = "t"', "cores is 0: must be a whole number from 1 to 64"),
+        ('cores = 0\n[namespaces.a]\ntoken_file = "t"', "cores is 0: must be 1 to 64"),
         ('[namespaces.a]\ntoken_file = "t"\nmemory = "8 GB"', "namespaces.a.memory is '8 GB': must be bytes"),
         ('[namespaces."@admin"]\ntoken_file = "t"', "the name of a namespace is '@admin'"),
         ('[namespaces.a]\ntoken_file = "t"\n[namespaces.b]\ntoken_file = "t"', "two token files hold the same token"),
@@ -181,6 +202,14 @@ def test_a_wrong_configuration_is_told(tmp_path: Path, text: str, sentence: str)
     assert sentence in str(told.value)
 
 
+def test_a_hub_on_a_large_host_has_64_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t").touch(0o600)
+    (tmp_path / "t").write_text("sixteen bytes and more", encoding="utf-8")
+    (tmp_path / "hub.toml").write_text('[namespaces.a]\ntoken_file = "t"', encoding="utf-8")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(128)))
+    assert read_config(tmp_path / "hub.toml").cores == 64
+
+
 def test_wrong_arguments_are_told(alone: hpcomm.Context) -> None:
     with pytest.raises(hpcomm.ConfigError, match="handle of a service is 'hub://x'"):
         hpcomm.connect_service("hub://x", "t")
@@ -190,7 +219,7 @@ def test_wrong_arguments_are_told(alone: hpcomm.Context) -> None:
         hpcomm.create_service("here:1", "a b", "t")
     with pytest.raises(hpcomm.InvalidArgument, match="HPCOMM_SECRET_FILE is not set"):
         hpcomm.create_service("here:1", "a")
-    with pytest.raises(hpcomm.InvalidArgument, match="rank is 2 and size 2"):
+    with pytest.raises(hpcomm.InvalidArgument, match="rank is 2: must be 0 to 1"):
         hpcomm.connect_service(f"hub://here:1/a/b/{'0' * 32}", "t", 2, 2)
     with pytest.raises(hpcomm.InvalidArgument, match="must be a context of connect_service"):
         hpcomm.parameter_hub(alone, VALUES, servers="hub", rule=hpcomm.SGD())

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/mempolicy.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,12 +98,11 @@ static int wrap(void *data, size_t nbytes, int fd, const char *op, hpc_memory **
 }
 
 /* The host's memory as this process knows it: a new group makes many small windows, and to read the cgroups takes
- * longer than to make one. */
+ * longer than to make one. No lock: the child of a fork would never get one that another thread held. */
 static struct {
-    pthread_mutex_t lock;
-    double read_at;
-    uint64_t left; /* available then, less what this process has taken since */
-} room = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    _Atomic double read_at;
+    _Atomic uint64_t left; /* available then, less what this process has taken since */
+} room;
 
 static const double ROOM_SECONDS = 0.1; /* for which the host's memory is not read again */
 enum { ROOM_PART = 16 };                /* nor for less than this part of it */
@@ -113,16 +111,14 @@ enum { ROOM_PART = 16 };                /* nor for less than this part of it */
  * of failing. */
 static int take_room(size_t length, uint64_t *available) {
     const double now = hpc_now();
-    pthread_mutex_lock(&room.lock);
-    if (now - room.read_at > ROOM_SECONDS || length > room.left / ROOM_PART) {
-        room.left = hpc_memory_available();
-        room.read_at = now;
+    if (now - atomic_load(&room.read_at) > ROOM_SECONDS || length > atomic_load(&room.left) / ROOM_PART) {
+        atomic_store(&room.left, hpc_memory_available());
+        atomic_store(&room.read_at, now);
     }
-    *available = room.left;
-    const int fits = length > 0 && length <= room.left;
-    if (fits) room.left -= length;
-    pthread_mutex_unlock(&room.lock);
-    return fits;
+    *available = atomic_load(&room.left);
+    while (length > 0 && length <= *available)
+        if (atomic_compare_exchange_weak(&room.left, available, *available - length)) return 1;
+    return 0;
 }
 
 int hpc_memory_create(size_t nbytes, const char *op, hpc_memory **memory) {

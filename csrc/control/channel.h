@@ -258,6 +258,7 @@ typedef struct hpc_link {
     int unsure;                 /* the link failed, but its process may live */
     const char *lost_why;       /* the link has ended, and no word of the peer has come yet (hpc_link_lost); NULL: no */
     double lost_at, refused_at; /* refused_at: when the peer, which must be reached, refused calls; 0: it has not */
+    int parted;                 /* it was told that this rank leaves */
     int is_told;                /* it was told the news from before it became a neighbour */
     hpc_outbox queue;           /* frames for this neighbour */
     int unfinished;             /* the last one has gone in part */
@@ -593,9 +594,10 @@ void hpc_spread_free(hpc_control *c);
 /* Makes neighbours of ranks that lost theirs. Returns when to call it again. */
 double hpc_edges_look(hpc_control *c, double now);
 
-/* Links this rank, which leaves, with a rank above it if it has lost that one. Called by stop, when the service thread
- * has let the channel go, before the last words. */
-void hpc_edges_farewell(hpc_control *c);
+/* Links this rank, which leaves, with a rank above it if it has lost that one, and returns the rank above; -1: there is
+ * none. If it has none above, with the ranks below. Called by stop, when the service thread has let the channel go,
+ * before the last words. */
+int hpc_edges_farewell(hpc_control *c);
 
 /* ---- handles.c: called by the service thread ---- */
 

@@ -107,8 +107,8 @@ static void arrange(hpc_control *c, double now, char *gone) {
     }
 }
 
-/* Calls rank to say farewell. Returns whether it has a link then. */
-static int call_for_farewell(hpc_control *c, int rank, double deadline) {
+/* Calls rank. Returns whether it has a link then. */
+static int call(hpc_control *c, int rank, double deadline) {
     const int by_tcp = (atomic_load(&c->links[rank].allowed) & HPC_LINK_UNIX) == 0, muted = hpc_mute_errors(1);
     hpc_endpoint reached;
     int refused, fd = by_tcp ? -1 : hpc_mesh_call_unix(c, rank);
@@ -117,31 +117,37 @@ static int call_for_farewell(hpc_control *c, int rank, double deadline) {
     if (fd < 0) return 0;
     if (!by_tcp) hpc_link_greet(c, fd, c->links[rank].address.secret);
     hpc_link_publish(c, rank, fd, by_tcp ? HPC_LINK_TCP : HPC_LINK_UNIX);
-    if (!atomic_load(&c->links[rank].edge)) hpc_link_add_edge(c, rank); /* it is told all that this rank knows */
     return 1;
 }
 
-/* A rank that leaves without a neighbour above it calls the rank that would become its neighbour, and the ranks below
- * that would call it, so that its last word is heard. By a Unix socket the call waits for no answer; by TCP only the
- * rank above is called, and briefly. */
-void hpc_edges_farewell(hpc_control *c) {
+/* Makes rank a neighbour, which is told all that this rank knows. Returns 0 if it cannot be reached. */
+static int tell_all(hpc_control *c, int rank, double deadline) {
+    if (c->links[rank].ended || (!hpc_link_is_up(&c->links[rank]) && !call(c, rank, deadline))) return 0;
+    if (!atomic_load(&c->links[rank].edge)) hpc_link_add_edge(c, rank);
+    return 1;
+}
+
+/* A rank that leaves has the rank above as its neighbour, or makes that rank its neighbour that would become it, and
+ * the ranks below that would call it, so that its last word is heard, and what it has said while it had no neighbour.
+ * By a Unix socket a call waits for no answer; by TCP all calls are brief. */
+int hpc_edges_farewell(hpc_control *c) {
     const int me = c->group->rank, size = c->group->size;
     const double deadline = hpc_now() + FAREWELL_SECONDS;
-    int lowest = 0, tries = 0;
+    int lowest = 0, tries = 0, up = -1;
     char *gone = calloc((size_t)size, 1);
     while (gone != NULL && atomic_load(&c->joined) && size > HPC_DIRECT && tries++ < MOST_FAREWELLS) {
         for (int r = 0; r < size; r++) gone[r] |= (char)hpc_link_is_gone(c, r);
         for (lowest = 0; lowest < me && gone[lowest]; lowest++) {
         }
-        const int up = above(c, gone, lowest, me);
-        if (up < 0 || hpc_link_is_up(&c->links[up]) || call_for_farewell(c, up, deadline)) break;
+        up = above(c, gone, lowest, me);
+        if (up < 0 || tell_all(c, up, deadline)) break;
         gone[up] = 1;
+        up = -1;
     }
     for (int r = me + 1; r < size && tries > 0; r++)
-        if (!gone[r] && !hpc_link_is_up(&c->links[r]) && atomic_load(&c->links[r].allowed) & HPC_LINK_UNIX &&
-            above(c, gone, lowest, r) == me)
-            call_for_farewell(c, r, deadline);
+        if (!gone[r] && above(c, gone, lowest, r) == me) tell_all(c, r, hpc_now() + (deadline - hpc_now()) / 2);
     free(gone);
+    return up;
 }
 
 double hpc_edges_look(hpc_control *c, double now) {

@@ -25,6 +25,7 @@
 #include "control/channel.h"
 
 static const double LEAVE_SECONDS = 1; /* for all peers together */
+enum { MOST_FAREWELLS = 3 };
 
 /* ---- opening ---- */
 
@@ -204,43 +205,49 @@ void hpc_control_revoke(hpc_control *c) {
 
 /* ---- leaving ---- */
 
-static void say_goodbye(hpc_control *c, const char *why) {
-    double deadline = hpc_now() + LEAVE_SECONDS; /* a peer that does not read in time sees the hang-up instead */
+/* Says it once to each rank with a link. A peer that does not read in time sees the hang-up instead. */
+static void say_goodbye(hpc_control *c, const char *why, double deadline) {
     hpc_last_word word;
     hpc_group_last_word(c->group, why, &word);
     word.said = (uint32_t)c->said;
     for (int r = 0; r < c->group->size; r++) {
-        int fd = atomic_load(&c->links[r].fd);
-        if (fd < 0) continue;
+        hpc_link *l = &c->links[r];
+        int fd = atomic_load(&l->fd);
+        if (fd < 0 || l->parted) continue;
+        l->parted = 1;
         hpc_link_send(c, r, why != NULL ? HPC_MESH_ABORT : HPC_MESH_BYE, atomic_load(&c->served),
                       why != NULL ? "abort" : "close", &word, sizeof word, -1, deadline);
-        if (c->links[r].kind == HPC_LINK_TCP) shutdown(fd, SHUT_WR);
+        if (l->kind == HPC_LINK_TCP) shutdown(fd, SHUT_WR);
     }
 }
 
-/* Returns whether the peer has ended its sending side; drops the bytes that it still sent. */
-static int has_ended(int fd) {
-    char rest[4096];
-    ssize_t n;
-    do n = recv(fd, rest, sizeof rest, MSG_DONTWAIT);
-    while (n > 0 || (n < 0 && errno == EINTR));
-    return n == 0 || errno != EAGAIN;
+/* Reads what the peer still sends, its last word perhaps. Returns whether it has ended its sending side. */
+static int has_ended(hpc_control *c, int rank) {
+    if (!c->links[rank].ended && hpc_link_read(c, rank, SIZE_MAX) != NULL) c->links[rank].ended = 1;
+    return c->links[rank].ended;
 }
 
-static void await_ends(hpc_control *c) {
-    double deadline = hpc_now() + LEAVE_SECONDS;
-    struct pollfd *polls = calloc((size_t)c->group->size, sizeof *polls);
-    int n = 0;
-    for (int r = 0; r < c->group->size && polls != NULL; r++)
-        if (c->links[r].kind == HPC_LINK_TCP && hpc_link_is_up(&c->links[r]) && !c->links[r].ended)
-            polls[n++] = (struct pollfd){.fd = atomic_load(&c->links[r].fd), .events = POLLIN};
+/* A peer that stays ends its side when it has read this rank's last word. One that leaves too may not read it. */
+static void await_ends(hpc_control *c, double deadline) {
+    const int size = c->group->size;
+    struct pollfd *polls = calloc((size_t)size, sizeof *polls);
+    int *ranks = calloc((size_t)size, sizeof *ranks), n = 0;
+    for (int r = 0; r < size && polls != NULL && ranks != NULL; r++) {
+        if (!hpc_link_is_up(&c->links[r]) || has_ended(c, r) || c->links[r].kind != HPC_LINK_TCP) continue;
+        ranks[n] = r;
+        polls[n++] = (struct pollfd){.fd = atomic_load(&c->links[r].fd), .events = POLLIN};
+    }
     while (n > 0) {
         double left = deadline - hpc_now();
         if (left <= 0 || (poll(polls, (nfds_t)n, (int)(left * 1e3) + 1) < 0 && errno != EINTR)) break;
-        for (int i = 0; i < n; i++)
-            if (polls[i].revents != 0 && has_ended(polls[i].fd)) polls[i--] = polls[--n];
+        for (int i = 0; i < n; i++) {
+            if (polls[i].revents == 0 || !has_ended(c, ranks[i])) continue;
+            ranks[i] = ranks[--n];
+            polls[i--] = polls[n];
+        }
     }
     free(polls);
+    free(ranks);
 }
 
 /* A handle for a rank of this process holds a reference, so none may be lost in a socket. After the shutdown a peer's
@@ -253,6 +260,13 @@ static void read_last_handles(hpc_control *c, int rank) {
     hpc_link_read(c, rank, SIZE_MAX);
 }
 
+/* A rank that calls is refused at once, and calls another one. */
+static void hear_nobody(hpc_control *c) {
+    for (int i = 0; i < HPC_STRANGERS; i++) hpc_close(&c->strangers[i].fd);
+    hpc_close(&c->listen_fd);
+    hpc_close(&c->tcp_fd);
+}
+
 static void close_all(hpc_control *c) {
     for (int r = 0; r < c->group->size; r++) {
         read_last_handles(c, r);
@@ -262,13 +276,22 @@ static void close_all(hpc_control *c) {
         pthread_mutex_unlock(&c->links[r].send_lock);
         hpc_close(&c->links[r].pidfd);
     }
-    for (int i = 0; i < HPC_STRANGERS; i++) hpc_close(&c->strangers[i].fd);
-    hpc_close(&c->listen_fd);
-    hpc_close(&c->tcp_fd);
     hpc_close(&c->epoll_fd);
     pthread_mutex_lock(&c->poking); /* other threads may still poke */
     hpc_close(&c->poke_fd);
     pthread_mutex_unlock(&c->poking);
+}
+
+/* The rank above may leave at the same time, and hear nothing of this one: then the next one above is told. */
+static void say_farewell(hpc_control *c, const char *why) {
+    const double deadline = hpc_now() + LEAVE_SECONDS;
+    int up, tries = 0;
+    do {
+        up = hpc_edges_farewell(c);
+        hpc_spread_end(c, deadline);
+        say_goodbye(c, why, deadline);
+        await_ends(c, deadline);
+    } while (up >= 0 && hpc_link_is_gone(c, up) && ++tries < MOST_FAREWELLS);
 }
 
 void hpc_control_stop(hpc_control *c, const char *why) {
@@ -276,10 +299,8 @@ void hpc_control_stop(hpc_control *c, const char *why) {
     atomic_store(&c->stopping, 1);
     hpc_service_thread_remove(&c->client);
     hpc_callers_stop(c);
-    hpc_edges_farewell(c);
-    hpc_spread_end(c, hpc_now() + LEAVE_SECONDS);
-    say_goodbye(c, why);
-    await_ends(c);
+    hear_nobody(c);
+    say_farewell(c, why);
     close_all(c);
 }
 

@@ -122,10 +122,12 @@ static hpc_saying *make_gone(const hpc_control *c, int rank) {
     gone.rank = rank;
     gone.state = l->end_state != 0 ? l->end_state : atomic_load(&c->group->states[rank]);
     gone.served = atomic_load(&l->served);
-    if (l->last != NULL)
+    if (l->last != NULL) {
         gone.word = *l->last;
-    else
+    } else {
         memcpy(gone.word.why, c->group->reasons[rank], sizeof gone.word.why);
+        gone.word.said = UINT32_MAX; /* nobody knows how many SAYs it has sent (hpc_control_missed) */
+    }
     return make(HPC_MESH_GONE, 0, &gone, sizeof gone);
 }
 

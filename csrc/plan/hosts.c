@@ -17,10 +17,11 @@ static const char op_plan[] = "plan";
 enum { MOST_LEVELS = 8 };
 
 /* A group. Workers are named by their indices in hpc_hosts.workers. Children are in the order of their first workers.
- */
+ * Ranks that only serve (hpc_hosts.serves) are among the leads alone. */
 struct node {
     int parent; /* -1: none */
     int n_children, n_workers, n_leads;
+    int served;                       /* its leads only serve */
     int *children;                    /* groups; a host has none */
     int *workers;                     /* all workers below it, in order */
     int *leads;                       /* the workers that lead */
@@ -66,6 +67,32 @@ static int group_of(const hpc_hosts *h, int level, int worker) {
     return h->groups[(size_t)level * (size_t)h->n_workers + (size_t)worker];
 }
 
+static int serves(const hpc_hosts *h, int worker) {
+    return h->serves != NULL && h->serves[worker] != 0;
+}
+
+/* Checks the ranks that only serve: each level has a worker in their groups, and they lead. */
+static int check_servers(const hpc_hosts *h) {
+    for (int s = 0; s < h->n_workers; s++) {
+        if (!serves(h, s)) continue;
+        if (h->leads != NULL && !h->leads[s])
+            return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: rank %d only serves, and leads has 0 for it; make it 1",
+                            h->workers[s]);
+        if (h->top == HPC_TOP_RING && h->n_levels == 1)
+            return hpc_fail(HPC_ERR_INVALID, op_plan,
+                            "plan: rank %d only serves, and is in no group of a ring of hosts; give racks, or another "
+                            "top",
+                            h->workers[s]);
+        int working = 0;
+        for (int w = 0; w < h->n_workers && !working; w++)
+            working = !serves(h, w) && (h->n_levels == 1 || group_of(h, 1, w) == group_of(h, 1, s));
+        if (!working)
+            return hpc_fail(HPC_ERR_INVALID, op_plan,
+                            "plan: rank %d only serves, and its group has no worker; name one", h->workers[s]);
+    }
+    return HPC_OK;
+}
+
 /* Checks that workers of one group are also in one group at the next level, and that each host has a worker that may
  * lead. */
 static int check_groups(const hpc_hosts *h) {
@@ -76,10 +103,11 @@ static int check_groups(const hpc_hosts *h) {
                                 "plan: rank %d is in no group of level %d: groups[%d][%d] is %d, must be 0 or more",
                                 h->workers[w], level, level, w, group_of(h, level, w));
     for (int w = 0; w < h->n_workers; w++) {
-        int leading = 0;
+        int leading = serves(h, w);
         for (int v = 0; v < h->n_workers; v++) {
-            if (group_of(h, 0, v) == group_of(h, 0, w)) leading |= h->leads == NULL || h->leads[v];
-            for (int level = 1; level < h->n_levels; level++)
+            const int alone = serves(h, v) || serves(h, w); /* on its host */
+            if (group_of(h, 0, v) == group_of(h, 0, w) && !alone) leading |= h->leads == NULL || h->leads[v];
+            for (int level = alone ? 2 : 1; level < h->n_levels; level++)
                 if (group_of(h, level - 1, v) == group_of(h, level - 1, w) &&
                     group_of(h, level, v) != group_of(h, level, w))
                     return hpc_fail(HPC_ERR_INVALID, op_plan,
@@ -125,7 +153,8 @@ static int check_hosts(const hpc_hosts *h) {
         return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: n_levels is %d; 1 (hosts) to %d are possible", h->n_levels,
                         MOST_LEVELS);
     if (h->groups == NULL) return hpc_fail(HPC_ERR_INVALID, op_plan, "plan: groups is NULL; every worker is in one");
-    return check_groups(h);
+    status = check_groups(h);
+    return status == HPC_OK ? check_servers(h) : status;
 }
 
 /* ---- the tree ---- */
@@ -138,8 +167,13 @@ static void free_tree(struct tree *t) {
 /* Adds worker w to group g. below: the group of the level below that w is in, or -1. */
 static void add_worker(const hpc_hosts *h, struct tree *t, int g, int w, int below) {
     struct node *own = &t->groups[g];
-    own->workers[own->n_workers++] = w;
-    if (h->leads == NULL || h->leads[w]) own->leads[own->n_leads++] = w;
+    const int is_server = serves(h, w);
+    if (is_server && !own->served) {
+        own->served = 1;
+        own->n_leads = 0;
+    }
+    if (!is_server) own->workers[own->n_workers++] = w;
+    if (is_server == own->served && (h->leads == NULL || h->leads[w])) own->leads[own->n_leads++] = w;
     if (below < 0 || t->groups[below].parent >= 0) return;
     own->children[own->n_children++] = below;
     t->groups[below].parent = g;
@@ -158,15 +192,17 @@ static int make_tree(const hpc_hosts *h, struct tree *t) {
         const int base = t->n;
         int *room = t->room + 3 * n * (size_t)level;
         for (int first = 0; first < h->n_workers; first++) {
-            if (inside[first] >= base) continue;
+            if (inside[first] >= base || (level == 0 && serves(h, first))) continue;
             struct node *own = &t->groups[t->n];
             *own = (struct node){.parent = -1, .children = room, .workers = room + n, .leads = room + 2 * n};
             for (int w = first; w < h->n_workers; w++) {
                 if (level < h->n_levels && group_of(h, level, w) != group_of(h, level, first)) continue;
+                if (level == 0 && serves(h, w)) continue;
                 add_worker(h, t, t->n, w, inside[w]);
                 inside[w] = t->n;
             }
-            room += own->n_workers; /* enough memory for the next group's three lists, each at most this long */
+            /* enough memory for the next group's three lists, each at most this long */
+            room += own->served ? own->n_workers + own->n_leads : own->n_workers;
             t->n++;
         }
     }
@@ -202,9 +238,12 @@ static int order_chunks(struct leaders *d) {
 }
 
 static hpc_cutting cutting_of(const hpc_hosts *h) {
-    int leads = 0;
-    for (int w = 0; w < h->n_workers; w++) leads += h->leads == NULL || h->leads[w];
-    return (hpc_cutting){h->chunk, h->least, leads * h->cores};
+    int leads = 0, servers = 0;
+    for (int w = 0; w < h->n_workers; w++) {
+        leads += h->leads == NULL || h->leads[w];
+        servers += serves(h, w);
+    }
+    return (hpc_cutting){h->chunk, h->least, (servers > 0 ? servers : leads) * h->cores};
 }
 
 /* Chooses the root's leaders, as a hub deals chunks to servers. */
@@ -278,6 +317,7 @@ static void deal_group(struct leaders *d, int g) {
     const int *above = d->leaders + (size_t)own->parent * n;
     int *leader = d->leaders + (size_t)g * n;
     for (int i = 0; i < own->n_workers; i++) d->in[own->workers[i]] = 1;
+    for (int i = 0; i < own->n_leads; i++) d->in[own->leads[i]] = 1;
     const uint64_t mean = mean_load(d, own, above);
     for (int i = 0; i < d->n; i++) {
         const int c = d->by_size[i];
@@ -301,6 +341,7 @@ static void deal_group(struct leaders *d, int g) {
     }
     gather_run(d, length, leader);
     for (int i = 0; i < own->n_workers; i++) d->in[own->workers[i]] = 0;
+    for (int i = 0; i < own->n_leads; i++) d->in[own->leads[i]] = 0;
 }
 
 /* ---- rows: a first pass counts them, a second one fills them in ---- */
@@ -541,7 +582,7 @@ static void make_chunk(struct maker *m, int chunk) {
 static void find_weights(struct maker *m) {
     const hpc_hosts *h = m->d->h;
     const struct node *root = &m->d->t->groups[m->d->t->n - 1];
-    for (int w = 0; w < h->n_workers; w++) m->weights[w] = h->sum ? 1.0 : 1.0 / (h->each ? 1 : h->n_workers);
+    for (int w = 0; w < h->n_workers; w++) m->weights[w] = h->sum ? 1.0 : 1.0 / (h->each ? 1 : root->n_workers);
     for (int i = 0; i < root->n_children && h->each && !h->sum; i++) {
         const struct node *group = &m->d->t->groups[root->children[i]];
         for (int k = 0; k < group->n_workers; k++) m->weights[group->workers[k]] = 1.0 / group->n_workers;

@@ -133,9 +133,10 @@ static int check_connect(int rank, int size, const hpc_config *config) {
     if (config != NULL && config->size != sizeof *config)
         return hpc_fail(HPC_ERR_INVALID, op_connect, "config->size is %zu, not %zu: call hpc_config_init first",
                         config->size, sizeof *config);
-    if (rank < 0 || size < 1 || size >= MOST_RANKS || rank >= size)
-        return hpc_fail(HPC_ERR_INVALID, op_connect,
-                        "rank is %d and size %d: must be numbers, with rank from 0 to size - 1", rank, size);
+    if (size < 1 || size > MOST_RANKS)
+        return hpc_fail(HPC_ERR_INVALID, op_connect, "size is %d: must be 1 to %d", size, MOST_RANKS);
+    if (rank < 0 || rank >= size)
+        return hpc_fail(HPC_ERR_INVALID, op_connect, "rank is %d: must be 0 to %d", rank, size - 1);
     return HPC_OK;
 }
 

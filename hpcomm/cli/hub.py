@@ -31,8 +31,8 @@ def _fail(error: HpcommError) -> None:
 def command() -> None:
     """Run a hub, which serves the parameters of many jobs, or ask one.
 
-    serve runs a hub. create makes a job there for HPCOMM_SERVICE, and forget removes what a job has saved. status,
-    jobs, evict and drain are the administrator's: they need the token of admin_token_file.
+    serve runs a hub. create makes a job there, for HPCOMM_SERVICE, and forget removes what a job has saved. status,
+    jobs, evict and drain need the administrator's token, the contents of the hub's admin_token_file.
     """
 
 
@@ -48,8 +48,9 @@ def _print_now(sentence: str) -> None:
 def serve(listen: str | None, file: Path) -> None:
     """Run a hub until SIGTERM.
 
-    SIGTERM drains it: the hub takes no new jobs, tells those that run, and exits with 0 when they have ended, or after
-    drain_seconds; a second SIGTERM ends them at once. SIGHUP reads the file again.
+    SIGTERM or SIGINT drains it: the hub takes no new jobs, ends those that wait for workers, tells those that run, and
+    exits with 0 when they have ended, or after drain_seconds. A second signal ends them at once. SIGHUP reads the file
+    and the tokens again.
     """
     try:
         hub = Hub(lambda: read_config(file, listen), _print_now)
@@ -68,7 +69,7 @@ def serve(listen: str | None, file: Path) -> None:
 def create(hubs: tuple[str, ...], namespace: str, token_file: str, job: str | None, resume: bool) -> None:
     """Create a job and print its handle, for HPCOMM_SERVICE.
 
-    The job waits for its workers, which call hpcomm.connect_service().
+    The job waits for its first worker, which calls hpcomm.connect_service(), for the hub's wait_seconds.
     """
     try:
         token = read_secret(token_file, f"--token-file {token_file}")
@@ -122,10 +123,11 @@ def _print_status(found: dict[str, Any]) -> None:
         f"{found['jobs']} jobs, {found['memory']} of {found['memory_quota']} bytes, {found['cores']} cores, "
         f"{found['descriptors']} descriptors, {found['threads']} threads"
     )
-    table = _table("namespace", "jobs", "memory", "weight")
+    table = _table("namespace", "jobs", "memory", "descriptors", "weight")
     for name, one in found["namespaces"].items():
         jobs, memory = f"{one['jobs']} of {one['job_quota']}", f"{one['memory']} of {one['memory_quota']}"
-        table.add_row(name, jobs, memory, f"{one['weight']:g}")
+        descriptors = f"{one['descriptors']} of {one['descriptor_quota']}"
+        table.add_row(name, jobs, memory, descriptors, f"{one['weight']:g}")
     console.print(table)
     for what, n in found["counts"].items():
         console.print(f"{n:6} {what}")
@@ -136,7 +138,7 @@ def _print_status(found: dict[str, Any]) -> None:
 @_TOKEN
 @_JSON
 def status(hub: str, token_file: str, json_: bool) -> None:
-    """Show a hub: its namespaces with their quotas, and how often it has refused what."""
+    """Show a hub: its namespaces with their quotas, and its counts of refusals and of jobs that ended."""
     found = _asked(hub, token_file, op="status")
     if json_:
         click.echo(json.dumps(found, indent=2))
@@ -174,7 +176,7 @@ def jobs(hub: str, token_file: str, json_: bool) -> None:
 @_TOKEN
 @_JSON
 def evict(hub: str, job: str, token_file: str, json_: bool) -> None:
-    """End a job. Its workers get PeerFailed, with the reason."""
+    """End a job. The workers of a running job get PeerFailed with the reason, others ConfigError."""
     found = _asked(hub, token_file, op="evict", job=job)
     if json_:
         click.echo(json.dumps(found, indent=2))
@@ -206,7 +208,10 @@ def forget(hub: str, job: str, token_file: str, json_: bool) -> None:
 @_TOKEN
 @_JSON
 def drain(hub: str, seconds: float | None, token_file: str, json_: bool) -> None:
-    """Let a hub take no new jobs, tell those that run, and exit when they have ended or the time is up."""
+    """Let a hub take no new jobs, tell those that run, and exit when they have ended or the time is up.
+
+    Jobs that wait for workers end at once. A later drain replaces the deadline of an earlier one.
+    """
     found = _asked(hub, token_file, op="drain", seconds=seconds)
     if json_:
         click.echo(json.dumps(found, indent=2))

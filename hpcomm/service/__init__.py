@@ -4,8 +4,11 @@
 parameter_hub(ctx, params, servers="hub"). docs/service.md is the guide to both.
 """
 
-from .client import HubConnection, HubExchange, ServiceContext, connect_service, create_service, hub_exchange
+from .client import connect_service, create_service
 from .config import ADMIN
+from .connection import HubConnection
+from .context import ServiceContext
+from .exchange import HubExchange, hub_exchange
 from .handle import HubAddress, ServiceHandle, address
 
 __all__ = [

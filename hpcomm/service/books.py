@@ -1,4 +1,4 @@
-"""What the namespaces of a hub hold of it, and what the hub has counted."""
+"""The books of a hub: the memory and descriptors of each namespace, and counts of events."""
 
 import threading
 from collections import Counter
@@ -10,7 +10,7 @@ from .config import HubConfig
 
 @dataclass(frozen=True)
 class Needs:
-    """What a connection, a job or an exchange holds of its hub."""
+    """The needs of a connection, a job or an exchange."""
 
     nbytes: int = 0
     descriptors: int = 0
@@ -23,7 +23,7 @@ class Books:
     """The books of a hub. The threads of tenants write them too: a lock keeps them apart.
 
     Attributes:
-        memory, descriptors: what each namespace holds.
+        memory, descriptors: the bytes and the descriptors of each namespace.
         counts: how often each event has happened.
     """
 
@@ -38,8 +38,8 @@ class Books:
             self.counts[what] += 1
 
     def hold(self, config: HubConfig, space: str, who: str, old: Needs, new: Needs) -> None:
-        """Lets a namespace hold what is new in place of what is old. Raises ConfigError, which names who needs it, if a
-        quota has no room for it."""
+        """Lets a namespace hold new needs in place of old ones. Raises ConfigError if a quota has no room for them; who
+        is the subject of its sentence."""
         with self._lock:
             own, its = config.namespaces.get(space), f"namespace {space!r}"
             memory, descriptors = (0, 0) if own is None else (own.memory, own.descriptors)

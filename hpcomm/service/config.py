@@ -11,9 +11,11 @@ from typing import Any
 
 from ..config import read_secret
 from ..errors import ConfigError, InvalidArgument, NotSupported
+from ..stage import whole
 from .handle import HubAddress, address, checked_name
 
 ADMIN = "@admin"  # in the place of a namespace, which cannot have this name
+_MOST_CORES = 64
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|KiB|MiB|GiB|TiB)")
 
@@ -26,8 +28,8 @@ class Namespace:
         token: the bytes that prove a tenant's connections; not shown.
         jobs: the most jobs at a time.
         ranks: the most workers of a job.
-        memory: the most bytes that the hub holds for all jobs of the namespace together.
-        descriptors: the most descriptors of the hub for the namespace: a bound, by the number of workers.
+        memory: the most bytes that the hub holds for all exchanges of the namespace together.
+        descriptors: the most descriptors of the hub for all connections, jobs and exchanges of the namespace together.
         weight: the share of the hub's cores (EngineOptions.weight) of each exchange.
         checkpoints: the most jobs that may have saved state.
         disk: the most bytes of saved state.
@@ -51,10 +53,10 @@ class HubConfig:
     Attributes:
         listen: where the hub listens; port 0 stands for any free port.
         cores: the threads that fold and apply, for all jobs together.
-        memory: the most bytes that the hub holds for all jobs.
+        memory: the most bytes that the hub holds for all exchanges.
         drain_seconds: how long jobs may go on after SIGTERM.
         wait_seconds: how long a job that was created may wait for its first rank.
-        admin: the token of `hpcomm hub status` and its kin; None: nobody may ask.
+        admin: the token of `hpcomm hub status`, `jobs`, `evict` and `drain`; None: all these requests are refused.
         namespaces: by name.
         checkpoints: the folder for saved state; None: the hub saves nothing.
     """
@@ -116,7 +118,7 @@ def _config(table: dict[str, Any], folder: Path, listen: str | None) -> HubConfi
     memory = of.size("memory", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     found = HubConfig(
         listen=address(written if listen is None else listen),
-        cores=of.whole("cores", cpus, 1, 64),
+        cores=of.whole("cores", min(cpus, _MOST_CORES), 1, _MOST_CORES),
         memory=memory,
         drain_seconds=of.seconds("drain_seconds", 60),
         wait_seconds=of.seconds("wait_seconds", 600),
@@ -191,10 +193,7 @@ class _Table:
         return self._left.pop(name, default)
 
     def whole(self, name: str, default: int, least: int, most: int) -> int:
-        value = self.take(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise InvalidArgument(f"{self._prefix}{name} is {value!r}: must be a whole number from {least} to {most}")
-        return value
+        return whole(f"{self._prefix}{name}", self.take(name, default), least, most)
 
     def number(self, name: str, default: float, least: float, most: float) -> float:
         value = self.take(name, default)

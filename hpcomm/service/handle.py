@@ -13,13 +13,13 @@ NONCES = re.compile(r"[0-9a-f]{32}")
 class ServiceHandle:
     """A job at a hub, or at several. Its text is hub://HOST:PORT,HOST:PORT/NAMESPACE/JOB/NONCE."""
 
-    hubs: tuple[str, ...]
+    hubs: "tuple[HubAddress, ...]"
     namespace: str
     job: str
     nonce: str
 
     def __str__(self) -> str:
-        return f"hub://{','.join(self.hubs)}/{self.namespace}/{self.job}/{self.nonce}"
+        return f"hub://{','.join(map(str, self.hubs))}/{self.namespace}/{self.job}/{self.nonce}"
 
 
 def parsed(text: object) -> ServiceHandle:
@@ -32,7 +32,7 @@ def parsed(text: object) -> ServiceHandle:
             f"the handle of a service is {str(text)[:200]!r}: must be the text that create_service returned, or that "
             "`hpcomm hub create` printed, hub://HOST:PORT/NAMESPACE/JOB/NONCE"
         )
-    return ServiceHandle(tuple(str(hub) for hub in addresses(parts[0].split(","))), *parts[1:])
+    return ServiceHandle(addresses(parts[0].split(",")), *parts[1:])
 
 
 def addresses(hubs: object) -> "tuple[HubAddress, ...]":

@@ -28,7 +28,8 @@ from .session import MOST_BYTES, Session, hang_up
 from .store import Store
 from .tenant import Tenant, Terms
 
-MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place
+MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place, unread
+_UNREAD = 4 << 10  # bytes of a connection that asyncio reads ahead, besides its last read of 256 KiB at most
 _PROOF_SECONDS = 5.0
 _PLACE_SECONDS = 1.0  # until a caller that has proven nothing must give up its place to another one
 _REQUEST_SECONDS = 10.0  # from the proof to the first request, and from the answer to "keep"
@@ -84,7 +85,7 @@ class Hub:
         """
         where = self.config.listen
         try:
-            server = await asyncio.start_server(self._greet, where.host, where.port, backlog=256)
+            server = await asyncio.start_server(self._greet, where.host, where.port, backlog=256, limit=_UNREAD)
         except OSError as error:
             raise ConfigError(f"the hub cannot listen at {where}: {error.strerror}") from None
         self._loop = asyncio.get_running_loop()
@@ -158,7 +159,7 @@ class Hub:
         assert task is not None
         self._tasks.add(task)
         try:
-            if not await self._has_place():
+            if not await self._has_place(writer.transport):
                 self._books.count("refused: too many strangers")
                 return
             self._callers[writer] = time.monotonic()
@@ -176,12 +177,13 @@ class Hub:
             self._tasks.discard(task)
             hang_up(writer)
 
-    async def _has_place(self) -> bool:
+    async def _has_place(self, caller: Any) -> bool:
         """Waits until one more caller may try to prove itself: at most until the oldest one has had its second, which
-        then loses its place. Returns False if too many wait already."""
+        then loses its place. The hub reads nothing of a caller that waits. Returns False if too many wait already."""
         if self._waiting >= MOST_CALLERS:
             return False
         self._waiting += 1
+        caller.pause_reading()
         try:
             while len(self._callers) >= MOST_CALLERS:
                 oldest = min(self._callers, key=self._callers.__getitem__)
@@ -194,6 +196,7 @@ class Hub:
                     await asyncio.sleep(left)
         finally:
             self._waiting -= 1
+        caller.resume_reading()
         return True
 
     async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session | None:
@@ -236,6 +239,7 @@ class Hub:
         request = await session.request(_REQUEST_SECONDS)
         kind = request.get("op")
         try:
+            self._check_token(session)
             if kind == "forget":
                 session.answer(await self._forget(session, request))
             elif session.name == ADMIN:
@@ -251,21 +255,19 @@ class Hub:
 
     # ---- tenants ---------------------------------------------------------------------------------------------------
 
-    def _space(self, session: Session) -> Namespace:
-        """Returns the namespace of a session. Raises AuthError if its token was revoked since the proof."""
-        space = self.config.namespaces.get(session.name)
-        if space is None or space.token != session.token:
-            raise AuthError(f"the token of namespace {session.name!r} was revoked")
-        return space
+    def _check_token(self, session: Session) -> None:
+        """Raises AuthError if the hub has read another token since the proof."""
+        if self.config.token(session.name) != session.token:
+            raise AuthError(f"the token of {session.name!r} was revoked")
 
     def _space_named(self, name: str) -> Namespace | None:
         return self.config.namespaces.get(name)
 
     async def _create(self, session: Session, request: Mapping[str, Any]) -> None:
-        space = self._space(session)
         if request.get("resume"):
-            await self._check_saved(space, request)
-        job = self._created(space, request)
+            await self._check_saved(session.name, request)
+            self._check_token(session)
+        job = self._created(self.config.namespaces[session.name], request)
         kept = False
         try:
             session.answer({"job": job.name, "nonce": job.nonce})
@@ -274,24 +276,21 @@ class Hub:
             if not kept:
                 job.end(ConfigError(f"{job.title}: not all hubs took it"))
 
-    async def _check_saved(self, space: Namespace, request: Mapping[str, Any]) -> None:
+    async def _check_saved(self, space: str, request: Mapping[str, Any]) -> None:
         """Raises ConfigError if there is no saved state to resume."""
         name = checked_name("job", request.get("job"))
         if self._store is None:
             raise self._counted(
                 "no checkpoints",
-                f"{space.name}/{name}: this hub saves nothing: its owner must give a folder, by `checkpoints` in "
-                "hub.toml",
+                f"{space}/{name}: this hub saves nothing: its owner must give a folder, by `checkpoints` in hub.toml",
             )
-        if await asyncio.to_thread(lambda job: job.is_empty, self._store.job(space.name, name)):
-            raise self._counted("nothing saved", f"{space.name}/{name} has no saved state here to resume")
+        if await asyncio.to_thread(lambda job: job.is_empty, self._store.job(space, name)):
+            raise self._counted("nothing saved", f"{space}/{name} has no saved state here to resume")
 
     async def _forget(self, session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
         """Removes the saved state of a job, for a tenant of its namespace or the administrator."""
         space, _, name = str(request.get("job")).partition("/")
         title = f"{checked_name('namespace', space)}/{checked_name('job', name)}"
-        if session.name != ADMIN:
-            self._space(session)
         if session.name not in (ADMIN, space):
             raise self._counted("another namespace's state", f"namespace {session.name!r} has no job {title}")
         if (space, name) in self.jobs:
@@ -358,7 +357,7 @@ class Hub:
             job.lost(rank)
 
     def _joined(self, session: Session, request: Mapping[str, Any]) -> tuple[HostedJob, int]:
-        space = self._space(session)
+        space = self.config.namespaces[session.name]
         name, nonce = str(request.get("job")), str(request.get("nonce"))
         job = self.jobs.get((space.name, name))
         if job is None or job.nonce != nonce:
@@ -393,7 +392,7 @@ class Hub:
         return job, says.rank
 
     def _says(self, request: Mapping[str, Any]) -> Joining:
-        """Returns what a worker says of itself. Raises InvalidArgument for values out of range."""
+        """Returns a worker's rank, size and settings. Raises InvalidArgument for values out of range."""
         try:
             says = Joining(
                 rank=int(request["rank"]),
@@ -418,7 +417,7 @@ class Hub:
         job.end(Timeout(f"{job.title}: rank {missing} did not come in {seconds:g} s"))
 
     def _asked(self, job: HostedJob, rank: int, kind: bytes, body: bytes) -> None:
-        """Does what a worker of a job asks for. The tenant's own thread reads requests for exchanges, which may be
+        """Fulfils a request of a worker. The tenant's own thread reads requests for exchanges, which may be
         long."""
         if kind in (b"E", b"R"):
             if rank or job.tenant is None:
@@ -471,7 +470,7 @@ class Hub:
         self.tell(f"{job.title} begins, with {job.first.size} workers")
 
     def _hold(self, job: HostedJob, needs: Needs) -> None:
-        """Lets the context of a job hold what it needs. Raises ConfigError if a quota has no room for it."""
+        """Takes the needs of a job's context from the quotas. Raises ConfigError if a quota has no room for it."""
         self._books.hold(self.config, job.namespace, "the job", job.held, needs)
         job.held = needs
 
@@ -496,6 +495,7 @@ class Hub:
         for session in job.members.values():
             session.close()
         if job.tenant is None and job.ended is not None:
+            self._books.count(f"ended before it ran: {type(job.ended).__name__}")
             failed = self._failed[job.namespace]
             failed[job.name, job.nonce] = job.ended
             while len(failed) > _REMEMBERED:

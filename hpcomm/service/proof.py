@@ -4,10 +4,10 @@
     tenant  CLAIM   the namespace, another nonce, and an HMAC over both nonces
     hub     ANSWER  a byte that is 1 and an HMAC over both nonces, or zeros for a refusal
 
-The HMACs are SHA-256, their key is made of the token, and the token itself is never sent. A recorded connection is of
-no use to a stranger, since the hub's nonce is a new one each time. After the proof each frame has an HMAC over its
-direction, its number and its bytes, under a key made of both nonces, so nobody can add, change, repeat or reorder
-frames. Frames are not encrypted.
+The HMACs are SHA-256. Their key is the token, which is never sent. A recorded connection is of no use to a stranger,
+since the hub's nonce is a new one each time. After the proof each frame has an HMAC over its direction, its number and
+its bytes, under a key made of the token and both nonces, so a stranger cannot add, change, repeat or reorder frames.
+Frames are not encrypted.
 """
 
 import hashlib
@@ -134,12 +134,19 @@ def length_of(head: bytes, most: int) -> int:
 
 def as_request(kind: bytes, body: bytes) -> dict[str, Any]:
     """Returns the request in a frame. Raises BadProof for another frame: a tenant with a token may be broken too."""
+    if kind != b"J":
+        raise BadProof("a frame is no request")
+    return as_table(body)
+
+
+def as_table(body: bytes) -> dict[str, Any]:
+    """Returns the names and values in the body of a frame. Raises BadProof for another body."""
     try:
-        found = json.loads(body) if kind == b"J" else None
+        found = json.loads(body)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise BadProof("a frame is no request")
+        raise BadProof("a frame has no names and values")
     return found
 
 

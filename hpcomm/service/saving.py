@@ -27,7 +27,7 @@ from .store import JobStore, Save
 
 if TYPE_CHECKING:
     from .described import Served
-    from .tenant import _Held
+    from .tenant import _Holding
 
 SECONDS = 600.0  # for a hub to write or read its file, if nothing else is said
 NUMBERS = 3  # of a rank in the first round of a save: run, number, and begun steps
@@ -107,7 +107,7 @@ class Saver:
 
     # ---- save ------------------------------------------------------------------------------------------------------
 
-    def save(self, context: Context, exchange: int, served: "Served | None", held: "_Held", timeout: float) -> None:
+    def save(self, context: Context, exchange: int, served: "Served | None", held: "_Holding", timeout: float) -> None:
         """Saves an exchange. Collective: the workers call HubExchange.save.
 
         Args:
@@ -142,7 +142,7 @@ class Saver:
     def _label(self, run: int, exchange: int, number: int, clock: int) -> files.Label:
         return files.Label(number, self._index, self._hubs, str(run), "", self._last.get(exchange, 0), clock)
 
-    def _write(self, run: int, exchange: int, number: int, served: "Served", held: "_Held", begun: int) -> int:
+    def _write(self, run: int, exchange: int, number: int, served: "Served", held: "_Holding", begun: int) -> int:
         """Writes this hub's file; returns the exchange's clock."""
         keys = served.keys()
         kind, rows = keys.kind, keys.rows
@@ -164,7 +164,7 @@ class Saver:
 
     # ---- restore ---------------------------------------------------------------------------------------------------
 
-    def restore(self, context: Context, exchange: int, served: "Served", held: "_Held", timeout: float) -> None:
+    def restore(self, context: Context, exchange: int, served: "Served", held: "_Holding", timeout: float) -> None:
         """Restores an exchange that was made just now. Collective: the workers call taken.
 
         Raises:

@@ -27,7 +27,7 @@ from . import proof, refusals
 MOST_BYTES = 64 << 10  # of a frame to the hub, if nothing else is said
 _MOST_DUE = 64  # frames that wait for a tenant to take them
 _SLICE = 64 << 10
-_CLOSE_SECONDS = 3.0  # for a caller to take what is left when the hub hangs up
+_CLOSE_SECONDS = 3.0  # for a caller to take the rest when the hub hangs up
 _BODY_SECONDS = 30.0  # for the rest of a frame that has begun
 
 
@@ -97,7 +97,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Sends what is left, and hangs up."""
+        """Sends the rest, and hangs up."""
         self._closes = True
         if self._sender is None:
             hang_up(self._writer)
@@ -105,7 +105,7 @@ class Session:
             asyncio.get_running_loop().call_later(_CLOSE_SECONDS, self._writer.transport.abort)
 
     async def closed(self) -> None:
-        """Closes the connection, and waits until it and what it had to send are gone."""
+        """Closes the connection, and waits until it and its last frames are gone."""
         self.close()
         if self._sender is not None:
             await asyncio.wait([self._sender])

@@ -302,10 +302,10 @@ class Tenant:
         else:
             self._count("saves")
 
-    def _held(self, who: str) -> "_Held":
-        return _Held(partial(self._claim, who))
+    def _held(self, who: str) -> "_Holding":
+        return _Holding(partial(self._claim, who))
 
-    def _made(self, context: Context, asked: _Asked, held: "_Held") -> Served:
+    def _made(self, context: Context, asked: _Asked, held: "_Holding") -> Served:
         terms = self.terms
         far = sum(not peer.maps for peer in context.peers[: terms.workers])
         try:
@@ -324,7 +324,7 @@ class Tenant:
             raise
         return described.exchange(context, terms.weight)
 
-    def _serve(self, exchange: Served, held: "_Held") -> None:
+    def _serve(self, exchange: Served, held: "_Holding") -> None:
         """Serves an exchange until all workers have closed it; then frees it."""
         try:
             exchange.serve()
@@ -336,14 +336,14 @@ class Tenant:
             held.free()
 
 
-class _Held:
+class _Holding:
     """What an exchange or a save holds of the namespace's quotas."""
 
     def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
         self.needs, self._claim = NOTHING, claim
 
     def hold(self, nbytes: int, descriptors: int = 0) -> None:
-        """Holds so much, in place of what it held before. Raises ConfigError if a quota has no room for it."""
+        """Holds so much, in place of the amount before. Raises ConfigError if a quota has no room for it."""
         new = Needs(nbytes, descriptors)
         self._claim(self.needs, new)
         self.needs = new
@@ -357,6 +357,6 @@ class _Serving:
     """An exchange that a thread serves."""
 
     thread: threading.Thread
-    held: _Held
+    held: _Holding
     number: int
     exchange: Served

@@ -42,12 +42,20 @@ class Hierarchy(Topology):
     apart. Under SSP(s) each rank's gradient has weight 1 / size, for size ranks; under ASYNC a group's update is the
     mean over its ranks. A quorum counts these groups, and the update of a late group is left out.
 
+    Servers are ranks that do not work, such as the hubs of racks: hosts fold first, then the server of each rack, and
+    servers alone own chunks. The owner of a chunk applies the rule and sends the parameters to the servers of the other
+    racks, which pass them on. Several servers of a rack share the chunks.
+
+        ex = hpcomm.Exchange(ctx, params, hpcomm.Hierarchy(racks=[[0, 1, 2, 6], [3, 4, 5, 7]], servers=[6, 7]))
+
     Attributes:
-        hosts: a list of lists: the ranks of each host. None: Context.hosts tells them.
+        hosts: a list of lists: the ranks of each host. None: Context.hosts tells them. Servers may be left out.
         racks: for each rack a list of its ranks, or a list of its hosts, each a list of ranks. The second form also
             sets hosts. None: SLURM's racks if every rank knows its rack (Context.racks), otherwise no racks. (): no
             racks.
         leaders: the ranks that may own chunks and fold for other ranks, at least one on each host. None: all ranks.
+            With servers they fold for their hosts, and in racks without a server.
+        servers: the ranks that only serve. With racks each is in one, where it needs a worker. (): all ranks work.
         top: how outermost groups send. "sharded": each group sends its fold to the chunk's owner. "ring": the fold goes
             from group to group until it reaches the owner, and the parameters go from group to group likewise.
         bandwidths: if given, racks are used only if hpcomm.model.racks_pay says that they are faster. The value must be
@@ -66,6 +74,7 @@ class Hierarchy(Topology):
     hosts: Sequence[Sequence[int]] | None = None
     racks: Sequence[Sequence[int] | Sequence[Sequence[int]]] | None = None
     leaders: Iterable[int] | None = None
+    servers: Sequence[int] = ()
     top: str = "sharded"
     bandwidths: Bandwidths | str | None = None
     apply_at: str = "owners"
@@ -89,6 +98,11 @@ class Hierarchy(Topology):
             put(self, "racks", racks)
         if self.leaders is not None:
             put(self, "leaders", checked_group("leaders", self.leaders))
+        put(self, "servers", tuple(sorted(checked_group("servers", self.servers))))
+        if self.servers and self.apply_at != "owners":
+            raise InvalidArgument(
+                f"apply_at is {self.apply_at!r} and servers {self.servers}: servers apply: leave one out"
+            )
 
     def settled(self, hosts: Sequence[int], racks: Sequence[str]) -> "Hierarchy":
         """Returns the hierarchy with hosts and racks filled in if they are None. hosts[i] is the lowest rank on rank
@@ -112,12 +126,16 @@ class Hierarchy(Topology):
         size = whole("size", size, 1)
         if self.hosts is None:
             raise InvalidArgument("hosts is None: give the ranks of each host, or an Exchange the hierarchy")
-        found: list[Any] = [self.hosts, *([self.racks] if self.racks else [])]
+        serving = set(self.servers)  # each is a host of its own
+        hosts: Any = self.hosts
+        if serving:
+            hosts = tuple(left for host in hosts if (left := tuple(rank for rank in host if rank not in serving)))
+        found: list[Any] = [(*hosts, *((rank,) for rank in self.servers)), *([self.racks] if self.racks else [])]
         numbers = group_numbers(found, size)
         if missing := set(range(size)) - set(numbers[0]):
             raise InvalidArgument(f"rank {min(missing)} is in none of hosts: each rank is on one")
         if len(numbers) > 1:
-            for i, host in enumerate(self.hosts):
+            for i, host in enumerate(hosts):
                 parts = sorted({numbers[1][rank] for rank in host})
                 if len(parts) > 1:
                     raise InvalidArgument(
@@ -130,7 +148,7 @@ class Hierarchy(Topology):
                     f"bandwidths is {self.bandwidths!r}: an Exchange measures them; without one give the "
                     "racks of hpcomm.measure_rates(ctx, topology=...)"
                 )
-            if self.bandwidths is not None and not racks_pay(self.bandwidths, len(self.hosts) / racks, racks):
+            if self.bandwidths is not None and not racks_pay(self.bandwidths, len(hosts) / racks, racks):
                 found.pop()
         return found
 
@@ -140,14 +158,20 @@ class Hierarchy(Topology):
         Raises:
             InvalidArgument: leaders are out of range, or a host has no leader.
         """
-        workers = tuple(range(whole("size", size, 1)))
+        ranks = tuple(range(whole("size", size, 1)))
+        serving = {whole("servers", rank, 0, size - 1) for rank in self.servers}
+        workers = tuple(rank for rank in ranks if rank not in serving)
+        if not workers:
+            raise InvalidArgument(f"servers is {self.servers}: no rank is left that works")
         if self.leaders is None:
-            return workers, workers
-        leaders = tuple(sorted(whole("leaders", rank, 0, size - 1) for rank in self.leaders))
+            return workers, ranks
+        leaders = {whole("leaders", rank, 0, size - 1) for rank in self.leaders}
         for i, host in enumerate(self.hosts or ()):
-            if not set(host) & set(leaders):
-                raise InvalidArgument(f"leaders is {leaders}: none of them is on hosts[{i}], {tuple(host)}; name one")
-        return workers, leaders
+            if not set(host) & (leaders | serving):
+                raise InvalidArgument(
+                    f"leaders is {tuple(sorted(leaders))}: none of them is on hosts[{i}], {tuple(host)}; name one"
+                )
+        return workers, tuple(sorted(leaders | serving))
 
     def refuses(self, job: Job) -> str | None:
         if self.top == "ring" and goes_apart(job.consistency):
@@ -169,7 +193,8 @@ class Hierarchy(Topology):
         return found
 
     def inputs(self, size: int) -> int:
-        return len(self.levels(size)[-1])
+        levels = self.levels(size)
+        return len(levels[-1]) - (len(self.servers) if len(levels) == 1 else 0)
 
     def compile(self, request: Request) -> Plan:
         """Returns Plan.hosts of these levels; under BSP, keys with codec.Factors get Plan.peer_to_peer of these hosts.
@@ -185,6 +210,11 @@ class Hierarchy(Topology):
         pairs = [name for name in names if not codecs[name].sums]
         if not pairs or request.consistency != BSP:
             return self._hosts(request)
+        if self.servers:
+            raise InvalidArgument(
+                f"codec of {pairs[0]!r} is {codecs[pairs[0]]} and servers {self.servers}: pairs go from worker to "
+                "worker: leave servers out"
+            )
         rest = [name for name in names if codecs[name].sums]
         return compiled(request, [(self._peers, pairs), *([(self._hosts, rest)] if rest else [])])
 
@@ -197,6 +227,7 @@ class Hierarchy(Topology):
             self.levels(size),
             size,
             leaders=self.roles(size)[1],
+            servers=self.servers,
             top=self.top,
             reduce=request.reduce,
             apart=goes_apart(request.consistency),
@@ -230,9 +261,10 @@ class Hierarchy(Topology):
 
     def among(self, ranks: Sequence[int], size: int) -> "Hierarchy":
         """Returns the hierarchy of the remaining ranks. Groups without ranks are dropped; if a host has lost all its
-        leaders, all its remaining ranks become leaders."""
+        leaders, all its remaining ranks become leaders. Servers of a rack without workers go to another rack."""
         new = {rank: i for i, rank in enumerate(ranks)}
         hosts, racks, leaders = self.hosts, self.racks, self.leaders
+        servers = [new[rank] for rank in self.servers if rank in new]
         if leaders is not None:
             leading = set(leaders)
             for host in hosts or ():
@@ -242,9 +274,17 @@ class Hierarchy(Topology):
         return replace(
             self,
             hosts=None if hosts is None else _left(hosts, new),
-            racks=None if racks is None else _left([flat(rack) for rack in racks], new),
+            racks=None if racks is None else _with_workers(_left([flat(rack) for rack in racks], new), servers),
             leaders=leaders,
+            servers=servers,
         )
+
+
+def _with_workers(racks: Groups, servers: Sequence[int]) -> Groups:
+    """Returns the racks with workers. The first one gets the servers of the others."""
+    kept = [rack for rack in racks if not set(rack) <= set(servers)]
+    spare = tuple(rank for rack in racks for rank in rack if rack not in kept)
+    return ((*kept[0], *spare), *kept[1:]) if kept else racks
 
 
 def _left(groups: Iterable[Sequence[int]], new: Mapping[int, int]) -> Groups:

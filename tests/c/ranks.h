@@ -122,4 +122,15 @@ size_t ranks_first_wrong(const void *at, size_t n, uint64_t seed);
 bool ranks_error_names(int who);
 bool ranks_error_waits_for(int who);
 
+/* A collective of int64 values: a sum where it reduces. */
+static inline hpc_collective_call call_of(int what, const void *send, void *recv, uint64_t count) {
+    return (hpc_collective_call){.size = sizeof(hpc_collective_call),
+                                 .what = what,
+                                 .type = HPC_I64,
+                                 .op = HPC_SUM,
+                                 .send = send,
+                                 .recv = recv,
+                                 .count = count};
+}
+
 #endif

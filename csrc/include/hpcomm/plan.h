@@ -144,7 +144,8 @@ typedef enum hpc_top {
  * passes it on to the group. So each chunk crosses the border of a group once in each direction. This work of a host is
  * split by chunks among its leading ranks. A group of one worker folds nothing. A fold takes updates in the order of
  * workers, then the groups' folds, in the order of their first workers. If no group has more than one worker, or one
- * group has all, the plan is that of a hub with the leading ranks as servers. */
+ * group has all, the plan is that of a hub with the leading ranks as servers. A server of each rack, which does not
+ * work, makes the servers the racks' hubs: hosts fold first, then the hubs, and hubs alone own chunks. */
 typedef struct hpc_hosts {
     size_t size; /* sizeof(hpc_hosts), set by hpc_plan_args_init */
     const hpc_key *keys;
@@ -170,7 +171,9 @@ typedef struct hpc_hosts {
     int apply_at; /* hpc_apply_at. In a hierarchy owners are receivers, so HPC_AT_BOTH means HPC_AT_RECEIVERS. Any but
                      HPC_AT_OWNERS needs depth 2 or more. Each host has one receiver, for its workers; with apart 1,
                      which SSP needs, each worker is a receiver */
-    uint64_t least; /* as in hpc_hub, for the cores of all leading ranks */
+    uint64_t least;    /* as in hpc_hub, for the cores of all leading ranks */
+    const int *serves; /* serves[i]: 1 if workers[i] only serves: it neither pushes nor pulls, belongs to its
+                                    groups from level 1 on, and it and such ranks alone lead these. NULL: all work */
 } hpc_hosts;
 
 /* A broadcast over a tree (Parameter Flow, section 3.4): the root's pushes become every rank's parameters, by the rule

@@ -181,6 +181,7 @@ struct HostsConfig {
     std::vector<int> workers; // ranks; empty: all ranks of the context
     std::vector<int> groups;  // [level][worker]: the group's number; level 0 are hosts; empty: the context's hosts
     std::vector<int> leads;   // leads[i]: 1 if worker i may fold for others, else 0; empty: all may
+    std::vector<int> serves;  // serves[i]: 1 if worker i only serves (hpc_hosts); empty: all work
     hpc_top top = HPC_TOP_SHARDED;
     int cores = 1; // cores of each leading rank
     std::size_t chunk = 64 * 1024;
@@ -202,6 +203,8 @@ struct HostsConfig {
         if (grouped.empty())
             for (int rank : working) grouped.push_back(detail::lowest_on_host(context, rank));
         leading.resize(n, 0);
+        std::vector<int> serving = serves;
+        serving.resize(n, 0);
         hpc_hosts hosts;
         hpc_plan_args_init("hosts", &hosts, sizeof hosts);
         detail::set_common(hosts, *this);
@@ -217,6 +220,7 @@ struct HostsConfig {
         hosts.each = each;
         hosts.apply_at = apply_at;
         hosts.least = least;
+        hosts.serves = serves.empty() ? nullptr : serving.data();
         return hpc_plan_make("hosts", &hosts, out);
     }
 };

@@ -1,4 +1,7 @@
 /* Views of memory: the same bytes at another address, until a view is parted and keeps its own. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -46,7 +49,34 @@ static void other_memory_has_no_views(void) {
     CHECK_STATUS(hpc_memory_part(NULL), HPC_ERR_INVALID);
 }
 
+static const size_t TOO_MUCH = (size_t)1 << 60; /* the memory that is available is read each time */
+
+static void *ask(void *over) {
+    while (!atomic_load((atomic_int *)over)) CHECK(hpc_private_alloc(TOO_MUCH, -1) == NULL);
+    return NULL;
+}
+
+/* While a thread of its parent asks. */
+static void the_child_of_a_fork_gets_memory(void) {
+    enum { CHILDREN = 20 };
+    atomic_int over = 0;
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, ask, &over) == 0);
+    for (int i = 0; i < CHILDREN; i++) {
+        int status;
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            _exit(hpc_private_alloc(TOO_MUCH, -1) != NULL);
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    atomic_store(&over, 1);
+    pthread_join(thread, NULL);
+}
+
 int main(void) {
+    the_child_of_a_fork_gets_memory();
     a_parted_view_keeps_its_bytes();
     other_memory_has_no_views();
     return 0;

@@ -47,16 +47,6 @@ static void check_values(const rank *r, const char *what, const int64_t *at, int
     }
 }
 
-static hpc_collective_call call_of(int what, const void *send, void *recv, uint64_t count) {
-    return (hpc_collective_call){.size = sizeof(hpc_collective_call),
-                                 .what = what,
-                                 .type = HPC_I64,
-                                 .op = HPC_SUM,
-                                 .send = send,
-                                 .recv = recv,
-                                 .count = count};
-}
-
 static void reduce_all(rank *r, uint64_t n, int in_place) {
     int64_t *send = blocks(n, 1), *recv = in_place ? send : blocks(n, 1);
     hpc_collective_call c = call_of(HPC_ALLREDUCE, send, recv, n);

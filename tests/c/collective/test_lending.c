@@ -36,15 +36,10 @@ static void end(hpc_request *request) {
     hpc_request_free(request);
 }
 
-static hpc_collective_call call_of(int what, const void *send, void *recv, uint64_t count, int root) {
-    return (hpc_collective_call){.size = sizeof(hpc_collective_call),
-                                 .what = what,
-                                 .type = HPC_I64,
-                                 .op = HPC_SUM,
-                                 .send = send,
-                                 .recv = recv,
-                                 .count = count,
-                                 .root = root};
+static hpc_collective_call rooted(int what, const void *send, void *recv, uint64_t count, int root) {
+    hpc_collective_call c = call_of(what, send, recv, count);
+    c.root = root;
+    return c;
 }
 
 static int reads(const rank *r, int peer) {
@@ -62,7 +57,7 @@ static int kernel_allows_reads(const rank *r, int peer) {
 static void meet_first(rank *r) {
     const int peer = r->rank == 0 ? 1 : r->rank % 2 == 0 && r->per_host == 0 ? 0 : r->rank ^ 1; /* of this host */
     int64_t x = 1;
-    end(start(r, call_of(HPC_ALLREDUCE, &x, &x, 1, 0)));
+    end(start(r, rooted(HPC_ALLREDUCE, &x, &x, 1, 0)));
     CHECK_EQ(x, r->size);
     if (!kernel_allows_reads(r, peer)) ranks_skip("the kernel does not let ranks read each other's memory");
     rank_meet(r); /* no rank has failed or died before all have looked */
@@ -119,25 +114,25 @@ static void every(rank *r) {
     const int root = r->size - 1, is_root = r->rank == root;
     int64_t *many = blocks(r, r->size, 0), *got = blocks(r, r->size, 1), *one = blocks(r, 1, 1);
     meet_first(r);
-    run(r, call_of(HPC_ALLTOALL, many, got, BLOCK, 0));
+    run(r, rooted(HPC_ALLTOALL, many, got, BLOCK, 0));
     for (int p = 0; p < r->size; p++) check_block(r, "alltoall", got + BLOCK * (unsigned)p, p, r->rank);
-    run(r, call_of(HPC_ALLGATHER, one, got, BLOCK, 0));
+    run(r, rooted(HPC_ALLGATHER, one, got, BLOCK, 0));
     for (int p = 0; p < r->size; p++) check_block(r, "allgather", got + BLOCK * (unsigned)p, p, 0);
-    run(r, call_of(HPC_ALLREDUCE, many, got, all, 0));
+    run(r, rooted(HPC_ALLREDUCE, many, got, all, 0));
     for (int p = 0; p < r->size; p++) check_block(r, "allreduce", got + BLOCK * (unsigned)p, -1, p);
     memcpy(got, many, all * sizeof *got);
-    run(r, call_of(HPC_ALLREDUCE, got, got, all, 0));
+    run(r, rooted(HPC_ALLREDUCE, got, got, all, 0));
     for (int p = 0; p < r->size; p++) check_block(r, "allreduce", got + BLOCK * (unsigned)p, -1, p);
-    run(r, call_of(HPC_REDUCE, many, is_root ? got : NULL, all, root));
+    run(r, rooted(HPC_REDUCE, many, is_root ? got : NULL, all, root));
     for (int p = 0; p < r->size && is_root; p++) check_block(r, "reduce", got + BLOCK * (unsigned)p, -1, p);
-    run(r, call_of(HPC_GATHER, one, is_root ? got : NULL, BLOCK, root));
+    run(r, rooted(HPC_GATHER, one, is_root ? got : NULL, BLOCK, root));
     for (int p = 0; p < r->size && is_root; p++) check_block(r, "gather", got + BLOCK * (unsigned)p, p, 0);
-    run(r, call_of(HPC_SCATTER, is_root ? many : NULL, one, BLOCK, root));
+    run(r, rooted(HPC_SCATTER, is_root ? many : NULL, one, BLOCK, root));
     check_block(r, "scatter", one, root, r->rank);
-    run(r, call_of(HPC_REDUCE_SCATTER, many, one, BLOCK, 0));
+    run(r, rooted(HPC_REDUCE_SCATTER, many, one, BLOCK, 0));
     check_block(r, "reduce_scatter", one, -1, r->rank);
     for (uint64_t i = 0; i < BLOCK; i++) one[i] = value(r->rank, 5, i);
-    run(r, call_of(HPC_BROADCAST, NULL, one, BLOCK, 0));
+    run(r, rooted(HPC_BROADCAST, NULL, one, BLOCK, 0));
     check_block(r, "broadcast", one, 0, 5);
     free(many), free(got), free(one);
 }
@@ -150,7 +145,7 @@ static void several(rank *r) {
     meet_first(r);
     for (int i = 0; i < CALLS; i++) {
         at[i] = blocks(r, 1, 1);
-        requests[i] = start(r, call_of(i % 2 ? HPC_ALLREDUCE : HPC_BROADCAST, at[i], at[i], BLOCK, i % r->size));
+        requests[i] = start(r, rooted(i % 2 ? HPC_ALLREDUCE : HPC_BROADCAST, at[i], at[i], BLOCK, i % r->size));
     }
     for (int i = CALLS - 1; i >= 0; i--) {
         CHECK_OK(hpc_request_wait(requests[i], -1));
@@ -336,7 +331,7 @@ static void given_up_meanwhile(rank *r) {
 static void call_given_up(rank *r) {
     int64_t *at = blocks(r, r->size, 0), *got = blocks(r, r->size, 0);
     meet_first(r);
-    const hpc_collective_call c = call_of(r->arg, at, r->arg == HPC_BROADCAST ? at : got, BLOCK, 0);
+    const hpc_collective_call c = rooted(r->arg, at, r->arg == HPC_BROADCAST ? at : got, BLOCK, 0);
     if (r->rank == 0) {
         hpc_request *request = start(r, c);
         CHECK(request->lease != NULL);
@@ -384,7 +379,7 @@ static void leaves(rank *r) {
 static void dies(rank *r) {
     enum { MESSAGE, GATHER, REDUCED, MEANWHILE };
     char *at = buffer(PIECE, 1), *got = buffer(PIECE, 2);
-    hpc_collective_call c = call_of(r->arg == GATHER ? HPC_GATHER : HPC_ALLREDUCE, at, got, BLOCK, 0);
+    hpc_collective_call c = rooted(r->arg == GATHER ? HPC_GATHER : HPC_ALLREDUCE, at, got, BLOCK, 0);
     const int is_message = r->arg == MESSAGE || r->arg == MEANWHILE;
     meet_first(r);
     if (r->rank == VICTIM) {
@@ -455,7 +450,7 @@ static void cores(rank *r) {
     }
     for (int i = 0; i < 2; i++) {
         hpc_request *request =
-            start(r, call_of(i == 0 ? HPC_ALLREDUCE : HPC_GATHER, at, got, (i == 0 ? 2 : 1) * ALONE / 8, 0));
+            start(r, rooted(i == 0 ? HPC_ALLREDUCE : HPC_GATHER, at, got, (i == 0 ? 2 : 1) * ALONE / 8, 0));
         CHECK_OK(hpc_request_wait(request, -1));
         const hpc_moving *w = (const hpc_moving *)(const void *)request;
         const hpc_stream *first = &w->out[HPC_FIRST][r->rank ^ 1];

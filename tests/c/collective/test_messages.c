@@ -159,16 +159,6 @@ static void to_itself(rank *r) {
     free(in), free(out);
 }
 
-static hpc_collective_call sum_of(int64_t *at, uint64_t n) {
-    return (hpc_collective_call){.size = sizeof(hpc_collective_call),
-                                 .what = HPC_ALLREDUCE,
-                                 .type = HPC_I64,
-                                 .op = HPC_SUM,
-                                 .send = at,
-                                 .recv = at,
-                                 .count = n};
-}
-
 /* A long message and more short ones than there are slots stay open over collectives, which do not wait for them. */
 static void beside_collectives(rank *r) {
     enum { N = 10, COUNT = 50000 };
@@ -185,7 +175,7 @@ static void beside_collectives(rank *r) {
     }
     for (int k = 0; k < 3; k++) {
         for (int i = 0; i < COUNT; i++) x[i] = r->rank + i;
-        hpc_collective_call c = sum_of(x, COUNT);
+        hpc_collective_call c = call_of(HPC_ALLREDUCE, x, x, COUNT);
         CHECK_OK(hpc_collective_run(r->context, &c, -1));
         for (int i = 0; i < COUNT; i++) CHECK_EQ(x[i], (int64_t)r->size * i + r->size * (r->size - 1) / 2);
     }
@@ -211,7 +201,7 @@ static void goes_on_elsewhere(rank *r) {
     CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, -1, &window));
     for (int i = 0; i < COUNT; i++) x[i] = r->rank + i;
     ranks_fill(at, LONG, seed_of(0, 1, 0));
-    hpc_collective_call c = sum_of(x, COUNT);
+    hpc_collective_call c = call_of(HPC_ALLREDUCE, x, x, COUNT);
     if (r->rank == 0) {
         CHECK_OK(hpc_collective_start(r->context, &c, &sum));
         CHECK_OK(hpc_send_start(r->context, 1, 0, at, LONG, HPC_U8, &message));
@@ -242,7 +232,7 @@ static void goes_on_in_cores(rank *r) {
     j.progress = HPC_PROGRESS_THREAD;
     e = job_open(r, &j);
     for (int i = 0; i < COUNT; i++) x[i] = r->rank + i;
-    hpc_collective_call c = sum_of(x, COUNT);
+    hpc_collective_call c = call_of(HPC_ALLREDUCE, x, x, COUNT);
     if (r->rank == 0) {
         CHECK_OK(hpc_collective_start(r->context, &c, &sum));
         rank_await(r, ENDED, 1);
@@ -267,7 +257,7 @@ static void short_ones_first(rank *r) {
     hpc_window *window;
     const int last = r->size - 1;
     CHECK_OK(hpc_window_create(r->context, 64, 1, NULL, -1, &window));
-    hpc_collective_call c = sum_of(x, 4);
+    hpc_collective_call c = call_of(HPC_ALLREDUCE, x, x, 4);
     if (r->rank == 0) {
         hpc_request *other;
         CHECK_OK(hpc_recv_start(r->context, last, 99, at[0], 50, HPC_U8, &other));
@@ -424,7 +414,7 @@ static void lender_gives_up(rank *r) {
     enum { COUNT = 100000 };
     int64_t *x = malloc(COUNT * sizeof *x);
     CHECK(x != NULL);
-    hpc_collective_call c = sum_of(x, 1);
+    hpc_collective_call c = call_of(HPC_ALLREDUCE, x, x, 1);
     c.what = HPC_BROADCAST;
     for (int i = 0; i < 2; i++) CHECK_OK(hpc_collective_run(r->context, &c, -1));
     rank_meet(r);

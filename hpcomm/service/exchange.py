@@ -1,0 +1,198 @@
+"""Exchanges at a hub, on the side of a worker."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from .. import _core, optim
+from .._core import seconds
+from ..context import Context
+from ..errors import HpcommError, InvalidArgument, NotSupported, PeerFailed
+from ..exchange import Exchange
+from ..exchange.arguments import refuse
+from ..exchange.options import Consistencies, EngineOptions, check_keywords, engine_options, plan_options
+from ..optim import RuleOrRules
+from ..plan import Plan
+from ..topology import ParameterServer
+from ..topology.given import Given
+from . import saving
+from .context import HubSide, ServiceContext
+from .described import check, with_cores
+
+if TYPE_CHECKING:
+    from ..exchange.options import More
+
+
+_MOST_SECONDS = 86400.0  # that a hub waits for a save
+
+
+class HubExchange(Exchange):
+    """An exchange whose owners are hubs: an Exchange whose state a hub saves and restores.
+
+    In a job that was created with resume=True it begins with the parameters, the rule's state and hyper-parameters, and
+    the steps of the newest save, bit for bit; clock says at which step. What a codec has kept back (ErrorFeedback, TopK
+    and others) is the worker's own, and begins with zeros.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, ctx: HubSide, *args: Any, **more: Any) -> None:
+        super().__init__(ctx, *args, **more)
+        self._number = ctx.made
+        if ctx.meeting.resumes:
+            try:
+                self._come_back()
+            except HpcommError:
+                with suppress(HpcommError):
+                    self.close()
+                raise
+        ctx.made += 1
+
+    def _announce(self, plans: list[Plan], configs: list[Any]) -> None:
+        assert isinstance(self.context, HubSide)
+        try:
+            message = _core.description_write([plan.arguments for plan in plans], configs)
+        except HpcommError as wrong:
+            refuse(self.context, wrong)
+            raise
+        if self.context.rank == 0:
+            self.context.meeting.tell(b"E", message)
+
+    def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
+        with self._with_reason():
+            return super()._until(call, limit, deadline, status)
+
+    @contextmanager
+    def _with_reason(self) -> Iterator[None]:
+        """Adds what the hub has said to the error of a wait, since ranks that fail together blame each other too."""
+        try:
+            yield
+        except PeerFailed as failed:
+            assert isinstance(self.context, HubSide)
+            why = self.context.meeting.ended()
+            if why:
+                failed.args = (f"{failed}; the hub: {why}",)
+            raise
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> int:
+        """The number of steps since the start of the training, those before a save included."""
+        if self._state.any.counts_updates:
+            return self._state.clock()
+        return max(self._state.folds(name) for name in self._state.facts)
+
+    def save(self, timeout: float | None = None) -> int:
+        """Lets the hub save the parameters and the rule's state, and returns the number of steps that were saved.
+        Collective: all workers call it after a step, and go on when the hub has written its file.
+
+        A job with resume=True comes back to the newest save. With several hubs a save counts if all of them have
+        written their files. Under BSP the state is that of a step. Under SSP, ASYNC and with a quorum no worker pushes
+        meanwhile, and the state has all updates that were applied.
+
+        Args:
+            timeout: seconds for all workers to come and for the hubs to write; None means the context's default, and at
+                least 600. When it has passed, the job ends.
+
+        Raises:
+            ConfigError: the hub saves nothing, or a quota has no room. The exchange goes on, as after the next two.
+            CheckpointError: a hub cannot write its file, e.g. because its disk is full. The save before it is kept.
+            InvalidArgument: a push or a pull of a worker is pending, or the exchange is closed.
+            NotSupported: the workers keep the parameters themselves (apply_at="receivers").
+            Timeout, PeerFailed: a worker did not come, or failed.
+        """
+        context, limit, wrong, begun = self.context, max(self._default, saving.SECONDS), None, 0
+        assert isinstance(context, HubSide)
+        try:
+            limit = seconds(timeout, limit)
+            self._check_idle("save")
+            if self._state.rows:
+                raise NotSupported(
+                    f"rank {self._rank}: save: workers keep the parameters and the rule's state themselves, since "
+                    "apply_at is 'receivers': save Exchange.params on one worker"
+                )
+            begun = self._state.begun() if self._state.any.counts_updates else 0
+        except HpcommError as refused:
+            wrong = refused
+        if self._rank == 0:
+            request = {"op": "save", "exchange": self._number, "seconds": min(limit, _MOST_SECONDS)}
+            context.meeting.tell(b"J", json.dumps(request).encode())
+        with self._with_reason():
+            saving.gathered(context, (0, 0, begun), wrong, limit)
+            return max(told.numbers[0] for told in saving.gathered(context, (0,), None, limit))
+
+    def _come_back(self) -> None:
+        """Takes what the hubs restore."""
+        context, keys = self.context, len(self._state.facts)
+        assert isinstance(context, HubSide)
+        table = np.zeros((keys, optim.MOST_ARGS)).tobytes()
+        with self._with_reason():
+            saving.gathered(context, (0,) * saving.SEEN, None, saving.SECONDS)
+            told = saving.gathered(context, (0,) * (1 + keys), None, saving.SECONDS, table)
+            every = saving.arguments(told[context.meeting.size], keys)
+            rules = {
+                name: optim.with_arguments(rule, tuple(own.tolist())[: len(optim.arguments(rule))])
+                for (name, rule), own in zip(self._state.rules.items(), every, strict=True)
+            }
+            numbers = np.array([(one.numbers[0], 0, *one.numbers[1:]) for one in told], np.int64)
+            self._state.go_on(rules, numbers, saving.SECONDS)
+
+    def state_dict(self, out: dict[str, Any] | None = None) -> NoReturn:
+        raise NotSupported(
+            "state_dict: the parameters and the rule's state are at the hub: call save, which lets the hub write them"
+        )
+
+    def load_state_dict(self, shards: Any, timeout: float | None = None) -> NoReturn:
+        raise NotSupported(
+            "load_state_dict: the parameters and the rule's state are at the hub: create the job with resume=True, "
+            "which restores what save has written"
+        )
+
+
+def hub_exchange(
+    ctx: Context,
+    params: Mapping[str, Any],
+    topology: Given,
+    given: Mapping[str, Any],
+    consistency: Consistencies,
+    rule: RuleOrRules,
+    options: "More",
+) -> HubExchange:
+    """Makes an exchange whose owners are the hubs of a ServiceContext; the rest of parameter_hub.
+
+    Args:
+        given: fields of ParameterServer that the user gave, without servers.
+    """
+    if not isinstance(ctx, ServiceContext) or ctx._served is None:
+        raise InvalidArgument(f"servers is 'hub' and ctx {ctx!r}: must be a context of connect_service")
+    served = ctx._served
+    meeting, plan = served.meeting, options.get("plan")
+    try:
+        _check_left_out(topology, given, plan)
+        more = {name: value for name, value in options.items() if name not in ("plan", "engine", "timeout")}
+        check_keywords(more)
+        chosen = with_cores(plan_options(plan, more), meeting.cores)
+        engine = engine_options(options.get("engine", EngineOptions()), more)
+        check(consistency, rule, chosen, engine)
+        hubs = range(meeting.size, meeting.size + meeting.hubs)
+        servers = ParameterServer("NCS", servers=hubs, **given)
+    except Exception as wrong:
+        refuse(served, wrong)
+        raise
+    timeout = options.get("timeout")
+    return HubExchange(served, params, servers, consistency, rule, plan=chosen, engine=engine, timeout=timeout)
+
+
+def _check_left_out(topology: Given, given: Mapping[str, Any], plan: object) -> None:
+    """Refuses arguments that have no use where the hubs alone serve."""
+    if topology not in ("auto", "flat"):
+        raise InvalidArgument(f"topology is {topology!r} and servers 'hub': the hubs alone serve; leave topology out")
+    wrong = next((name for name in ("placement", "tree") if name in given), None)
+    if wrong is not None:
+        raise InvalidArgument(f"{wrong} is {given[wrong]!r} and servers 'hub': leave {wrong} out")
+    if isinstance(plan, Plan):
+        raise InvalidArgument("plan is a Plan: a hub makes plans of its own; give PlanOptions")
