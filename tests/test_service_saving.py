@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "adam": {"rule": RULES["adam"]},
     "rules": {"rule": RULES["momentum"], "codec": "float16", "reduce": "sum"},
     "schemes": {"rule": RULES["adam"], "consistency": {"b": hpcomm.SSP(0)}},
+    "pieces": {"rule": RULES["adam"], "codec": {"w": hpcomm.codec.TopK(0.1), "big": hpcomm.codec.OneBit()}},
     "async": {"rule": RULES["momentum"], "consistency": hpcomm.ASYNC},
     "quorum": {"rule": RULES["adam"], "consistency": hpcomm.Consistency(quorum=1)},
 }
@@ -58,21 +59,26 @@ def bits(ex: Any) -> str:
     return "".join(ex.params[name].tobytes().hex()[:4000] + str(float(ex.params[name].sum())) for name in SHAPES)
 
 
-def begin(handle: str, token: str, case: str, save_at: int, last: int) -> tuple[int, str]:
-    """Trains from the start to step last, and saves at a step. Returns the clock that was saved, and the bits."""
+def begin(handle: str, token: str, case: str, save_at: int, last: int, folder: str = "") -> tuple[int, str]:
+    """Trains from the start to step last, and saves at a step. Returns the clock that was saved, and the bits. folder:
+    gets what the codecs have kept back."""
     with join(handle, token) as ctx, exchange(ctx, case) as ex:
         go(ex, 0, 2, ctx.rank)
         ex.set(lr=0.25)
         go(ex, 2, save_at, ctx.rank)
         saved = ex.save()
+        if folder:
+            np.savez(f"{folder}/{ctx.rank}.npz", **ex.kept_back())
         go(ex, save_at, last, ctx.rank)
         return saved, bits(ex)
 
 
-def go_on(handle: str, token: str, case: str, last: int) -> tuple[int, str, str]:
+def go_on(handle: str, token: str, case: str, last: int, folder: str = "") -> tuple[int, str, str]:
     """Comes back, and trains to step last. Returns the clock at first, the bits at first, and the bits at last."""
     with join(handle, token) as ctx, exchange(ctx, case, ZEROS) as ex:
         clock, first = ex.clock, bits(ex)
+        if folder:
+            ex.put_back(np.load(f"{folder}/{ctx.rank}.npz"))
         go(ex, clock, last, ctx.rank)
         assert ex.clock == last
         return clock, first, bits(ex)
@@ -92,12 +98,12 @@ def resumed(hub: Served, job: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_job_that_comes_back_has_the_bits_of_one_that_stayed(hub: Served, case: str) -> None:
+def test_a_job_that_comes_back_has_the_bits_of_one_that_stayed(hub: Served, tmp_path: Path, case: str) -> None:
     n = 1 if case in ("async", "quorum") else 2  # with one worker these give the same bits in every run
-    saved = run(n, begin, hub.create("a", case), case, 3, 5)
+    saved = run(n, begin, hub.create("a", case), case, 3, 5, str(tmp_path))
     assert [clock for clock, _ in saved] == [3] * n
     at_3 = run(n, begin, hub.create("a", f"{case}-3"), case, 3, 3)
-    back = run(n, go_on, resumed(hub, case), case, 5)
+    back = run(n, go_on, resumed(hub, case), case, 5, str(tmp_path))
     assert back == [[3, at_3[0][1], saved[0][1]]] * n
 
 

@@ -1,7 +1,7 @@
 """Exchanges at a hub, on the side of a worker."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,8 +12,10 @@ from .._core import seconds
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange
+from ..exchange import encoders as encoding
 from ..exchange.arguments import refuse
 from ..exchange.options import Consistencies, EngineOptions, check_keywords, engine_options, plan_options
+from ..exchange.shards import SHARED, Shard
 from ..optim import RuleOrRules
 from ..plan import Plan
 from ..topology import ParameterServer
@@ -33,8 +35,8 @@ class HubExchange(Exchange):
     """An exchange whose owners are hubs: an Exchange whose state a hub saves and restores.
 
     In a job that was created with resume=True it begins with the parameters, the rule's state and hyper-parameters, and
-    the steps of the newest save, bit for bit; clock says at which step. What a codec has kept back (ErrorFeedback, TopK
-    and others) is the worker's own, and begins with zeros.
+    the steps of the newest save, bit for bit; clock says at which step. What codecs have kept back is the worker's own
+    (kept_back), and begins with zeros.
     """
 
     __slots__ = ("_number",)
@@ -124,6 +126,33 @@ class HubExchange(Exchange):
         with self._with_reason():
             saving.gathered(context, (0, 0, begun), wrong, limit)
             return max(told.numbers[0] for told in saving.gathered(context, (0,), None, limit))
+
+    def kept_back(self) -> dict[str, Any]:
+        """Returns what the codecs of this worker have kept back of its updates (TopK, ErrorFeedback and others): a dict
+        of arrays and ints that numpy.savez takes. The hub does not save it. A worker that stores it with each save, and
+        gives it to put_back when the job has come back, goes on bit for bit.
+
+        Raises:
+            InvalidArgument: a push or a pull of this worker is pending.
+        """
+        self._check_idle("kept_back")
+        found: dict[str, Any] = {"keys": np.array(list(self._state.facts), np.str_), "replica": SHARED}
+        encoding.save(self._state.handle, self._state.encoders, found)
+        return found
+
+    def put_back(self, kept: Shard | Iterable[Shard]) -> None:
+        """Takes what kept_back has returned, in place of what the codecs have kept back since.
+
+        Args:
+            kept: the dict of this worker; or those of all workers, if the job goes on with another number of workers.
+
+        Raises:
+            InvalidArgument: kept is malformed, or a push or a pull of this worker is pending.
+        """
+        self._check_idle("put_back")
+        every = [kept] if isinstance(kept, Mapping) else list(kept)
+        state = self._state
+        encoding.restore(state.handle, encoding.found(state.encoders, every, state.kind))
 
     def _come_back(self) -> None:
         """Takes what the hubs restore."""
