@@ -107,6 +107,20 @@ def test_a_job_that_comes_back_has_the_bits_of_one_that_stayed(hub: Served, tmp_
     assert back == [[3, at_3[0][1], saved[0][1]]] * n
 
 
+def save_at_once(handle: str, token: str, lr: float, steps: int) -> list[Any]:
+    """Saves before the first step; then trains."""
+    with join(handle, token) as ctx, hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD(lr=lr)) as ex:
+        ex.save()
+        go(ex, 0, steps, ctx.rank)
+        return [bits(ex), ex.rule.lr]  # type: ignore[union-attr]
+
+
+def test_hyper_parameters_come_back_although_nothing_was_pushed(hub: Served) -> None:
+    first = run(1, save_at_once, hub.create("a", "early"), 0.25, 1)
+    for _ in range(2):
+        assert run(1, save_at_once, resumed(hub, "early"), 0.5, 1) == first
+
+
 def test_a_library_that_cannot_resume_is_refused(hub: Served) -> None:
     run(1, begin, hub.create("a", "old"), "adam", 2, 2)
     handle = resumed(hub, "old")
@@ -355,9 +369,11 @@ def test_quotas_of_saved_state(hub: Served) -> None:
     (one,) = (one for one in found if one["job"] == "small/first")
     assert (one["state"], one["saved"]["step"]) == ("saved", 0)
     assert one["saved"]["bytes"] == sum(path.stat().st_size for path in (hub.folder / "saved/small").rglob("*.ckpt"))
+    has_ended(hub, "small/second")
     assert command(hub, "forget", hub.where, "small/first", token="small").endswith("its saved state is removed\n")
     assert not (hub.folder / "saved/small/first").exists()
     assert saved("second", 9) == ["", ""]
+    has_ended(hub, "small/second")
     command(hub, "forget", hub.where, "small/second", token="small")
 
 
@@ -377,6 +393,7 @@ def test_only_its_namespace_and_the_administrator_remove_saved_state(hub: Served
     hub.create("a", "gone")
     assert "a/gone runs" in command(hub, "forget", hub.where, "a/gone", code=1)
     hub.ask(op="evict", job="a/gone")
+    has_ended(hub, "a/gone")
     command(hub, "forget", hub.where, "a/gone")
     assert said(lambda: resumed(hub, "gone"))[0] == "ConfigError"
 

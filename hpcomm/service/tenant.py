@@ -258,49 +258,37 @@ class Tenant:
         held = self._held("the exchange")
         try:
             exchange = self._made(context, asked, held)
+        except BaseException as failed:
+            held.free()
+            if isinstance(failed, _FATAL) or not isinstance(failed, HpcommError):
+                raise
+            self._count("refused: exchange")  # every rank has raised it; the job may try again
+            return
+        try:
             back = not self.terms.resumes or self._restore(context, exchange)
             name = f"serves {self.terms.title}"
             thread = threading.Thread(target=self._serve, args=(exchange, held), name=name, daemon=True)
             thread.start()
-        except _FATAL:
-            held.free()
-            raise
-        except HpcommError:  # every rank has raised it; the job may try again
-            held.free()
-            self._count("refused: exchange")
         except BaseException:
             held.free()
             raise
-        else:
-            number = self._made_so_far if back else -1  # the workers close an exchange that could not come back
-            self._made_so_far += back
-            alive = (one for one in self._serving if one.thread.is_alive())
-            self._serving = [*alive, _Serving(thread, held, number, exchange)]
+        number = self._made_so_far if back else -1  # the workers close an exchange that could not come back
+        self._made_so_far += back
+        alive = (one for one in self._serving if one.thread.is_alive())
+        self._serving = [*alive, _Serving(thread, held, number, exchange)]
 
     def _restore(self, context: Context, exchange: Served) -> bool:
-        """Restores an exchange, together with the workers. Returns whether it did: otherwise every rank knows why
-        not."""
-        try:
-            self._saver.restore(context, self._made_so_far, exchange, self._held("the restore"), saving.SECONDS)
-        except _FATAL:
-            raise
-        except HpcommError:
-            self._count("refused: restore")
-            return False
-        self._count("exchanges restored")
-        return True
+        """Restores an exchange, together with the workers. Returns whether it did."""
+        held = self._held("the restore")
+        back = self._saver.restore(context, self._made_so_far, exchange, held, saving.SECONDS)
+        self._count("exchanges restored" if back else "refused: restore")
+        return back
 
     def _save(self, context: Context, asked: _Save) -> None:
-        """Saves an exchange, together with the workers, or tells them why not."""
+        """Saves an exchange, together with the workers."""
         served = next((one.exchange for one in self._serving if one.number == asked.exchange), None)
-        try:
-            self._saver.save(context, asked.exchange, served, self._held("the save"), asked.seconds)
-        except _FATAL:
-            raise
-        except HpcommError:
-            self._count("refused: save")
-        else:
-            self._count("saves")
+        saved = self._saver.save(context, asked.exchange, served, self._held("the save"), asked.seconds)
+        self._count("saves" if saved else "refused: save")
 
     def _held(self, who: str) -> "_Holding":
         return _Holding(partial(self._claim, who))
