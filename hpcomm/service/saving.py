@@ -11,7 +11,7 @@ Each of both has two rounds, in which every rank tells numbers, or refuses: then
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,9 @@ from ..exchange import shards
 from ..exchange.facts import facts_of
 from ..exchange.state import copy_rows, write_rows
 from . import refusals
+from .books import Holding
+from .described import Served
 from .store import JobStore, Save
-
-if TYPE_CHECKING:
-    from .described import Served
-    from .tenant import _Holding
 
 SECONDS = 600.0  # for a hub to write or read its file, if nothing else is said
 NUMBERS = 3  # of a rank in the first round of a save: run, number, and begun steps
@@ -94,7 +92,7 @@ def newest_whole(told: Sequence[Told]) -> Save | None:
     return max((save for save in found.values() if save.ranks == (1 << save.size) - 1), default=None)
 
 
-class Saver:
+class JobSaver:
     """The hub's part in saves and restores of a job. One thread uses it.
 
     Args:
@@ -120,7 +118,7 @@ class Saver:
 
     # ---- save ------------------------------------------------------------------------------------------------------
 
-    def save(self, context: Context, exchange: int, served: "Served | None", held: "_Holding", timeout: float) -> bool:
+    def save(self, context: Context, exchange: int, served: Served | None, held: Holding, timeout: float) -> bool:
         """Saves an exchange. Collective: the workers call HubExchange.save. Returns whether all hubs did: otherwise
         all ranks know why not.
 
@@ -158,7 +156,7 @@ class Saver:
     def _label(self, run: int, exchange: int, number: int, clock: int) -> files.Label:
         return files.Label(number, self._index, self._hubs, str(run), "", self._last.get(exchange, 0), clock)
 
-    def _write(self, run: int, exchange: int, number: int, served: "Served", held: "_Holding", begun: int) -> int:
+    def _write(self, run: int, exchange: int, number: int, served: Served, held: Holding, begun: int) -> int:
         """Writes this hub's file; returns the exchange's clock."""
         keys = served.keys()
         kind, rows = keys.kind, keys.rows
@@ -180,7 +178,7 @@ class Saver:
 
     # ---- restore ---------------------------------------------------------------------------------------------------
 
-    def restore(self, context: Context, exchange: int, served: "Served", held: "_Holding", timeout: float) -> bool:
+    def restore(self, context: Context, exchange: int, served: Served, held: Holding, timeout: float) -> bool:
         """Restores an exchange that was made just now. Collective: the workers make a HubExchange. Returns whether the
         hubs did: otherwise all ranks know why not."""
         wrong: Exception | None = None

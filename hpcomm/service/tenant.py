@@ -16,7 +16,7 @@ from ..errors import HpcommError, InvalidArgument, Timeout
 from ..exchange.arguments import refuse
 from ..launch import Group
 from . import proof, saving
-from .books import NOTHING, Needs
+from .books import Holding, Needs
 from .described import Described, Served
 from .store import JobStore
 
@@ -121,7 +121,7 @@ class Tenant:
         self._parts: queue.SimpleQueue[list[bytes] | _Stop] = queue.SimpleQueue()
         self._serving: list[_Serving] = []
         self._made_so_far = 0  # exchanges
-        self._saver = saving.Saver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
+        self._saver = saving.JobSaver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
         self._context: Context | None = None
         self._up = False
         # the first reason why the job ends; no exception, since the traceback of one would keep the context alive
@@ -290,10 +290,10 @@ class Tenant:
         saved = self._saver.save(context, asked.exchange, served, self._held("the save"), asked.seconds)
         self._count("saves" if saved else "refused: save")
 
-    def _held(self, who: str) -> "_Holding":
-        return _Holding(partial(self._claim, who))
+    def _held(self, who: str) -> Holding:
+        return Holding(partial(self._claim, who))
 
-    def _made(self, context: Context, asked: _Asked, held: "_Holding") -> Served:
+    def _made(self, context: Context, asked: _Asked, held: Holding) -> Served:
         terms = self.terms
         far = sum(not peer.maps for peer in context.peers[: terms.workers])
         try:
@@ -312,7 +312,7 @@ class Tenant:
             raise
         return described.exchange(context, terms.weight)
 
-    def _serve(self, exchange: Served, held: "_Holding") -> None:
+    def _serve(self, exchange: Served, held: Holding) -> None:
         """Serves an exchange until all workers have closed it; then frees it."""
         try:
             exchange.serve()
@@ -324,27 +324,11 @@ class Tenant:
             held.free()
 
 
-class _Holding:
-    """What an exchange or a save holds of the namespace's quotas."""
-
-    def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
-        self.needs, self._claim = NOTHING, claim
-
-    def hold(self, nbytes: int, descriptors: int = 0) -> None:
-        """Holds so much, in place of the amount before. Raises ConfigError if a quota has no room for it."""
-        new = Needs(nbytes, descriptors)
-        self._claim(self.needs, new)
-        self.needs = new
-
-    def free(self) -> None:
-        self.hold(0)
-
-
 @dataclass(frozen=True)
 class _Serving:
     """An exchange that a thread serves."""
 
     thread: threading.Thread
-    held: _Holding
+    held: Holding
     number: int
     exchange: Served
