@@ -204,16 +204,24 @@ class Background:
         self._pool.shutdown(wait=False)
 
 
-def save_until_it_fails(handle: str, token: str) -> list[Any]:
-    """Saves after steps 2 and 3, while a hub is killed in the second save."""
+def save_until_it_fails(handle: str, token: str, pid: int) -> list[Any]:
+    """Saves after step 1, while a hub may write files of 4 KiB only; after step 2; and after step 3, while that hub is
+    killed."""
     ctx = join(handle, token)
     ex = exchange(ctx, "adam")
-    go(ex, 0, 2, ctx.rank)
+    go(ex, 0, 1, ctx.rank)
+    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, limits[1]))
+    ctx.barrier()
+    full = said(ex.save)
+    ctx.barrier()
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+    go(ex, 1, 2, ctx.rank)
     found = [ex.save(), bits(ex)]
     go(ex, 2, 3, ctx.rank)
     told = said(ex.save)
     ctx.abort(told[1])
-    return [*found, told[0]]
+    return [*found, told[0], full[0]]
 
 
 def test_a_save_counts_if_all_hubs_have_written_it(hub: Served, tmp_path: Path) -> None:
@@ -224,11 +232,12 @@ def test_a_save_counts_if_all_hubs_have_written_it(hub: Served, tmp_path: Path) 
     )
     other = Served(tmp_path, die, checkpoints="saved")
     handle = hpcomm.create_service([hub.where, other.where], "a", TOKENS["a"], "wide")
-    told = run(2, save_until_it_fails, handle)
-    assert [one[2] for one in told] == ["PeerFailed"] * 2
+    told = run(2, save_until_it_fails, handle, other.process.pid)
+    assert [one[2:] for one in told] == [["PeerFailed", "CheckpointError"]] * 2
     other.process.wait(SECONDS)
     hub.until("a/wide has ended")
-    assert len(list((hub.folder / "saved/a/wide").rglob("*.ckpt"))) == 2
+    names = sorted(path.name for path in (hub.folder / "saved/a/wide").rglob("*.ckpt"))
+    assert names == ["step-000001.rank-000.ckpt", "step-000002.rank-000.ckpt"]
     other = Served(tmp_path, checkpoints="saved")
     back = hpcomm.create_service([hub.where, other.where], "a", TOKENS["a"], "wide", resume=True)
     assert run(2, come_back, back) == [told[0][:2]] * 2

@@ -139,7 +139,7 @@ class JobSaver:
         if refusal is not None or served is None:
             return False
         run, last, begun = (max(column) for column in zip(*(one.numbers for one in told), strict=True))
-        number, clock = last + 1, 0
+        self._run, number, clock = run, last + 1, 0
         try:
             clock = self._write(run, exchange, number, served, held, begun)
         except (HpcommError, OSError, MemoryError) as refused:
@@ -148,7 +148,7 @@ class JobSaver:
         if refusal is not None:
             self._store.undo(run, exchange, self._label(run, exchange, number, clock))
             return False
-        self._run, self._last[exchange] = run, number
+        self._last[exchange] = number
         with suppress(CheckpointError):  # they do not count any more; the next save tries again
             self._store.drop_runs_before(run)
         return True
