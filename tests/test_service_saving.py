@@ -352,7 +352,7 @@ def test_an_exchange_that_was_not_saved_does_not_come_back(hub: Served) -> None:
 
 def save_some(handle: str, token: str, elements: int) -> list[str]:
     """What a job is told that saves so many elements."""
-    with join(handle, token) as ctx:
+    with join(handle, token, transport="tcp") as ctx:
         values = {"x": np.zeros(elements, np.float32)}
         with hpcomm.parameter_hub(ctx, values, servers="hub", rule=hpcomm.SGD()) as ex:
             return said(ex.save)
@@ -365,9 +365,9 @@ def test_quotas_of_saved_state(hub: Served) -> None:
 
     assert saved("first", 9) == ["", ""]
     for job, elements, sentence in (
-        ("first", 200_000, r"first: the save needs \d+ bytes, and namespace 'small' has \d+ of 524288 on disk left: "),
+        ("first", 120_000, r"first: the save needs \d+ bytes, and namespace 'small' has \d+ of 524288 on disk left: "),
         ("second", 9, r"second: 1 other jobs of namespace 'small' have saved state, and 1 may: remove one by"),
-        ("second", 300_000, r"the save needs \d+ bytes, and namespace 'small' has \d+ of 6291456 left"),
+        ("second", 200_000, r"the save needs \d+ bytes, and namespace 'small' has \d+ of 6291456 left"),
     ):
         kind, text = saved(job, elements)
         assert kind == "ConfigError"
