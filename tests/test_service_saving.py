@@ -343,6 +343,26 @@ def make_another(handle: str, token: str) -> list[Any]:
         return [ex.clock, *said(lambda: exchange(ctx, "adam"))]
 
 
+def train_two(handle: str, token: str, last: int) -> list[Any]:
+    """Trains two exchanges side by side from where they are to step last, and one to a step more; then saves both."""
+    found: list[Any] = []
+    with join(handle, token) as ctx, exchange(ctx, "adam") as first, exchange(ctx, "rules") as second:
+        for ex, end in ((second, last + 1), (first, last)):
+            found += [ex.clock, bits(ex)]
+            go(ex, ex.clock, end, ctx.rank)
+            ex.save()
+            found.append(bits(ex))
+    return found
+
+
+def test_each_exchange_of_a_job_comes_back(hub: Served) -> None:
+    before = run(2, train_two, hub.create("a", "both"), 2)[0]
+    after = run(2, train_two, resumed(hub, "both"), 2)[0]
+    assert before[0::3] == [0, 0]
+    assert after[0::3] == [3, 2]
+    assert after[1::3] == after[2::3] == before[2::3]
+
+
 def test_an_exchange_that_was_not_saved_does_not_come_back(hub: Served) -> None:
     run(1, begin, hub.create("a", "one"), "adam", 2, 2)
     clock, kind, sentence = run(1, make_another, resumed(hub, "one"))[0]
@@ -377,6 +397,7 @@ def test_quotas_of_saved_state(hub: Served) -> None:
     found = json.loads(command(hub, "jobs", hub.where, "--json"))
     (one,) = (one for one in found if one["job"] == "small/first")
     assert (one["state"], one["saved"]["step"]) == ("saved", 0)
+    assert re.search(r"small/first +saved +0 +0 +0 +0 +0 +\d+ +\d+ *$", command(hub, "jobs", hub.where), re.MULTILINE)
     assert one["saved"]["bytes"] == sum(path.stat().st_size for path in (hub.folder / "saved/small").rglob("*.ckpt"))
     has_ended(hub, "small/second")
     assert command(hub, "forget", hub.where, "small/first", token="small").endswith("its saved state is removed\n")
