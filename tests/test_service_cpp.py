@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def built(source: Path, program: Path, standard: str = "c++17") -> Path:
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
         pytest.skip(f"this machine has no {' or '.join(names)}")
-    flags = [f"-std={standard}", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I", INCLUDE]
+    flags: list[str | Path] = [f"-std={standard}", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I", INCLUDE]
     done = mpi.command(compiler, *flags, f"-Wl,-rpath,{LIBRARY.parent}", source, LIBRARY, "-o", program)
     assert done.returncode == 0, done.stdout + done.stderr
     return program
@@ -83,9 +84,10 @@ class Worker:
     def lines(self) -> list[str]:
         """What it prints until it ends."""
         try:
-            return self.process.communicate(timeout=SECONDS * mpi.PATIENCE)[0].splitlines()
+            printed: str = self.process.communicate(timeout=SECONDS * mpi.PATIENCE)[0]
         finally:
             self.process.kill()
+        return printed.splitlines()
 
 
 # ---- the same bits -------------------------------------------------------------------------------------------------
@@ -160,6 +162,10 @@ def test_workers_in_cpp_have_the_bits_of_workers_in_python(
         assert one.lines() == expected
 
 
+def is_idle(hub: Served) -> bool:
+    return not hub.jobs()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_in_cpp_uses_two_hubs(
     hub: Served, own_hub: Served, worker: Path, expected: list[str], rank: int
@@ -171,7 +177,45 @@ def test_a_worker_in_cpp_uses_two_hubs(
     assert run_python([1 - rank], handle, "shm") == [expected]
     assert one.lines() == expected
     for each in (hub, own_hub):
-        each.wait(lambda each=each: each.jobs() == {})  # type: ignore[misc]
+        each.wait(partial(is_idle, each))
+
+
+def save(handle: str, token: str, transport: str) -> list[str]:
+    """What a worker in Python prints where one in C++ saves."""
+    found = []
+    with join(handle, token, transport=transport) as ctx:
+        values = {name: numbers(name, 1 + i) for i, name in enumerate(SHAPES)}
+        plan = hpcomm.PlanOptions(chunk_bytes=4096, codec="float16", codec_out="bfloat16")
+        rule = hpcomm.Adam(lr=0.125)
+        with hpcomm.parameter_hub(ctx, values, servers="hub", plan=plan, rule=rule) as ex:
+            begins = ex.clock
+            found += [str(begins), *(digest(ex.params[name]) for name in SHAPES)]
+            found.append(said(ex.save)[1])
+            ex.push_pull("b", numbers("b", 0))
+            found.append(str(ex.save()))
+            for i, name in enumerate(SHAPES):
+                ex.push_pull(name, numbers(name, 13 * ctx.rank + 5 * begins + 3 * i))
+            found += [str(ex.save()), *(digest(ex.params[name]) for name in SHAPES)]
+    return found
+
+
+def test_workers_in_cpp_save_and_come_back(worker: Path, tmp_path: Path) -> None:
+    hub = Served(tmp_path, drain_seconds=0, checkpoints="saved")
+    handle = hub.create("a", "cpp")
+    cpp = [Worker(worker, hub, handle, "save", rank, 2) for rank in range(2)]
+    first, second = (one.lines() for one in cpp)
+    assert first == second
+    assert [first[i] for i in (0, 4, 5, 6)] == ["0", "rank 0: save: key 1 is under way: wait for it first", "1", "2"]
+    hub.wait(lambda: hub.jobs()["a/cpp"] == "saved")
+    handle = hpcomm.create_service(hub.where, "a", TOKENS["a"], "cpp", resume=True)
+    one = Worker(worker, hub, handle, "save", 0, 2)
+    (python,) = mpi.start([{"RANK": "1", "WORLD_SIZE": "2"}], save, handle, TOKENS["a"], "shm", timeout=SECONDS).values
+    again = one.lines()
+    assert again == python
+    assert [again[i] for i in (0, 5, 6)] == ["2", "3", "4"]
+    assert again[1:4] == first[7:10]
+    assert again[7:10] != first[7:10]
+    assert hub.end() == 0
 
 
 def hold(handle: str, token: str, where: tuple[str, int], transport: str) -> str:
@@ -303,14 +347,11 @@ def test_calls_in_cpp_are_refused_in_the_words_of_python(hub: Served, worker: Pa
             told = Worker(worker, hub, where, "workers", token=token).lines()
             assert told[0] == kind
             if where:
-                assert told == said(lambda where=where, token=token: join(where, TOKENS[token], rank=0, size=1))  # type: ignore[misc]
+                assert told == said(partial(join, where, TOKENS[token], rank=0, size=1))
     for args, wrong in (((1, 1), "rank is 1: must be 0 to 0"), ((0, 0), "size is 0: must be 1 to 1048576")):
         told = Worker(worker, hub, handle, "workers", *args).lines()
-        assert (
-            told
-            == said(lambda args=args: join(handle, TOKENS["a"], rank=args[0], size=args[1]))
-            == ["InvalidArgument", wrong]
-        )  # type: ignore[misc]
+        python = said(partial(join, handle, TOKENS["a"], rank=args[0], size=args[1]))
+        assert told == python == ["InvalidArgument", wrong]
 
 
 def test_a_token_file_is_read_as_in_python(hub: Served, worker: Path, tmp_path: Path) -> None:
@@ -359,7 +400,7 @@ def test_a_worker_that_connects_to_the_others_listens_to_the_hub(
     handle = hub.create("a", f"hangs-up{context}")
     first = Worker(worker, hub, handle, "workers", 0, 2, last=os.environ.get("HPCOMM_TRANSPORT", ""))
     given = [{"RANK": "1", "WORLD_SIZE": "2"}], hang_up_while_connecting, handle, TOKENS["a"], context, str(tmp_path)
-    other = threading.Thread(target=lambda: mpi.start(*given, timeout=SECONDS))  # type: ignore[arg-type]
+    other = threading.Thread(target=partial(mpi.start, *given, timeout=SECONDS))
     other.start()
     told = first.lines()
     (tmp_path / f"{context}").touch()

@@ -26,7 +26,7 @@ static int take(cursor *c, char wanted) {
     return 1;
 }
 
-/* Takes a text in quotes; *text and *n get what is between them. */
+/* Takes a text in quotes; *text and *n get its bytes, without the quotes. */
 static int take_text(cursor *c, const char **text, size_t *n) {
     if (!take(c, '"')) return 0;
     const char *quote = memchr(c->at, '"', (size_t)(c->end - c->at));
@@ -154,7 +154,7 @@ static const char *decimal(double value, char text[HPC_NAME_TEXT]) {
     return text;
 }
 
-int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, int *cores,
+int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, int *cores, int *resumes,
                      double deadline) {
     enum { MOST_CORES = 1 << 16 };
     char request[REQUEST_BYTES], transports[HPC_NAME_TEXT], texts[3][HPC_NAME_TEXT];
@@ -171,14 +171,15 @@ int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_j
         snprintf(request, sizeof request,
                  "{\"op\": \"join\", \"job\": \"%s\", \"nonce\": \"%s\", \"rank\": %d, \"size\": %d, "
                  "\"version\": \"%s\", \"seconds\": %s, \"timeout\": %s, \"transport\": \"%s\", "
-                 "\"silence\": %s, \"tcp_streams\": %d}",
+                 "\"silence\": %s, \"tcp_streams\": %d, \"resumes\": 1}",
                  place->job, place->nonce, says->rank, says->size, hpc_version(), decimal(says->seconds, texts[0]),
                  decimal(says->timeout, texts[1]), transports, decimal(says->silence, texts[2]), says->tcp_streams);
     int status = say(link, request, n, deadline);
     if (status == HPC_OK) status = hpc_hub_link_receive(link, 'J', &answer, &nbytes, deadline);
     if (status != HPC_OK) return status;
-    return hpc_answer_number(answer, nbytes, "cores", MOST_CORES, cores) && *cores > 0 ? HPC_OK
-                                                                                       : fail_answer(link, "join");
+    const int good = hpc_answer_number(answer, nbytes, "cores", MOST_CORES, cores) && *cores > 0 &&
+                     hpc_answer_number(answer, nbytes, "resume", 1, resumes);
+    return good ? HPC_OK : fail_answer(link, "join");
 }
 
 int hpc_request_bye(hpc_hub_link *link, double deadline) {

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from .. import _core, errors
+from .. import _core
 from ..errors import AuthError, ConfigError, HpcommError, NotSupported, Timeout, TransportError
-from . import proof
+from . import proof, refusals
 from .config import ADMIN
 from .handle import HubAddress
 
@@ -89,7 +89,7 @@ class HubConnection:
         one."""
         kind, body = self._frame(until)
         if kind == b"X":
-            raise _refusal(body)
+            raise refusals.unpacked(body)
         if kind != b"N":
             return kind, body
         self.notices.append(body.decode("utf-8", "replace"))
@@ -188,12 +188,3 @@ class HubConnection:
     def close(self) -> None:
         """Closes the connection. In a forked child it closes the child's copy only."""
         self._socket.close()
-
-
-def _refusal(told: bytes) -> HpcommError:
-    name, newline, text = told.decode("utf-8", "replace").partition("\n")
-    if not newline:
-        return ConfigError("the hub refused, without a reason")
-    kind = getattr(errors, name, None)
-    good = isinstance(kind, type) and issubclass(kind, HpcommError)
-    return (kind if good else HpcommError)(text)  # type: ignore[misc]

@@ -26,6 +26,7 @@ class WorkerMeeting:
         self.handle, self.rank, self.size, self.config = handle, rank, size, config
         self.secret = proof.secret_of(token, handle.nonce)
         self._until = time.monotonic() + config.init_seconds
+        self.cores, self.resumes = 0, False
         self._all: list[HubConnection] = []
         try:
             for index in range(len(handle.hubs) if rank == 0 else 1):
@@ -52,13 +53,14 @@ class WorkerMeeting:
                     "transport": config.transport,
                     "silence": config.silence,
                     "tcp_streams": config.tcp_streams,
+                    "resumes": 1,
                 },
                 left,
             )
         except BaseException:
             connection.close()
             raise
-        self.cores = int(answer["cores"])
+        self.cores, self.resumes = int(answer["cores"]), bool(answer["resume"])
         return connection
 
     @property
