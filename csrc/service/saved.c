@@ -1,5 +1,6 @@
 /* Saves of an exchange at its hubs, and its restore in a job that resumes. Both have two rounds, in which every rank
  * tells numbers or refuses; then all ranks fail alike. hpcomm/service/saving.py is the hub's side of them. */
+#define _GNU_SOURCE
 #include "service/saved.h"
 
 #include <stdio.h>
@@ -56,7 +57,7 @@ static int take_round(const hpc_service *s, saving_round *r, int status, double 
     char *sentence = (char *)r->own + (size_t)r->n * sizeof(uint64_t);
     char own[SENTENCE];
     snprintf(own, sizeof own, "%s", hpc_last_error()->message);
-    if (status != HPC_OK) snprintf(sentence, SENTENCE, "%s\n%s", hpc_refusal_kind(status), own);
+    if (status != HPC_OK) snprintf(sentence, SENTENCE, "%s\n%.400s", hpc_refusal_kind(status), own);
     const int given = hpc_allgather(s->served, r->own, r->all, r->nbytes, timeout);
     if (given != HPC_OK) return given;
     if (status != HPC_OK) return hpc_fail(status, op_save, "%s", own);
