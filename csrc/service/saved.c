@@ -1,5 +1,6 @@
 /* Saves of an exchange at its hubs, and its restore in a job that resumes. Both have two rounds, in which every rank
  * tells numbers or refuses; then all ranks fail alike. hpcomm/service/saving.py is the hub's side of them. */
+#define _GNU_SOURCE
 #include "service/saved.h"
 
 #include <stdio.h>
@@ -22,41 +23,41 @@ static const double LEAST_SECONDS = 600, MOST_SECONDS = 86400;
 /* ---- rounds ---- */
 
 /* What all ranks tell in a round. */
-typedef struct round {
+typedef struct saving_round {
     int n;         /* numbers of each rank */
     size_t more;   /* bytes after these */
     size_t nbytes; /* of each rank */
     unsigned char *own, *all;
-} round;
+} saving_round;
 
-static int begin_round(round *r, const hpc_context *served, int n, size_t more) {
-    *r = (round){.n = n, .more = more, .nbytes = (size_t)n * sizeof(uint64_t) + SENTENCE + more};
+static int begin_round(saving_round *r, const hpc_context *served, int n, size_t more) {
+    *r = (saving_round){.n = n, .more = more, .nbytes = (size_t)n * sizeof(uint64_t) + SENTENCE + more};
     r->own = calloc(1, r->nbytes);
     r->all = calloc((size_t)hpc_context_size(served), r->nbytes);
     return r->own == NULL || r->all == NULL ? hpc_fail(HPC_ERR_MEMORY, op_save, "no memory for a round") : HPC_OK;
 }
 
-static void end_round(round *r) {
+static void end_round(saving_round *r) {
     free(r->own);
     free(r->all);
 }
 
-static void tell_number(round *r, int i, uint64_t number) {
+static void tell_number(saving_round *r, int i, uint64_t number) {
     memcpy(r->own + (size_t)i * sizeof number, &number, sizeof number);
 }
 
-static uint64_t told_number(const round *r, int rank, int i) {
+static uint64_t told_number(const saving_round *r, int rank, int i) {
     uint64_t number;
     memcpy(&number, r->all + (size_t)rank * r->nbytes + (size_t)i * sizeof number, sizeof number);
     return number;
 }
 
 /* Takes part in a round; refuses by the last failure if status is one. Returns the failure that all ranks return. */
-static int take_round(const hpc_service *s, round *r, int status, double timeout) {
+static int take_round(const hpc_service *s, saving_round *r, int status, double timeout) {
     char *sentence = (char *)r->own + (size_t)r->n * sizeof(uint64_t);
     char own[SENTENCE];
     snprintf(own, sizeof own, "%s", hpc_last_error()->message);
-    if (status != HPC_OK) snprintf(sentence, SENTENCE, "%s\n%s", hpc_refusal_kind(status), own);
+    if (status != HPC_OK) snprintf(sentence, SENTENCE, "%s\n%.400s", hpc_refusal_kind(status), own);
     const int given = hpc_allgather(s->served, r->own, r->all, r->nbytes, timeout);
     if (given != HPC_OK) return given;
     if (status != HPC_OK) return hpc_fail(status, op_save, "%s", own);
@@ -109,8 +110,8 @@ static int check_idle(const hpc_service *s, const hpc_made_at_hubs *its, double 
 
 static void ask(hpc_service *s, int number, double seconds) {
     char request[128];
-    const int n = snprintf(request, sizeof request, "{\"op\": \"save\", \"exchange\": %d, \"seconds\": %.3f}", number,
-                           seconds < MOST_SECONDS ? seconds : MOST_SECONDS);
+    const int n = snprintf(request, sizeof request, "{\"op\": \"save\", \"exchange\": %d, \"seconds\": %.0f}", number,
+                           seconds < MOST_SECONDS ? seconds + 1 : MOST_SECONDS);
     const int before = hpc_mute_errors(1);
     for (int i = 0; i < s->meeting.n_links && s->meeting.rank == 0; i++)
         hpc_hub_link_send(&s->links[i], 'J', request, (size_t)n, hpc_now() + 10);
@@ -118,7 +119,7 @@ static void ask(hpc_service *s, int number, double seconds) {
 }
 
 int hpc_service_save(hpc_service *s, hpc_exchange *exchange, double timeout, uint64_t *steps) {
-    round first, second = {0};
+    saving_round first, second = {0};
     int status = hpc_service_usable(s, op_save);
     if (status != HPC_OK) return status;
     const int number = number_of(s, exchange);
@@ -148,7 +149,7 @@ err:
 /* ---- restore ---- */
 
 /* Takes the hyper-parameters that the first hub has told, and the parameters of all hubs. */
-static int take(hpc_service *s, const round *r, int n_keys, double timeout, hpc_made_at_hubs *its) {
+static int take(hpc_service *s, const saving_round *r, int n_keys, double timeout, hpc_made_at_hubs *its) {
     const unsigned char *told = r->all + (size_t)s->meeting.size * r->nbytes + (r->nbytes - r->more);
     int status = HPC_OK;
     for (int key = 0; key < n_keys && status == HPC_OK; key++) {
@@ -167,7 +168,7 @@ static int take(hpc_service *s, const round *r, int n_keys, double timeout, hpc_
 }
 
 static int restore(hpc_service *s, int n_keys, double timeout, hpc_made_at_hubs *its) {
-    round first, second = {0};
+    saving_round first, second = {0};
     int status = begin_round(&first, s->served, SEEN, 0);
     if (status == HPC_OK) status = begin_round(&second, s->served, 1 + n_keys, (size_t)n_keys * ARGS * sizeof(double));
     if (status == HPC_OK) status = take_round(s, &first, HPC_OK, timeout);
