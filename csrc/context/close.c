@@ -1,4 +1,5 @@
 /* How a context ends, alone or with its family. */
+#include <stdio.h>
 #include <string.h>
 
 #include "context/mail.h"
@@ -80,6 +81,23 @@ static void leave_family(hpc_context *c, const char *why) {
 
 /* ---- the end of one context ---- */
 
+enum { LEFT = 1, LEAVES_LATE = 2 }; /* values of group.closed */
+
+/* Asks the connecting thread, if there is one, to end the context: it may be using descriptors that the end closes.
+ * Its waits end at once. Returns whether there is one. */
+static int leaves_late(hpc_context *c, const char *why) {
+    pthread_mutex_lock(&c->root->family);
+    const int runs = c->connect_runs;
+    if (runs && !c->ends_late) {
+        c->ends_late = 1;
+        snprintf(c->late_why, sizeof c->late_why, "%s", why == NULL ? "" : why);
+        atomic_store(&c->group.closed, LEAVES_LATE);
+        hpc_bell_ring(c->group.bell);
+    }
+    pthread_mutex_unlock(&c->root->family);
+    return runs;
+}
+
 int hpc_context_revoke(hpc_context *c) {
     int status = hpc_context_ready(c, "revoke");
     if (status != HPC_OK) return status;
@@ -108,7 +126,7 @@ static void end_timeline(hpc_context *c) {
 }
 
 static int leave(hpc_context *c, const char *why) {
-    if (c == NULL || !hpc_group_is_mine(&c->group)) return HPC_OK;
+    if (c == NULL || !hpc_group_is_mine(&c->group) || leaves_late(c, why)) return HPC_OK;
     hpc_span span = hpc_span_begin(c->group.timeline, why == NULL ? "close" : "abort", NULL);
     hpc_blame_freeze(&c->group.blame);
     /* Deliver puts before the others hear that this rank is gone. A failed rank does not wait for that. */
@@ -121,13 +139,31 @@ static int leave(hpc_context *c, const char *why) {
         hpc_wait_for(&c->group, &wait, hpc_left(deadline));
         hpc_mute_errors(muted);
     }
-    if (atomic_exchange(&c->group.closed, 1)) return HPC_OK;
+    if (atomic_exchange(&c->group.closed, LEFT) == LEFT) return HPC_OK;
     hpc_bell_ring(c->group.bell); /* ends this rank's own waits too */
     hpc_probes_stop(c);
     leave_family(c, why);
     hpc_span_end(&span);
     end_timeline(c);
     return HPC_OK;
+}
+
+void hpc_context_begin_connect(hpc_context *c) {
+    pthread_mutex_lock(&c->root->family);
+    c->connect_runs = 1;
+    pthread_mutex_unlock(&c->root->family);
+    hpc_net_heed(&c->group.closed);
+}
+
+int hpc_context_end_connect(hpc_context *c, int status) {
+    hpc_net_heed(NULL);
+    pthread_mutex_lock(&c->root->family);
+    c->connect_runs = 0;
+    const int late = c->ends_late;
+    pthread_mutex_unlock(&c->root->family);
+    if (!late) return status;
+    leave(c, c->late_why[0] == 0 ? NULL : c->late_why);
+    return hpc_fail(HPC_ERR_INVALID, "init", "init: the context is closed");
 }
 
 int hpc_context_close(hpc_context *context) {

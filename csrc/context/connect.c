@@ -254,17 +254,9 @@ static void name_timeline(const hpc_context *c) {
     hpc_timeline_name_job(c->group.timeline, job);
 }
 
-int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
-    double deadline;
+static int connect_all(hpc_context *c, const void *addresses, double deadline) {
     int status;
-    if (c == NULL || addresses == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: context or addresses is NULL");
-    status = hpc_group_usable(&c->group, "init");
-    if (status != HPC_OK) return status;
-    if (c->connecting)
-        return hpc_fail(HPC_ERR_INVALID, "init", "init: connect was called already; create a new context");
-    c->connecting = 1;
     c->asked = hpc_mail_asked;
-    deadline = hpc_deadline(&c->group, timeout < 0 ? c->group.init_timeout : timeout);
     memcpy(c->addresses, addresses, (size_t)c->group.size * sizeof *c->addresses);
     for (int r = 0; r < c->group.size; r++) { /* texts from other processes may lack their 0 */
         c->addresses[r].hostname[HPC_HOST_BYTES - 1] = 0;
@@ -295,6 +287,19 @@ int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
     c->connected = 1;
     show_transports(c);
     return HPC_OK;
+}
+
+int hpc_context_connect(hpc_context *c, const void *addresses, double timeout) {
+    int status;
+    if (c == NULL || addresses == NULL) return hpc_fail(HPC_ERR_INVALID, "init", "init: context or addresses is NULL");
+    status = hpc_group_usable(&c->group, "init");
+    if (status != HPC_OK) return status;
+    if (c->connecting)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: connect was called already; create a new context");
+    c->connecting = 1;
+    hpc_context_begin_connect(c);
+    status = connect_all(c, addresses, hpc_deadline(&c->group, timeout < 0 ? c->group.init_timeout : timeout));
+    return hpc_context_end_connect(c, status);
 }
 
 /* Gives *addresses the address of every rank; the caller frees it. */

@@ -34,6 +34,11 @@ void hpc_context_drop_lane(hpc_lane *lane);
  * old or aborted its family. */
 int hpc_family_adopt(hpc_context *old, hpc_context *heir, int *first, const char *op);
 
+/* Begins and ends a connect. Meanwhile a close or an abort in another thread ends only the waits of the connect, whose
+ * end then ends the context. end returns status, or HPC_ERR_INVALID if the context is closed. */
+void hpc_context_begin_connect(hpc_context *context);
+int hpc_context_end_connect(hpc_context *context, int status);
+
 /* Returns HPC_OK if calls may use the context: it is connected, open, and was made by this process. */
 int hpc_context_ready(const hpc_context *context, const char *op);
 

@@ -214,7 +214,7 @@ int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, co
     if (g->size > HPC_DIRECT) hpc_roll_enter(c, 1); /* a rank that waits for its neighbours has come */
     status = connect_neighbours(c, deadline);
     if (status == HPC_OK && g->size > HPC_DIRECT) status = await_all(c, hosts, deadline);
-    if (status != HPC_OK && status != HPC_ERR_TIMEOUT) await_callers(c);
+    if (status != HPC_OK && status != HPC_ERR_TIMEOUT && !atomic_load(&g->closed)) await_callers(c);
     if (status == HPC_ERR_TIMEOUT) status = explain_timeout(c);
     if (status != HPC_OK) return status;
     if (!needs_tcp(c)) deafen(c);

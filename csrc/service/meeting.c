@@ -166,7 +166,7 @@ static int connect_watched(hpc_hub_link *link, hpc_context *context, const unsig
     }
     pthread_join(thread, NULL);
     close(w.end_fd);
-    if (status == HPC_OK || w.status == HPC_OK) return status;
+    if (w.status == HPC_OK) return status;
     if (w.status == HPC_ERR_TRANSPORT) return hpc_fail_transport(op_connect, "tcp", -1, "%s", w.why);
     return hpc_fail(w.status, op_connect, "%s", w.why);
 }

@@ -95,6 +95,10 @@ struct hpc_context {
     hpc_engine *engine; /* that the user asked for; NULL: none */
     hpc_member *member; /* of an engine, from connect on */
     int connecting, connected;
+    /* While connect runs, another thread does not end this context, but asks the connecting thread to do so
+     * (context/close.c). family of the root guards these three. */
+    int connect_runs, ends_late;
+    char late_why[HPC_REASON_BYTES]; /* of an abort; "": of a close */
     struct hpc_context *root; /* the first context of its family (context/close.c): itself, or one that it holds */
     pthread_mutex_t family;   /* root only: guards open and heirs */
     int open;                 /* root only: number of contexts of the family that have not left it */

@@ -205,8 +205,8 @@ HPC_API int hpc_barrier(hpc_context *context, double timeout);
 HPC_API int hpc_allgather(hpc_context *context, const void *send, void *recv, size_t nbytes, double timeout);
 
 /* Leaves the job; peers that still wait for this rank get HPC_ERR_PEER. Not collective; a second call does nothing.
- * Waits in other threads of this rank end with HPC_ERR_INVALID. hpc_context_abort does the same, and also tells the
- * peers why this rank failed. */
+ * Waits in other threads of this rank end with HPC_ERR_INVALID; a hpc_context_connect in another thread ends so, and
+ * then leaves the job itself. hpc_context_abort does the same, and also tells the peers why this rank failed. */
 HPC_API int hpc_context_close(hpc_context *context);
 HPC_API int hpc_context_abort(hpc_context *context, const char *why);
 /* Makes every rank that left before the others were done count as failed, on all ranks. All waits of this context then
