@@ -42,10 +42,11 @@ def _print_now(sentence: str) -> None:
 
 @command.command("serve")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free port. It replaces the file's.")
+@click.option("--metrics", metavar="HOST:PORT", help="Where to serve metrics for Prometheus. It replaces the file's.")
 @click.option(
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The hub's file, in TOML."
 )
-def serve(listen: str | None, file: Path) -> None:
+def serve(listen: str | None, metrics: str | None, file: Path) -> None:
     """Run a hub until SIGTERM.
 
     SIGTERM or SIGINT drains it: the hub takes no new jobs, ends those that wait for workers, tells those that run, and
@@ -53,7 +54,7 @@ def serve(listen: str | None, file: Path) -> None:
     and the tokens again.
     """
     try:
-        hub = Hub(lambda: read_config(file, listen), _print_now)
+        hub = Hub(lambda: read_config(file, listen, metrics), _print_now)
         asyncio.run(hub.serve(lambda where: _print_now(f"listens at {where}")))
     except HpcommError as error:
         _fail(error)

@@ -24,6 +24,7 @@ from .books import NOTHING, Books, Needs
 from .config import ADMIN, HubConfig, Namespace
 from .handle import NONCES, HubAddress, checked_name
 from .meeting import HostedJob, Joining, again
+from .metrics import Metrics
 from .session import MOST_BYTES, Session, hang_up
 from .store import Store
 from .tenant import Tenant, Terms
@@ -63,6 +64,7 @@ class Hub:
         folder = self.config.checkpoints
         self._store = None if folder is None else Store(folder, self._space_named, self._books.count)
         self.jobs: dict[tuple[str, str], HostedJob] = {}
+        self._metrics = Metrics(self, self._store, self._books.count)
         # by namespace; then by the job's name and nonce
         self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
         self._callers: dict[asyncio.StreamWriter, float] = {}
@@ -92,13 +94,16 @@ class Hub:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_term)
         self._loop.add_signal_handler(signal.SIGHUP, self.reload)
-        host, port = server.sockets[0].getsockname()[:2]
-        ready(str(HubAddress(host, port)))
         try:
+            if self.config.metrics is not None:
+                self.tell(f"metrics are at {await self._metrics.start(self.config.metrics)}")
+            host, port = server.sockets[0].getsockname()[:2]
+            ready(str(HubAddress(host, port)))
             await self._over.wait()
         finally:
             server.close()
             await self._end_all("the hub ends")
+            await self._metrics.close()
 
     def _on_term(self) -> None:
         self.drain(0 if self._was_told else self.config.drain_seconds)
@@ -135,7 +140,7 @@ class Hub:
 
     def reload(self) -> None:
         """Reads the configuration again. Jobs of namespaces that are gone or have another token end. Without a valid
-        file nothing changes. The address, the cores and the folder of checkpoints stay as they are."""
+        file nothing changes. The addresses, the cores and the folder of checkpoints stay as they are."""
         try:
             fresh = self._read()
         except HpcommError as wrong:
@@ -144,7 +149,8 @@ class Hub:
         for name in self._failed.keys() - fresh.namespaces.keys():
             del self._failed[name]
         old = self.config
-        self.config = replace(fresh, listen=old.listen, cores=old.cores, checkpoints=old.checkpoints)
+        kept = {name: getattr(old, name) for name in ("listen", "cores", "checkpoints", "metrics")}
+        self.config = replace(fresh, **kept)
         self.tell(f"reload: {len(fresh.namespaces)} namespaces")
         for job in list(self.jobs.values()):
             if fresh.token(job.namespace) != old.token(job.namespace):
@@ -484,6 +490,7 @@ class Hub:
         elif not why:
             self._books.count("jobs done")
         self.tell(f"{job.title} has ended{f': {why}' if why else ''}")
+        self._metrics.ended(job)
         self._drop(job)
 
     def _drop(self, job: HostedJob) -> None:
@@ -507,7 +514,7 @@ class Hub:
     async def _administer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         kind = request.get("op")
         if kind == "status":
-            return self._status()
+            return self.status()
         if kind == "jobs":
             return {"jobs": await self._all_told()}
         if kind == "evict":
@@ -523,10 +530,10 @@ class Hub:
             if not isinstance(seconds, int | float | None) or not 0 <= (seconds or 0) < math.inf:
                 raise InvalidArgument(f"seconds is {str(seconds)[:40]}: must be a number of seconds")
             self.drain(self.config.drain_seconds if seconds is None else seconds)
-            return self._status()
+            return self.status()
         raise InvalidArgument(f"a hub has no request {str(kind)[:40]!r}")
 
-    def _status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         left = None if self._drains_at is None else max(self._drains_at - time.monotonic(), 0.0)
         by_space = Counter(job.namespace for job in self.jobs.values())
         return {

@@ -19,6 +19,7 @@ from . import proof, saving
 from .books import NOTHING, Needs
 from .described import Described, Served
 from .store import JobStore
+from .work import Tally, Work
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
 _LOOK_SECONDS = 5.0
@@ -121,6 +122,7 @@ class Tenant:
         self._parts: queue.SimpleQueue[list[bytes] | _Stop] = queue.SimpleQueue()
         self._serving: list[_Serving] = []
         self._made_so_far = 0  # exchanges
+        self._tally = Tally()
         self._saver = saving.Saver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
         self._context: Context | None = None
         self._up = False
@@ -144,6 +146,11 @@ class Tenant:
     def memory(self) -> int:
         """The bytes that these exchanges hold."""
         return sum(one.held.needs.nbytes for one in self._serving)
+
+    @property
+    def work(self) -> Work:
+        """What the hub's cores have done for the job."""
+        return self._tally.work
 
     # ---- calls of the hub ------------------------------------------------------------------------------------------
 
@@ -326,11 +333,13 @@ class Tenant:
 
     def _serve(self, exchange: Served, held: "_Holding") -> None:
         """Serves an exchange until all workers have closed it; then frees it."""
+        self._tally.begin(exchange)
         try:
             exchange.serve()
         except Exception as failed:
             self._inbox.put(self._fail(failed))
         finally:
+            self._tally.end(exchange)
             del exchange
             gc.collect()
             held.free()
