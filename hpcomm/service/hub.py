@@ -64,7 +64,7 @@ class Hub:
         folder = self.config.checkpoints
         self._store = None if folder is None else Store(folder, self._space_named, self._books.count)
         self.jobs: dict[tuple[str, str], HostedJob] = {}
-        self._metrics = Metrics(self, self._store, self._books.count)
+        self._metrics = Metrics(self._status, lambda: self.config.namespaces, self.jobs, self._store, self._books.count)
         # by namespace; then by the job's name and nonce
         self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
         self._callers: dict[asyncio.StreamWriter, float] = {}
@@ -140,7 +140,7 @@ class Hub:
 
     def reload(self) -> None:
         """Reads the configuration again. Jobs of namespaces that are gone or have another token end. Without a valid
-        file nothing changes. The addresses, the cores and the folder of checkpoints stay as they are."""
+        file nothing changes. The address, the cores and the folder of checkpoints stay as they are."""
         try:
             fresh = self._read()
         except HpcommError as wrong:
@@ -149,8 +149,7 @@ class Hub:
         for name in self._failed.keys() - fresh.namespaces.keys():
             del self._failed[name]
         old = self.config
-        kept = {name: getattr(old, name) for name in ("listen", "cores", "checkpoints", "metrics")}
-        self.config = replace(fresh, **kept)
+        self.config = replace(fresh, listen=old.listen, cores=old.cores, checkpoints=old.checkpoints)
         self.tell(f"reload: {len(fresh.namespaces)} namespaces")
         for job in list(self.jobs.values()):
             if fresh.token(job.namespace) != old.token(job.namespace):
@@ -514,7 +513,7 @@ class Hub:
     async def _administer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         kind = request.get("op")
         if kind == "status":
-            return self.status()
+            return self._status()
         if kind == "jobs":
             return {"jobs": await self._all_told()}
         if kind == "evict":
@@ -530,10 +529,10 @@ class Hub:
             if not isinstance(seconds, int | float | None) or not 0 <= (seconds or 0) < math.inf:
                 raise InvalidArgument(f"seconds is {str(seconds)[:40]}: must be a number of seconds")
             self.drain(self.config.drain_seconds if seconds is None else seconds)
-            return self.status()
+            return self._status()
         raise InvalidArgument(f"a hub has no request {str(kind)[:40]!r}")
 
-    def status(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         left = None if self._drains_at is None else max(self._drains_at - time.monotonic(), 0.0)
         by_space = Counter(job.namespace for job in self.jobs.values())
         return {

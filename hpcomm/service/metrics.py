@@ -11,18 +11,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import CheckpointError
+from .config import Namespace
 from .exposition import CONTENT_TYPE, Page, Sample
 from .handle import HubAddress
+from .meeting import HostedJob
 from .store import Saved, Store
 from .web import Web
-from .work import Work
-
-if TYPE_CHECKING:
-    from .hub import Hub
-    from .meeting import HostedJob
+from .work import HubWork
 
 PATH = "/metrics"
 _READ_SECONDS = 2.0  # for the folder of saved state: a slower disk lets a page have the numbers of the page before
@@ -53,14 +51,24 @@ class Metrics:
     """The server of a hub's metrics, and what it keeps from page to page. All calls are of the hub's own thread.
 
     Args:
+        status: tells of the hub, as `hpcomm hub status`.
+        spaces: returns the namespaces, by name.
+        jobs: the hub's jobs.
         store: the saved state of jobs; None if the hub keeps none.
         count: counts an event by its name.
     """
 
-    def __init__(self, hub: "Hub", store: Store | None, count: Callable[[str], None]) -> None:
-        self._hub, self._store = hub, store
+    def __init__(
+        self,
+        status: Callable[[], dict[str, Any]],
+        spaces: Callable[[], Mapping[str, Namespace]],
+        jobs: Mapping[tuple[str, str], HostedJob],
+        store: Store | None,
+        count: Callable[[str], None],
+    ) -> None:
+        self._status, self._spaces, self._jobs, self._store = status, spaces, jobs, store
         self._started = time.time()
-        self._ended: defaultdict[str, Work] = defaultdict(Work)  # by namespace
+        self._ended: defaultdict[str, HubWork] = defaultdict(HubWork)  # by namespace
         self._saved: list[tuple[dict[str, str], Saved, int]] = []  # labels, the state, and the Unix time of the save
         self._reads: asyncio.Task[None] | None = None
         self._web = Web(PATH, CONTENT_TYPE, self.page, partial(count, "refused: requests for metrics"))
@@ -72,7 +80,7 @@ class Metrics:
     async def close(self) -> None:
         await self._web.close()
 
-    def ended(self, job: "HostedJob") -> None:
+    def ended(self, job: HostedJob) -> None:
         """Keeps the work for a job that has ended."""
         if job.tenant is not None:
             self._ended[job.namespace] += job.tenant.work
@@ -80,7 +88,7 @@ class Metrics:
     async def page(self) -> str:
         await self._read_saved()
         page = Page()
-        status, jobs = self._hub.status(), list(self._hub.jobs.values())
+        status, jobs = self._status(), list(self._jobs.values())
         _add_hub(page, status, self._started)
         _add_namespaces(page, status["namespaces"], jobs)
         self._add_saved(page)
@@ -108,7 +116,7 @@ class Metrics:
     def _add_saved(self, page: Page) -> None:
         if self._store is None:
             return
-        spaces = self._hub.config.namespaces
+        spaces = self._spaces()
         have, nbytes = Counter[str](), Counter[str]()
         for labels, one, _ in self._saved:
             have[labels["namespace"]] += 1
@@ -127,10 +135,10 @@ class Metrics:
 
     # ---- the work for exchanges ------------------------------------------------------------------------------------
 
-    def _add_work(self, page: Page, jobs: list["HostedJob"]) -> None:
+    def _add_work(self, page: Page, jobs: list[HostedJob]) -> None:
         by_job = [(job, job.tenant.work) for job in jobs if job.tenant is not None]
-        names = {*self._hub.config.namespaces, *self._ended, *(job.namespace for job, _ in by_job)}
-        by_space = {name: self._ended.get(name, Work()) for name in sorted(names)}
+        names = {*self._spaces(), *self._ended, *(job.namespace for job, _ in by_job)}
+        by_space = {name: self._ended.get(name, HubWork()) for name in sorted(names)}
         for job, work in by_job:
             by_space[job.namespace] += work
         for field, name, about in _WORK:
@@ -165,7 +173,7 @@ def _add_hub(page: Page, status: Mapping[str, Any], started: float) -> None:
     one("process_max_fds", "The most descriptors that the process may have.", float("inf") if most < 0 else most)
 
 
-def _add_namespaces(page: Page, spaces: Mapping[str, Mapping[str, Any]], jobs: list["HostedJob"]) -> None:
+def _add_namespaces(page: Page, spaces: Mapping[str, Mapping[str, Any]], jobs: list[HostedJob]) -> None:
     """Adds what each namespace holds, and its quotas."""
     states = Counter((job.namespace, job.state) for job in jobs)
     names = sorted({*spaces, *(job.namespace for job in jobs)})
@@ -188,7 +196,7 @@ def _add_namespaces(page: Page, spaces: Mapping[str, Mapping[str, Any]], jobs: l
         page.gauge(f"hpcomm_hub_{name}", about, _of(spaces, {space: one[key] for space, one in spaces.items()}))
 
 
-def _add_jobs(page: Page, jobs: list["HostedJob"]) -> None:
+def _add_jobs(page: Page, jobs: list[HostedJob]) -> None:
     """Adds what each job holds."""
 
     def each(name: str, about: str, values: Iterable[float]) -> None:

@@ -19,7 +19,7 @@ from . import proof, saving
 from .books import NOTHING, Needs
 from .described import Described, Served
 from .store import JobStore
-from .work import Tally, Work
+from .work import HubWork, Tally
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
 _LOOK_SECONDS = 5.0
@@ -148,7 +148,7 @@ class Tenant:
         return sum(one.held.needs.nbytes for one in self._serving)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> HubWork:
         """What the hub's cores have done for the job."""
         return self._tally.work
 
@@ -268,6 +268,7 @@ class Tenant:
             back = not self.terms.resumes or self._restore(context, exchange)
             name = f"serves {self.terms.title}"
             thread = threading.Thread(target=self._serve, args=(exchange, held), name=name, daemon=True)
+            self._tally.begin(exchange.work)
             thread.start()
         except _FATAL:
             held.free()
@@ -333,13 +334,12 @@ class Tenant:
 
     def _serve(self, exchange: Served, held: "_Holding") -> None:
         """Serves an exchange until all workers have closed it; then frees it."""
-        self._tally.begin(exchange)
         try:
             exchange.serve()
         except Exception as failed:
             self._inbox.put(self._fail(failed))
         finally:
-            self._tally.end(exchange)
+            self._tally.end(exchange.work)
             del exchange
             gc.collect()
             held.free()

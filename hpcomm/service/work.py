@@ -1,15 +1,13 @@
 """The work of a hub for the exchanges of a job, as C counts it."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .described import Served
+from typing import Any
 
 
 @dataclass(frozen=True)
-class Work:
+class HubWork:
     """Counts of hpc_exchange_stats (hpcomm/stats.h). All of them only grow.
 
     Attributes:
@@ -26,11 +24,11 @@ class Work:
     bytes_written: int = 0
     busy: float = 0.0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: "HubWork") -> "HubWork":
+        return HubWork(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     @classmethod
-    def counted(cls, stats: dict[str, Any]) -> "Work":
+    def counted(cls, stats: dict[str, Any]) -> "HubWork":
         """Returns the work in the counts of an exchange."""
         return cls(*(stats[name] for name in cls.__dataclass_fields__))
 
@@ -40,20 +38,21 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ended = Work()
-        self._serving: list[Served] = []
+        self._ended = HubWork()
+        self._begun: list[Callable[[], HubWork]] = []
 
-    def begin(self, exchange: "Served") -> None:
+    def begin(self, count: Callable[[], HubWork]) -> None:
+        """Adds an exchange. count: returns its work, and does not wait."""
         with self._lock:
-            self._serving.append(exchange)
+            self._begun.append(count)
 
-    def end(self, exchange: "Served") -> None:
-        """Keeps the counts of an exchange, and forgets the exchange."""
+    def end(self, count: Callable[[], HubWork]) -> None:
+        """Keeps the work for an exchange, and forgets the exchange."""
         with self._lock:
-            self._serving.remove(exchange)
-            self._ended += exchange.work()
+            self._begun.remove(count)
+            self._ended += count()
 
     @property
-    def work(self) -> Work:
+    def work(self) -> HubWork:
         with self._lock:
-            return sum((one.work() for one in self._serving), self._ended)
+            return sum((count() for count in self._begun), self._ended)
