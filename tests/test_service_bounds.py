@@ -350,14 +350,18 @@ def test_a_quota_of_descriptors_bounds_the_exchanges_of_a_job(hub: Served) -> No
     assert re.search(r"the exchange needs 3 descriptors, and namespace 'tiny' has \d of 31 left", second[1])
 
 
+def status(where: str) -> dict[str, Any]:
+    with closing(HubConnection(address(where), ADMIN, TOKENS["admin"].encode(), SECONDS)) as hub:
+        return hub.ask({"op": "status"})
+
+
 def count_descriptors(handle: str, token: str, where: str) -> tuple[int, int]:
     """How many descriptors the hub has while two workers have eight exchanges, and how many it counts for them."""
     with join(handle, token, transport="tcp") as ctx:
         values = {"x": np.zeros(9, np.float32)}
         made = [hpcomm.parameter_hub(ctx, values, servers="hub", rule=hpcomm.SGD()) for _ in range(8)]
         ctx.barrier()
-        with closing(HubConnection(address(where), ADMIN, TOKENS["admin"].encode(), SECONDS)) as hub:
-            found = hub.ask({"op": "status"})
+        found = status(where)
         ctx.barrier()
         for one in made:
             one.close()
@@ -369,3 +373,22 @@ def test_a_hub_uses_no_more_descriptors_than_it_counts(hub: Served) -> None:
     before = hub.ask(op="status")["descriptors"]
     for have, counted in run(2, count_descriptors, hub.create(), hub.where):
         assert 2 * 2 * 8 < have - before <= counted
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+def count_bytes(handle: str, token: str, where: str) -> tuple[int, int]:
+    """How many bytes the hub's process grows by an exchange that has pushed to it, and how many it counts."""
+    with join(handle, token, transport="tcp") as ctx:
+        before, values = status(where), {"x": np.ones(1 << 21, np.float32)}
+        with hpcomm.parameter_hub(ctx, values, servers="hub", rule=hpcomm.Adam(), consistency=hpcomm.ASYNC) as ex:
+            ex.push_pull("x", values["x"])
+            after = status(where)
+        return after["resident"] - before["resident"], after["memory"] - before["memory"]
+
+
+def test_a_hub_holds_no_more_bytes_than_it_counts(hub: Served) -> None:
+    hub.wait(lambda: not hub.jobs())
+    ((have, counted),) = run(1, count_bytes, hub.create(), hub.where)
+    assert 3 * (8 << 20) < have < counted + (4 << 20), "parameters, two moments, and slots of 8 MiB each"

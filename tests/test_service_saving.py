@@ -107,6 +107,20 @@ def test_a_job_that_comes_back_has_the_bits_of_one_that_stayed(hub: Served, tmp_
     assert back == [[3, at_3[0][1], saved[0][1]]] * n
 
 
+def save_at_once(handle: str, token: str, lr: float, steps: int) -> list[Any]:
+    """Saves before the first step; then trains."""
+    with join(handle, token) as ctx, hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD(lr=lr)) as ex:
+        ex.save()
+        go(ex, 0, steps, ctx.rank)
+        return [bits(ex), ex.rule.lr]  # type: ignore[union-attr]
+
+
+def test_hyper_parameters_come_back_although_nothing_was_pushed(hub: Served) -> None:
+    first = run(1, save_at_once, hub.create("a", "early"), 0.25, 1)
+    for _ in range(2):
+        assert run(1, save_at_once, resumed(hub, "early"), 0.5, 1) == first
+
+
 def test_a_library_that_cannot_resume_is_refused(hub: Served) -> None:
     run(1, begin, hub.create("a", "old"), "adam", 2, 2)
     handle = resumed(hub, "old")
@@ -190,16 +204,24 @@ class Background:
         self._pool.shutdown(wait=False)
 
 
-def save_until_it_fails(handle: str, token: str) -> list[Any]:
-    """Saves after steps 2 and 3, while a hub is killed in the second save."""
+def save_until_it_fails(handle: str, token: str, pid: int) -> list[Any]:
+    """Saves after step 1, while a hub may write files of 4 KiB only; after step 2; and after step 3, while that hub is
+    killed."""
     ctx = join(handle, token)
     ex = exchange(ctx, "adam")
-    go(ex, 0, 2, ctx.rank)
+    go(ex, 0, 1, ctx.rank)
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, hard))
+    ctx.barrier()
+    full = said(ex.save)
+    ctx.barrier()
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+    go(ex, 1, 2, ctx.rank)
     found = [ex.save(), bits(ex)]
     go(ex, 2, 3, ctx.rank)
     told = said(ex.save)
     ctx.abort(told[1])
-    return [*found, told[0]]
+    return [*found, told[0], full[0]]
 
 
 def test_a_save_counts_if_all_hubs_have_written_it(hub: Served, tmp_path: Path) -> None:
@@ -210,11 +232,12 @@ def test_a_save_counts_if_all_hubs_have_written_it(hub: Served, tmp_path: Path) 
     )
     other = Served(tmp_path, die, checkpoints="saved")
     handle = hpcomm.create_service([hub.where, other.where], "a", TOKENS["a"], "wide")
-    told = run(2, save_until_it_fails, handle)
-    assert [one[2] for one in told] == ["PeerFailed"] * 2
+    told = run(2, save_until_it_fails, handle, other.process.pid)
+    assert [one[2:] for one in told] == [["PeerFailed", "CheckpointError"]] * 2
     other.process.wait(SECONDS)
     hub.until("a/wide has ended")
-    assert len(list((hub.folder / "saved/a/wide").rglob("*.ckpt"))) == 2
+    names = sorted(path.name for path in (hub.folder / "saved/a/wide").rglob("*.ckpt"))
+    assert names == ["step-000001.rank-000.ckpt", "step-000002.rank-000.ckpt"]
     other = Served(tmp_path, checkpoints="saved")
     back = hpcomm.create_service([hub.where, other.where], "a", TOKENS["a"], "wide", resume=True)
     assert run(2, come_back, back) == [told[0][:2]] * 2
@@ -320,6 +343,26 @@ def make_another(handle: str, token: str) -> list[Any]:
         return [ex.clock, *said(lambda: exchange(ctx, "adam"))]
 
 
+def train_two(handle: str, token: str, last: int) -> list[Any]:
+    """Trains two exchanges side by side from where they are to step last, and one to a step more; then saves both."""
+    found: list[Any] = []
+    with join(handle, token) as ctx, exchange(ctx, "adam") as first, exchange(ctx, "rules") as second:
+        for ex, end in ((second, last + 1), (first, last)):
+            found += [ex.clock, bits(ex)]
+            go(ex, ex.clock, end, ctx.rank)
+            ex.save()
+            found.append(bits(ex))
+    return found
+
+
+def test_each_exchange_of_a_job_comes_back(hub: Served) -> None:
+    before = run(2, train_two, hub.create("a", "both"), 2)[0]
+    after = run(2, train_two, resumed(hub, "both"), 2)[0]
+    assert before[0::3] == [0, 0]
+    assert after[0::3] == [3, 2]
+    assert after[1::3] == after[2::3] == before[2::3]
+
+
 def test_an_exchange_that_was_not_saved_does_not_come_back(hub: Served) -> None:
     run(1, begin, hub.create("a", "one"), "adam", 2, 2)
     clock, kind, sentence = run(1, make_another, resumed(hub, "one"))[0]
@@ -329,7 +372,7 @@ def test_an_exchange_that_was_not_saved_does_not_come_back(hub: Served) -> None:
 
 def save_some(handle: str, token: str, elements: int) -> list[str]:
     """What a job is told that saves so many elements."""
-    with join(handle, token) as ctx:
+    with join(handle, token, transport="tcp") as ctx:
         values = {"x": np.zeros(elements, np.float32)}
         with hpcomm.parameter_hub(ctx, values, servers="hub", rule=hpcomm.SGD()) as ex:
             return said(ex.save)
@@ -342,9 +385,9 @@ def test_quotas_of_saved_state(hub: Served) -> None:
 
     assert saved("first", 9) == ["", ""]
     for job, elements, sentence in (
-        ("first", 200_000, r"first: the save needs \d+ bytes, and namespace 'small' has \d+ of 524288 on disk left: "),
+        ("first", 120_000, r"first: the save needs \d+ bytes, and namespace 'small' has \d+ of 524288 on disk left: "),
         ("second", 9, r"second: 1 other jobs of namespace 'small' have saved state, and 1 may: remove one by"),
-        ("second", 300_000, r"the save needs \d+ bytes, and namespace 'small' has \d+ of 6291456 left"),
+        ("second", 200_000, r"the save needs \d+ bytes, and namespace 'small' has \d+ of 6291456 left"),
     ):
         kind, text = saved(job, elements)
         assert kind == "ConfigError"
@@ -354,10 +397,13 @@ def test_quotas_of_saved_state(hub: Served) -> None:
     found = json.loads(command(hub, "jobs", hub.where, "--json"))
     (one,) = (one for one in found if one["job"] == "small/first")
     assert (one["state"], one["saved"]["step"]) == ("saved", 0)
+    assert re.search(r"small/first +saved +0 +0 +0 +0 +0 +\d+ +\d+ *$", command(hub, "jobs", hub.where), re.MULTILINE)
     assert one["saved"]["bytes"] == sum(path.stat().st_size for path in (hub.folder / "saved/small").rglob("*.ckpt"))
+    has_ended(hub, "small/second")
     assert command(hub, "forget", hub.where, "small/first", token="small").endswith("its saved state is removed\n")
     assert not (hub.folder / "saved/small/first").exists()
     assert saved("second", 9) == ["", ""]
+    has_ended(hub, "small/second")
     command(hub, "forget", hub.where, "small/second", token="small")
 
 
@@ -377,6 +423,7 @@ def test_only_its_namespace_and_the_administrator_remove_saved_state(hub: Served
     hub.create("a", "gone")
     assert "a/gone runs" in command(hub, "forget", hub.where, "a/gone", code=1)
     hub.ask(op="evict", job="a/gone")
+    has_ended(hub, "a/gone")
     command(hub, "forget", hub.where, "a/gone")
     assert said(lambda: resumed(hub, "gone"))[0] == "ConfigError"
 

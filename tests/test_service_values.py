@@ -13,9 +13,10 @@ import hpcomm
 from hpcomm import _core, launch
 from hpcomm.config import Config
 from hpcomm.plan import Plan
+from hpcomm.service.books import Holding
 from hpcomm.service.config import read_config
 from hpcomm.service.described import Described
-from hpcomm.service.tenant import Tenant, Terms, _Asked, _Holding
+from hpcomm.service.tenant import Tenant, Terms, _Asked
 
 
 class MessageWritten(Exception):
@@ -42,7 +43,7 @@ def a_description(**given: Any) -> Described:
     return Described(a_message(**given), 1)
 
 
-RICH = {
+RICH: dict[str, Any] = {
     "values": VALUES,
     "rule": {"w": hpcomm.ProxSGD(prox=hpcomm.prox.ElasticNet(0.5, 0.25)), "b": hpcomm.Adam(), "big": hpcomm.SGD()},
     "plan": hpcomm.PlanOptions(
@@ -128,7 +129,7 @@ def test_an_exchange_has_the_weight_of_its_namespace(monkeypatch: pytest.MonkeyP
     tenant = Tenant.__new__(Tenant)
     tenant.terms = Terms(title="a/x", rank=2, workers=1, hubs=1, secret=b"", config=Config(), weight=3.0, cores=1)
     with hpcomm.init() as ctx:
-        tenant._made(ctx, _Asked(b"E", a_message()), _Holding(lambda old, new: None))
+        tenant._made(ctx, _Asked(b"E", a_message()), Holding(lambda old, new: None))
         assert made[0][1:3] == (ctx._handle, 3.0)
 
 

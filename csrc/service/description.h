@@ -1,7 +1,7 @@
 /* The description of an exchange as structs, and the layout of its message:
  *
- *   message   "hpcx", version (4 bytes), number of schemes (4), the schemes
- *   scheme    what hpc_hub and hpc_exchange_config say of all its keys, number of keys (4), the keys
+ *   message   "hpcx", version (4 bytes), number of schemes (4 bytes), the schemes
+ *   scheme    the members of hpc_hub and hpc_exchange_config, number of keys (4 bytes), the keys
  *   key       name, count, unit, and a byte: 0: its form follows; 1: its form is that of the key before
  *   form      the wires of updates and parameters, the rule with its arguments and its prox, and the codec
  *

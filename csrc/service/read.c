@@ -19,7 +19,7 @@ enum {
     SENTENCE = 512,
     LEAST_KEY_BYTES = 2 + 1 + 8 + 8 + 1, /* of a key in a message */
     JOB_BYTES = 4 << 20,
-    ROW_BYTES = 512 /* of an exchange at its hub, and of each row, beside what grows with elements */
+    ROW_BYTES = 512 /* of an exchange at its hub, and of each row, beside the bytes of elements */
 };
 
 static int refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -251,7 +251,7 @@ void hpc_description_free(hpc_description *d) {
     free(d);
 }
 
-/* ---- what it has ---- */
+/* ---- keys and plans ---- */
 
 int hpc_description_key(const hpc_description *d, int i, hpc_described_key *key) {
     if (d == NULL || key == NULL || i < 0) return HPC_ERR_INVALID;
@@ -266,7 +266,7 @@ int hpc_description_key(const hpc_description *d, int i, hpc_described_key *key)
     return HPC_ERR_INVALID;
 }
 
-/* ---- what it needs ---- */
+/* ---- memory and descriptors ---- */
 
 /* Returns how many bytes each element of a key needs. depth: slots of each worker whose memory the hub does not map. */
 static double bytes_each(const hpc_described_scheme *s, int k, int far, int depth) {

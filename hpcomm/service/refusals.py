@@ -1,7 +1,7 @@
 """An error as bytes, by which one rank or hub tells it to others."""
 
 from .. import errors
-from ..errors import HpcommError
+from ..errors import ConfigError, HpcommError
 
 
 def packed(wrong: HpcommError) -> bytes:
@@ -10,7 +10,9 @@ def packed(wrong: HpcommError) -> bytes:
 
 
 def unpacked(told: bytes) -> HpcommError:
-    name, _, text = told.decode("utf-8", "replace").partition("\n")
+    name, newline, text = told.decode("utf-8", "replace").partition("\n")
+    if not newline:
+        return ConfigError("the hub refused, without a reason")
     kind = getattr(errors, name, None)
     good = isinstance(kind, type) and issubclass(kind, HpcommError)
     return (kind if good else HpcommError)(text)  # type: ignore[misc]

@@ -10,7 +10,8 @@ Each of both has two rounds, in which every rank tells numbers, or refuses: then
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +19,14 @@ from numpy.typing import NDArray
 from .. import _core, optim
 from ..checkpoint import files
 from ..context import Context
-from ..errors import CheckpointError, ConfigError, HpcommError, InvalidArgument, OutOfMemory
+from ..errors import CheckpointError, ConfigError, HpcommError, InvalidArgument
 from ..exchange import shards
 from ..exchange.facts import facts_of
 from ..exchange.state import copy_rows, write_rows
 from . import refusals
+from .books import Holding
+from .described import Served
 from .store import JobStore, Save
-
-if TYPE_CHECKING:
-    from .described import Served
-    from .tenant import _Holding
 
 SECONDS = 600.0  # for a hub to write or read its file, if nothing else is said
 NUMBERS = 3  # of a rank in the first round of a save: run, number, and begun steps
@@ -45,24 +44,36 @@ class Told(NamedTuple):
     more: bytes
 
 
+class Round(NamedTuple):
+    """What all ranks have told, in the order of ranks; and the error that all ranks raise if one has refused."""
+
+    told: list[Told]
+    refusal: HpcommError | None
+
+
+def take_round(
+    context: Context, numbers: Sequence[int], wrong: Exception | None, timeout: float, more: bytes = b""
+) -> Round:
+    """Tells numbers to all ranks, or refuses. Collective. wrong: the error if this rank refuses."""
+    words = struct.Struct(f"<{len(numbers)}Q")
+    own = None if wrong is None else _as_ours(wrong)
+    sentence = b"" if own is None else refusals.packed(own)[:_SENTENCE]
+    parts = context.allgather(words.pack(*numbers) + sentence.ljust(_SENTENCE, b"\0") + more, timeout=timeout)
+    start = words.size + _SENTENCE
+    refusing = (part[words.size : start].rstrip(b"\0") for part in parts)
+    first = next(filter(None, refusing), b"")
+    refusal = own or (refusals.unpacked(first) if first else None)
+    return Round([Told(words.unpack(part[: words.size]), part[start:]) for part in parts], refusal)
+
+
 def gathered(
     context: Context, numbers: Sequence[int], wrong: Exception | None, timeout: float, more: bytes = b""
 ) -> list[Told]:
-    """A round: returns what each rank has told. Collective. wrong: the error if this rank refuses.
-
-    Raises:
-        HpcommError: wrong, or the error of the first rank that refuses.
-    """
-    words = struct.Struct(f"<{len(numbers)}Q")
-    sentence = b"" if wrong is None else refusals.packed(_as_ours(wrong))[:_SENTENCE]
-    parts = context.allgather(words.pack(*numbers) + sentence.ljust(_SENTENCE, b"\0") + more, timeout=timeout)
-    if wrong is not None:
-        raise _as_ours(wrong)
-    start = words.size + _SENTENCE
-    for part in parts:
-        if told := part[words.size : start].rstrip(b"\0"):
-            raise refusals.unpacked(told)
-    return [Told(words.unpack(part[: words.size]), part[start:]) for part in parts]
+    """As take_round, but raises the refusal."""
+    told, refusal = take_round(context, numbers, wrong, timeout, more)
+    if refusal is not None:
+        raise refusal
+    return told
 
 
 def _as_ours(wrong: Exception) -> HpcommError:
@@ -81,7 +92,7 @@ def newest_whole(told: Sequence[Told]) -> Save | None:
     return max((save for save in found.values() if save.ranks == (1 << save.size) - 1), default=None)
 
 
-class Saver:
+class JobSaver:
     """The hub's part in saves and restores of a job. One thread uses it.
 
     Args:
@@ -107,8 +118,9 @@ class Saver:
 
     # ---- save ------------------------------------------------------------------------------------------------------
 
-    def save(self, context: Context, exchange: int, served: "Served | None", held: "_Holding", timeout: float) -> None:
-        """Saves an exchange. Collective: the workers call HubExchange.save.
+    def save(self, context: Context, exchange: int, served: Served | None, held: Holding, timeout: float) -> bool:
+        """Saves an exchange. Collective: the workers call HubExchange.save. Returns whether all hubs did: otherwise
+        all ranks know why not.
 
         Args:
             exchange: the exchange's number; served: the exchange itself; None if there is none of this number.
@@ -123,26 +135,28 @@ class Saver:
             mine = (run, self._store.newest_save(run, exchange), 0)
         except (HpcommError, OSError) as refused:
             wrong = refused
-        told = gathered(context, mine, wrong, timeout)
+        told, refusal = take_round(context, mine, wrong, timeout)
+        if refusal is not None or served is None:
+            return False
         run, last, begun = (max(column) for column in zip(*(one.numbers for one in told), strict=True))
-        assert served is not None
-        number, clock = last + 1, 0
+        self._run, number, clock = run, last + 1, 0
         try:
             clock = self._write(run, exchange, number, served, held, begun)
         except (HpcommError, OSError, MemoryError) as refused:
             wrong = refused
-        try:
-            gathered(context, (clock,), wrong, timeout)
-        except (CheckpointError, ConfigError, InvalidArgument, OutOfMemory):  # another hub has not written its file
+        _, refusal = take_round(context, (clock,), wrong, timeout)
+        if refusal is not None:
             self._store.undo(run, exchange, self._label(run, exchange, number, clock))
-            raise
-        self._run, self._last[exchange] = run, number
-        self._store.drop_runs_before(run)
+            return False
+        self._last[exchange] = number
+        with suppress(CheckpointError):  # they do not count any more; the next save tries again
+            self._store.drop_runs_before(run)
+        return True
 
     def _label(self, run: int, exchange: int, number: int, clock: int) -> files.Label:
         return files.Label(number, self._index, self._hubs, str(run), "", self._last.get(exchange, 0), clock)
 
-    def _write(self, run: int, exchange: int, number: int, served: "Served", held: "_Holding", begun: int) -> int:
+    def _write(self, run: int, exchange: int, number: int, served: Served, held: Holding, begun: int) -> int:
         """Writes this hub's file; returns the exchange's clock."""
         keys = served.keys()
         kind, rows = keys.kind, keys.rows
@@ -164,27 +178,23 @@ class Saver:
 
     # ---- restore ---------------------------------------------------------------------------------------------------
 
-    def restore(self, context: Context, exchange: int, served: "Served", held: "_Holding", timeout: float) -> None:
-        """Restores an exchange that was made just now. Collective: the workers call taken.
-
-        Raises:
-            ConfigError: there is no saved state of this exchange.
-            InvalidArgument: it is of another model or rule.
-            CheckpointError: a file is torn or damaged.
-        """
+    def restore(self, context: Context, exchange: int, served: Served, held: Holding, timeout: float) -> bool:
+        """Restores an exchange that was made just now. Collective: the workers make a HubExchange. Returns whether the
+        hubs did: otherwise all ranks know why not."""
         wrong: Exception | None = None
         seen: list[int] = []
         try:
             seen = [number for save in self._store.saves(exchange, self._run, _SAVES) for number in save]
         except (HpcommError, OSError) as refused:
             wrong = refused
-        told = gathered(context, seen + [0] * (SEEN - len(seen)), wrong, timeout)
-        keys = served.keys()
+        told, refusal = take_round(context, seen + [0] * (SEEN - len(seen)), wrong, timeout)
+        if refusal is not None:
+            return False
+        keys, save = served.keys(), newest_whole(told)
         n = len(keys.kind.keys)
         numbers, args = [0] * (1 + n), np.zeros((n, optim.MOST_ARGS))
         parts: list[shards.Part] = []
         try:
-            save = newest_whole(told)
             if save is None:
                 raise ConfigError(self._nothing(exchange, told))
             held.hold(_nbytes(keys.kind, keys.rows))
@@ -197,8 +207,9 @@ class Saver:
         except (HpcommError, OSError, MemoryError) as refused:
             wrong = refused
         try:
-            told = gathered(context, numbers, wrong, timeout, args.tobytes())
-            assert save is not None
+            told, refusal = take_round(context, numbers, wrong, timeout, args.tobytes())
+            if refusal is not None or save is None:
+                return False
             with served.handle() as handle:
                 write_rows(handle, keys.rows, parts)
                 for key, own in enumerate(arguments(told[self._workers], n)):
@@ -207,6 +218,7 @@ class Saver:
         finally:
             held.free()
         self._run, self._last[exchange] = save.run, save.number
+        return True
 
     def _nothing(self, exchange: int, told: Sequence[Told]) -> str:
         """Returns why there is nothing to restore."""

@@ -16,7 +16,7 @@ from ..errors import HpcommError, InvalidArgument, Timeout
 from ..exchange.arguments import refuse
 from ..launch import Group
 from . import proof, saving
-from .books import NOTHING, Needs
+from .books import Holding, Needs
 from .described import Described, Served
 from .store import JobStore
 from .work import HubWork, Tally
@@ -123,7 +123,7 @@ class Tenant:
         self._serving: list[_Serving] = []
         self._made_so_far = 0  # exchanges
         self._tally = Tally()
-        self._saver = saving.Saver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
+        self._saver = saving.JobSaver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
         self._context: Context | None = None
         self._up = False
         # the first reason why the job ends; no exception, since the traceback of one would keep the context alive
@@ -265,55 +265,43 @@ class Tenant:
         held = self._held("the exchange")
         try:
             exchange = self._made(context, asked, held)
+        except BaseException as failed:
+            held.free()
+            if isinstance(failed, _FATAL) or not isinstance(failed, HpcommError):
+                raise
+            self._count("refused: exchange")  # every rank has raised it; the job may try again
+            return
+        try:
             back = not self.terms.resumes or self._restore(context, exchange)
             name = f"serves {self.terms.title}"
             thread = threading.Thread(target=self._serve, args=(exchange, held), name=name, daemon=True)
             self._tally.begin(exchange.work)
             thread.start()
-        except _FATAL:
-            held.free()
-            raise
-        except HpcommError:  # every rank has raised it; the job may try again
-            held.free()
-            self._count("refused: exchange")
         except BaseException:
             held.free()
             raise
-        else:
-            number = self._made_so_far if back else -1  # the workers close an exchange that could not come back
-            self._made_so_far += back
-            alive = (one for one in self._serving if one.thread.is_alive())
-            self._serving = [*alive, _Serving(thread, held, number, exchange)]
+        number = self._made_so_far if back else -1  # the workers close an exchange that could not come back
+        self._made_so_far += back
+        alive = (one for one in self._serving if one.thread.is_alive())
+        self._serving = [*alive, _Serving(thread, held, number, exchange)]
 
     def _restore(self, context: Context, exchange: Served) -> bool:
-        """Restores an exchange, together with the workers. Returns whether it did: otherwise every rank knows why
-        not."""
-        try:
-            self._saver.restore(context, self._made_so_far, exchange, self._held("the restore"), saving.SECONDS)
-        except _FATAL:
-            raise
-        except HpcommError:
-            self._count("refused: restore")
-            return False
-        self._count("exchanges restored")
-        return True
+        """Restores an exchange, together with the workers. Returns whether it did."""
+        held = self._held("the restore")
+        back = self._saver.restore(context, self._made_so_far, exchange, held, saving.SECONDS)
+        self._count("exchanges restored" if back else "refused: restore")
+        return back
 
     def _save(self, context: Context, asked: _Save) -> None:
-        """Saves an exchange, together with the workers, or tells them why not."""
+        """Saves an exchange, together with the workers."""
         served = next((one.exchange for one in self._serving if one.number == asked.exchange), None)
-        try:
-            self._saver.save(context, asked.exchange, served, self._held("the save"), asked.seconds)
-        except _FATAL:
-            raise
-        except HpcommError:
-            self._count("refused: save")
-        else:
-            self._count("saves")
+        saved = self._saver.save(context, asked.exchange, served, self._held("the save"), asked.seconds)
+        self._count("saves" if saved else "refused: save")
 
-    def _held(self, who: str) -> "_Holding":
-        return _Holding(partial(self._claim, who))
+    def _held(self, who: str) -> Holding:
+        return Holding(partial(self._claim, who))
 
-    def _made(self, context: Context, asked: _Asked, held: "_Holding") -> Served:
+    def _made(self, context: Context, asked: _Asked, held: Holding) -> Served:
         terms = self.terms
         far = sum(not peer.maps for peer in context.peers[: terms.workers])
         try:
@@ -332,7 +320,7 @@ class Tenant:
             raise
         return described.exchange(context, terms.weight)
 
-    def _serve(self, exchange: Served, held: "_Holding") -> None:
+    def _serve(self, exchange: Served, held: Holding) -> None:
         """Serves an exchange until all workers have closed it; then frees it."""
         try:
             exchange.serve()
@@ -345,27 +333,11 @@ class Tenant:
             held.free()
 
 
-class _Holding:
-    """What an exchange or a save holds of the namespace's quotas."""
-
-    def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
-        self.needs, self._claim = NOTHING, claim
-
-    def hold(self, nbytes: int, descriptors: int = 0) -> None:
-        """Holds so much, in place of the amount before. Raises ConfigError if a quota has no room for it."""
-        new = Needs(nbytes, descriptors)
-        self._claim(self.needs, new)
-        self.needs = new
-
-    def free(self) -> None:
-        self.hold(0)
-
-
 @dataclass(frozen=True)
 class _Serving:
     """An exchange that a thread serves."""
 
     thread: threading.Thread
-    held: _Holding
+    held: Holding
     number: int
     exchange: Served
