@@ -36,8 +36,10 @@ def command() -> None:
     """
 
 
-def _print_now(sentence: str) -> None:
-    click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')} hpcomm hub: {sentence}")
+def print_now(sentence: str) -> None:
+    """Prints a line of the log. Errors have words of tenants in them, so control characters are escaped."""
+    line = "".join(one if one.isprintable() else repr(one)[1:-1] for one in sentence)
+    click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')} hpcomm hub: {line}")
 
 
 @command.command("serve")
@@ -54,11 +56,11 @@ def serve(listen: str | None, metrics: str | None, file: Path) -> None:
     and the tokens again.
     """
     try:
-        hub = Hub(lambda: read_config(file, listen, metrics), _print_now)
-        asyncio.run(hub.serve(lambda where: _print_now(f"listens at {where}")))
+        hub = Hub(lambda: read_config(file, listen, metrics), print_now)
+        asyncio.run(hub.serve(lambda where: print_now(f"listens at {where}")))
     except HpcommError as error:
         _fail(error)
-    _print_now("has drained")
+    print_now("has drained")
 
 
 @command.command("create")
