@@ -23,7 +23,9 @@ from hpcomm.service.handle import HubAddress
 
 Found = dict[str, float]  # by the name and the values of labels, with spaces between them
 
-SAMPLE = re.compile(r'([a-z_]+)(?:\{(?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)+\})? (\S+)')
+GUIDE = Path(__file__).resolve().parents[1] / "docs/service.md"
+SHOWN_SOMETIMES = {f"hpcomm_hub_{name}" for name in ("drain_left_seconds", "jobs_failed_total", "jobs_never_ran_total")}
+SAMPLE = re.compile(r'([a-z_]+)(?:\{(?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)+\})? (\S+)')
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +77,7 @@ def read(text: str) -> Found:
             assert kinds[one.name] == family.type
             assert (family.type == "counter") == one.name.endswith("_total")
             assert not re.search(r"_(bytes|seconds)_(?!total)", one.name), "the unit comes last"
+            assert not {"job", "instance"} & one.labels.keys(), "Prometheus would rename them"
             key = " ".join((one.name, *one.labels.values()))
             assert key not in found
             found[key] = one.value
@@ -95,7 +98,7 @@ def watch(handle: str, token: str, port: int) -> list[str]:
     with join(handle, token) as ctx:
         for _ in range(2):
             with hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.SGD(lr=0.5)) as ex:
-                while 'hpcomm_hub_job_exchanges{namespace="a",job="seen"} 1' not in page(port):
+                while 'hpcomm_hub_job_exchanges{namespace="a",job_name="seen"} 1' not in page(port):
                     pass  # the hub's thread counts the exchange a moment after it has made it
                 for step in range(3):
                     ex.step({name: numbers(shape, 100 * ctx.rank + step) for name, shape in SHAPES.items()})
@@ -132,6 +135,9 @@ def test_metrics_follow_a_job(hub: Served) -> None:
     assert first["hpcomm_hub_job_busy_seconds_total a seen"] > 0
     assert saved["hpcomm_hub_job_pushes_total a seen"] == 3 * 2 * len(SHAPES)
     assert after["hpcomm_hub_saves_total"] == 2
+    named = set(re.findall(r"(?:hpcomm_hub|process)_[a-z_]+", GUIDE.read_text(encoding="utf-8")))
+    shown = {key.partition(" ")[0] for found in every for key in found}
+    assert shown | SHOWN_SOMETIMES == named - {"hpcomm_hub_job_"}, "the guide has each metric, and no other"
     assert saved["hpcomm_hub_saved_jobs a"] == 1
     assert saved["hpcomm_hub_job_saved_step a seen"] == 3
     files = [file.stat() for file in hub.folder.rglob("*.ckpt")]

@@ -1,7 +1,7 @@
 """The metrics of a hub, for Prometheus.
 
-Values by job have the labels namespace and job. A quota of its namespace bounds how many jobs there are at a time. They
-go when the job ends; counters by namespace go on.
+Values by job have the labels namespace and job_name, since Prometheus itself has a label job. A quota of its namespace
+bounds how many jobs there are at a time. The values go when the job ends; counters by namespace go on.
 """
 
 import asyncio
@@ -225,7 +225,7 @@ def _add_counts(page: Page, counts: Mapping[str, int]) -> None:
 
 def _labels(title: str) -> dict[str, str]:
     space, _, name = title.partition("/")
-    return {"namespace": space, "job": name}
+    return {"namespace": space, "job_name": name}
 
 
 def _of(names: Iterable[str], values: Mapping[str, float]) -> Iterator[Sample]:
