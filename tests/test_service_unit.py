@@ -1,4 +1,4 @@
-"""A hub under systemd: what it sends to NOTIFY_SOCKET, and the unit that is shipped."""
+"""A hub under systemd: what it sends to NOTIFY_SOCKET, the check of its file, and the unit that is shipped."""
 
 import configparser
 import os
@@ -11,8 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from served import SECONDS, TOKENS, Served, asking, caller, command, joining, run, train
 
+from hpcomm.cli import main
 from hpcomm.service import hub as hubs
 from hpcomm.service import proof
 from hpcomm.service.config import read_config
@@ -93,11 +95,31 @@ def test_a_hub_serves_where_systemd_does_not_listen(tmp_path: Path, monkeypatch:
     assert hub.end() == 0
 
 
+def test_a_configuration_is_checked_before_it_is_served(tmp_path: Path) -> None:
+    file = tmp_path / "hub.toml"
+    (tmp_path / "a.token").touch(0o600)
+    (tmp_path / "a.token").write_text("a token of sixteen bytes", encoding="utf-8")
+
+    def checked(text: str, *more: str) -> tuple[int, str]:
+        file.write_text(text, encoding="utf-8")
+        ended = CliRunner().invoke(main, ["hub", "serve", "--check", "--config", str(file), *more])
+        return ended.exit_code, ended.output
+
+    good = 'checkpoints = "saved"\n[namespaces.a]\ntoken_file = "a.token"'
+    does = f"the hub listens at 127.0.0.1:7700, serves metrics at [::1]:9, saves into {tmp_path / 'saved'}"
+    told = f"{does}, has no administrator, and has the namespaces a\n"
+    assert checked(good, "--metrics", "[::1]:9") == (0, told)
+    assert checked(f"cores = 0\n{good}") == (2, f"hpcomm hub: {file}: cores is 0: must be 1 to 64\n")
+    status, told = checked(good.replace("a.token", "none.token"))
+    assert status == 2
+    assert told.endswith("none.token cannot be read: No such file or directory\n")
+
+
 # ---- the unit ------------------------------------------------------------------------------------------------------
 
 
 def unit() -> dict[str, str]:
-    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
+    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), strict=False)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read(FOLDER / "hpcomm-hub.service")
     assert set(parser) == {"DEFAULT", "Unit", "Service", "Install"}
@@ -125,7 +147,7 @@ def test_the_unit_fits_the_hub(tmp_path: Path) -> None:
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     file = tmp_path / "hpcomm-hub.service"
     text = (FOLDER / file.name).read_text(encoding="utf-8")
-    file.write_text(text.replace("ExecStart=/opt/hpcomm/bin/hpcomm ", f"ExecStart={sys.executable} "))
+    file.write_text(text.replace("=/opt/hpcomm/bin/hpcomm ", f"={sys.executable} "))
     found = subprocess.run(["systemd-analyze", "verify", file], capture_output=True, text=True, check=False)
     told = [line for line in found.stderr.splitlines() if file.name in line]  # not of the units of this machine
     assert (found.returncode, told) == (0, [])

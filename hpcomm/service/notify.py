@@ -3,10 +3,11 @@
 Without that variable nothing is sent.
 """
 
-import os
 import socket
 import time
 from collections.abc import Callable
+
+from .. import launch
 
 _SECONDS = 1.0  # for systemd to take a datagram
 _MOST_SECONDS = 10 * 365 * 86400.0
@@ -30,7 +31,7 @@ def stopping(status: str, seconds: float) -> list[str]:
 
 def send(assignments: list[str], tell: Callable[[str], None]) -> None:
     """Sends the assignments. tell: is told in a sentence if systemd does not take them."""
-    where = os.environ.get("NOTIFY_SOCKET", "")
+    where = launch.notify_socket()
     if not where:
         return
     try:
