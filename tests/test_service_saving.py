@@ -126,7 +126,7 @@ def test_a_library_that_cannot_resume_is_refused(hub: Served) -> None:
     handle = resumed(hub, "old")
     with closing(asking(hub)) as one:
         told = said(lambda: one.ask(joining(handle, 0, 1)))
-    sentence = "a/old: rank 0 has a library that cannot resume a job: resume it with workers in Python"
+    sentence = "a/old: rank 0 has a library that cannot resume a job: give it the hub's version of hpcomm"
     assert told == ["ConfigError", sentence]
 
 

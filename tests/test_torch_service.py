@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+import hpcomm  # noqa: E402
 import hpcomm.torch as ht  # noqa: E402
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -65,3 +66,32 @@ def train(handle: str, token: str) -> list[str]:
 def test_a_hub_serves_an_optimizer(hub: Served) -> None:
     told = run(2, train, hub.create(), token=TOKENS["a"])
     assert told == [["NotSupported", "way is 'factors' and servers 'hub': a hub takes matrices: leave way out"]] * 2
+
+
+def go_on(handle: str, token: str, lr: float, steps: int) -> list[Any]:
+    """Trains, and lets the hub save; returns the steps at first, and the weights at first and at last."""
+    with join(handle, token) as ctx:
+        model = nn.Linear(6, 5)
+        optimizer = ht.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=lr), ctx, model, servers="hub")
+        found = [optimizer.exchange.clock, model.weight.tolist()]
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(1, 6)).sum().backward()
+            optimizer.step()
+        optimizer.exchange.save()
+        found.append(model.weight.tolist())
+        optimizer.close()
+        return found
+
+
+def test_a_model_comes_back_with_the_settings_of_its_optimizer(tmp_path: Path) -> None:
+    hub = Served(tmp_path, drain_seconds=0, checkpoints="saved")
+    clock, _, last = run(2, go_on, hub.create("a", "model"), 0.5, 2)[0]
+    assert clock == 0
+    hub.wait(lambda: hub.jobs()["a/model"] == "saved")
+    handle = hpcomm.create_service(hub.where, "a", TOKENS["a"], "model", resume=True)
+    (clock, first, after), other = run(2, go_on, handle, 0.25, 1)
+    assert (clock, first) == (2, last)
+    assert other == [clock, first, after]
+    assert torch.equal(torch.tensor(after), torch.tensor(first) - 0.25)  # gradients of ones
+    assert hub.end() == 0

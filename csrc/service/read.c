@@ -19,7 +19,8 @@ enum {
     SENTENCE = 512,
     LEAST_KEY_BYTES = 2 + 1 + 8 + 8 + 1, /* of a key in a message */
     JOB_BYTES = 4 << 20,
-    ROW_BYTES = 512 /* of an exchange at its hub, and of each row, beside the bytes of elements */
+    RECEIVER_BYTES = 192, /* of a receiver's row in the plan */
+    ROW_BYTES = 512       /* of an exchange at its hub, and of each row, beside the bytes of elements */
 };
 
 static int refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -300,7 +301,8 @@ static void count_owned(const hpc_plan *plan, int rank, double *owned) {
 
 static double scheme_bytes(const hpc_described_scheme *s, int workers, int hubs, int far, int rank, double *owned) {
     const int depth = s->hub.apply_at != HPC_AT_OWNERS && s->hub.depth < 2 ? 2 : s->hub.depth;
-    double bytes = chunks(&s->hub) * (ROW_BYTES + 64.0 * workers + 64.0 * far * depth); /* the rows of all hubs */
+    const double receivers = s->hub.apply_at != HPC_AT_OWNERS ? workers : 0; /* each has a row of each chunk */
+    double bytes = chunks(&s->hub) * (ROW_BYTES + 64.0 * workers + 64.0 * far * depth + RECEIVER_BYTES * receivers);
     for (int k = 0; k < s->hub.n_keys; k++) owned[k] = rank < 0 ? (double)s->hub.keys[k].count / hubs : 0;
     if (rank >= 0 && s->plan != NULL) count_owned(s->plan, rank, owned);
     for (int k = 0; k < s->hub.n_keys; k++)

@@ -144,7 +144,7 @@ static int copy_transports(const char *from, char into[HPC_NAME_TEXT]) {
     return 1;
 }
 
-int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, int *cores,
+int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, int *cores, int *resumes,
                      double deadline) {
     enum { MOST_CORES = 1 << 16 };
     char request[REQUEST_BYTES], transports[HPC_NAME_TEXT];
@@ -160,14 +160,15 @@ int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_j
     const int n = snprintf(request, sizeof request,
                            "{\"op\": \"join\", \"job\": \"%s\", \"nonce\": \"%s\", \"rank\": %d, \"size\": %d, "
                            "\"version\": \"%s\", \"seconds\": %.17g, \"timeout\": %.17g, \"transport\": \"%s\", "
-                           "\"silence\": %.17g, \"tcp_streams\": %d}",
+                           "\"silence\": %.17g, \"tcp_streams\": %d, \"resumes\": 1}",
                            place->job, place->nonce, says->rank, says->size, hpc_version(), says->seconds,
                            says->timeout, transports, says->silence, says->tcp_streams);
     int status = say(link, request, n, deadline);
     if (status == HPC_OK) status = hpc_hub_link_receive(link, 'J', &answer, &nbytes, deadline);
     if (status != HPC_OK) return status;
-    return hpc_answer_number(answer, nbytes, "cores", MOST_CORES, cores) && *cores > 0 ? HPC_OK
-                                                                                       : fail_answer(link, "join");
+    const int good = hpc_answer_number(answer, nbytes, "cores", MOST_CORES, cores) && *cores > 0 &&
+                     hpc_answer_number(answer, nbytes, "resume", 1, resumes);
+    return good ? HPC_OK : fail_answer(link, "join");
 }
 
 int hpc_request_bye(hpc_hub_link *link, double deadline) {

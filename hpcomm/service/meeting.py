@@ -109,7 +109,7 @@ class HostedJob:
         if says.size > most:
             return f"it has {says.size} workers, and the namespace allows {most} for a job"
         if self.resumes and not says.resumes:
-            return f"rank {says.rank} has a library that cannot resume a job: resume it with workers in Python"
+            return f"rank {says.rank} has a library that cannot resume a job: give it the hub's version of hpcomm"
         if says.rank in self.members:
             return f"two workers say that they are rank {says.rank}"
         first = self.first

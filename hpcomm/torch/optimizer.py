@@ -188,6 +188,8 @@ class DistributedOptimizer(Wrapper):
             why = "has no rule in the exchange" if steps_as_torch(optimizer) else "has a step() that is not torch's"
             _note(ctx, f"{type(optimizer).__name__} {why}: it steps on every rank by mean gradients")
         mode = self._mode = (training if ctx.rank in asked.workers else serving)(asked)
+        if rules is not None and ctx.rank in asked.workers:
+            rules.are_of(mode.exchange)  # at a hub a job may have come back to other ones
         mode.in_step = not asked.on_graph and asked.args.consistency == BSP
         mode.workers = Workers(ctx, asked.workers)
         there = {id(key.param) for key in asked.keys if rules is not None or asked.on_graph}
