@@ -330,6 +330,11 @@ def dismiss() -> None:
         os.close(_secrets.pop())
 
 
+def notify_socket() -> str:
+    """Returns where systemd listens for what a service tells of itself; "" if systemd did not start this process."""
+    return os.environ.get("NOTIFY_SOCKET", "")
+
+
 # ---- groups --------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import pytest
 from served import SECONDS, TOKENS, Served, asking, caller, join, joining, rest, run, said, train
 
 import hpcomm
+from hpcomm.cli.hub import print_now
 from hpcomm.service import ADMIN, HubConnection, address, proof, session
 from hpcomm.service import handle as handles
 from hpcomm.service import hub as hubs
@@ -294,6 +295,12 @@ def test_a_request_counts_as_memory_while_it_is_read(hub: Served) -> None:
     told = run(1, send_long, hub.create("small"), b"E", bytes(1 << 20), token=TOKENS["small"])[0]
     assert told[0] == "InvalidArgument"
     assert "bytes, and namespace 'small' has 6291456 of 6291456 left" in told[1]
+
+
+def test_a_tenant_cannot_forge_lines_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    print_now("a/x has ended: rank 0 failed (of this\n2026-01-01 00:00:00 hpcomm hub: forged \x1b[2J\x85\u2028\u00e9)")
+    told = r"a/x has ended: rank 0 failed (of this\n2026-01-01 00:00:00 hpcomm hub: forged \x1b[2J\x85\u2028é)"
+    assert capsys.readouterr().out.partition(" hpcomm hub: ")[2] == f"{told}\n"
 
 
 def make_many(handle: str, token: str) -> int:

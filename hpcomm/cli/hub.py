@@ -16,16 +16,16 @@ from rich.table import Table
 from ..config import read_secret
 from ..errors import AuthError, HpcommError
 from ..service import ADMIN, HubConnection, address, create_service
-from ..service.config import read_config
+from ..service.config import HubConfig, read_config
 from ..service.handle import checked_name
 from ..service.hub import Hub
 
 _SECONDS = 10.0
 
 
-def _fail(error: HpcommError) -> None:
+def _fail(error: HpcommError, status: int = 1) -> None:
     click.echo(f"hpcomm hub: {error}", err=True)
-    sys.exit(1)
+    sys.exit(status)
 
 
 @click.group("hub")
@@ -37,29 +37,51 @@ def command() -> None:
     """
 
 
-def _print_now(sentence: str) -> None:
-    click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')} hpcomm hub: {sentence}")
+def print_now(sentence: str) -> None:
+    """Prints a line of the log. Errors have words of tenants in them, so control characters are escaped."""
+    line = "".join(one if one.isprintable() else repr(one)[1:-1] for one in sentence)
+    click.echo(f"{time.strftime('%Y-%m-%d %H:%M:%S')} hpcomm hub: {line}")
 
 
 @command.command("serve")
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free port. It replaces the file's.")
+@click.option("--metrics", metavar="HOST:PORT", help="Where to serve metrics for Prometheus. It replaces the file's.")
 @click.option(
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The hub's file, in TOML."
 )
-def serve(listen: str | None, file: Path) -> None:
+@click.option("--check", is_flag=True, help="Only read the file and the tokens, and say whether they are good.")
+def serve(listen: str | None, metrics: str | None, file: Path, check: bool) -> None:
     """Run a hub until SIGTERM.
 
-    SIGTERM or SIGINT drains it: the hub takes no new jobs, ends those that wait for workers, tells those that run, and
-    exits with 0 when they have ended, or after drain_seconds. A second signal ends them at once. SIGHUP reads the file
-    and the tokens again.
+    \b
+    SIGTERM, SIGINT  drain: take no new jobs, end those that wait for workers, tell those that run,
+                     and exit when they have ended, or after drain_seconds
+    again            end all jobs at once
+    SIGHUP           read the file and the tokens again; a wrong file changes nothing
+
+    \b
+    Exit status: 0 after a drain, or if --check finds nothing wrong;
+                 1 if the hub cannot begin; 2 for wrong options, or if --check finds something wrong.
     """
     _use_few_arenas()
     try:
-        hub = Hub(lambda: read_config(file, listen), _print_now)
-        asyncio.run(hub.serve(lambda where: _print_now(f"listens at {where}")))
+        if check:
+            click.echo(_described(read_config(file, listen, metrics)))
+            return
+        hub = Hub(lambda: read_config(file, listen, metrics), print_now)
+        asyncio.run(hub.serve(lambda where: print_now(f"listens at {where}")))
     except HpcommError as error:
-        _fail(error)
-    _print_now("has drained")
+        _fail(error, 2 if check else 1)
+    print_now("has drained")
+
+
+def _described(config: HubConfig) -> str:
+    """Returns a sentence about a good configuration."""
+    saves = "saves nothing" if config.checkpoints is None else f"saves into {config.checkpoints}"
+    shows = "serves no metrics" if config.metrics is None else f"serves metrics at {config.metrics}"
+    asks = "has no administrator" if config.admin is None else "has an administrator"
+    names = ", ".join(config.namespaces)
+    return f"the hub listens at {config.listen}, {shows}, {saves}, {asks}, and has the namespaces {names}"
 
 
 @command.command("create")

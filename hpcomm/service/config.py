@@ -59,6 +59,7 @@ class HubConfig:
         admin: the token of `hpcomm hub status`, `jobs`, `evict` and `drain`; None: all these requests are refused.
         namespaces: by name.
         checkpoints: the folder for saved state; None: the hub saves nothing.
+        metrics: where the hub serves metrics; None: nowhere.
     """
 
     listen: HubAddress
@@ -69,14 +70,15 @@ class HubConfig:
     admin: bytes | None = field(repr=False)
     namespaces: Mapping[str, Namespace]
     checkpoints: Path | None
+    metrics: HubAddress | None
 
     def token(self, name: str) -> bytes | None:
         """Returns the token of a namespace, or of ADMIN; None if there is no such name."""
         return self.admin if name == ADMIN else self.namespaces[name].token if name in self.namespaces else None
 
 
-def read_config(path: str | os.PathLike[str], listen: str | None = None) -> HubConfig:
-    """Reads a hub's configuration. listen: replaces the file's `listen`.
+def read_config(path: str | os.PathLike[str], listen: str | None = None, metrics: str | None = None) -> HubConfig:
+    """Reads a hub's configuration. listen and metrics replace the file's `listen` and `metrics`.
 
     Raises:
         ConfigError: the file cannot be read, is no TOML, or has an unknown name or a value out of range; or a token
@@ -91,7 +93,7 @@ def read_config(path: str | os.PathLike[str], listen: str | None = None) -> HubC
     except ValueError as error:
         raise ConfigError(f"{file} is no TOML: {error}") from None
     try:
-        return _config(table, file.parent, listen)
+        return _config(table, file.parent, listen, metrics)
     except InvalidArgument as wrong:
         raise ConfigError(f"{file}: {wrong}") from None
 
@@ -108,10 +110,11 @@ def _loaded(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _config(table: dict[str, Any], folder: Path, listen: str | None) -> HubConfig:
+def _config(table: dict[str, Any], folder: Path, listen: str | None, metrics: str | None) -> HubConfig:
     of = _Table("", table)
     cpus = len(os.sched_getaffinity(0))
     written, admin = of.take("listen", "127.0.0.1:7700"), of.take("admin_token_file", None)
+    shown = of.take("metrics", None)
     spaces = of.take("namespaces", {})
     if not isinstance(spaces, dict) or not spaces:
         raise InvalidArgument("there are no namespaces: give one by [namespaces.NAME] with a token_file")
@@ -125,12 +128,20 @@ def _config(table: dict[str, Any], folder: Path, listen: str | None) -> HubConfi
         admin=None if admin is None else _token("admin_token_file", admin, folder),
         namespaces={name: _namespace(name, spaces[name], folder, memory) for name in spaces},
         checkpoints=_folder(of.take("checkpoints", None), folder),
+        metrics=_metrics(shown if metrics is None else metrics),
     )
     of.end()
     tokens = [one.token for one in found.namespaces.values()] + ([] if found.admin is None else [found.admin])
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("two token files hold the same token: give each namespace and the administrator another")
     return found
+
+
+def _metrics(given: Any) -> HubAddress | None:
+    try:
+        return None if given is None else address(given)
+    except InvalidArgument:
+        raise InvalidArgument(f"metrics is {given!r}: must be HOST:PORT, where the hub serves metrics") from None
 
 
 def _namespace(name: str, table: Any, folder: Path, memory: int) -> Namespace:

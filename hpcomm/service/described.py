@@ -18,6 +18,7 @@ from ..exchange.options import EngineOptions, PlanOptions
 from ..exchange.shards import Kind, RuleKind, Span
 from ..optim import SGD, Adam, AdamW, Assign, Average, Dual, Momentum, Nesterov, ProxSGD
 from ..rows import Rows
+from .work import HubWork
 
 _KINDS = frozenset(
     (
@@ -132,6 +133,7 @@ class Served:
     def __init__(self, handle: Any, described: Described, rank: int, timeout: float) -> None:
         self._handle, self._described, self._rank, self._timeout = handle, described, rank, timeout
         self._lock = threading.Lock()
+        self._work = HubWork()
 
     def serve(self) -> None:
         """Serves until all workers have closed the exchange, then closes it too, and frees it."""
@@ -141,7 +143,19 @@ class Served:
                 _core.exchange_close(self._handle, self._timeout)
         finally:
             with self._lock:
+                self._work = HubWork.counted(_core.exchange_stats(self._handle))
                 self._handle = None
+
+    def work(self) -> HubWork:
+        """Returns the counts of the exchange. It does not wait: while the exchange is saved or closed, the counts are
+        those of the call before."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._handle is not None:
+                    self._work = HubWork.counted(_core.exchange_stats(self._handle))
+            finally:
+                self._lock.release()
+        return self._work
 
     @contextmanager
     def handle(self) -> Iterator[Any]:

@@ -19,11 +19,12 @@ from typing import Any
 from .. import _core, launch
 from ..config import resolve
 from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeout
-from . import proof
+from . import notify, proof
 from .books import NOTHING, Books, Needs
 from .config import ADMIN, HubConfig, Namespace
 from .handle import NONCES, HubAddress, checked_name
 from .meeting import HostedJob, Joining, again
+from .metrics import Metrics
 from .session import MOST_BYTES, Session, hang_up
 from .store import Store
 from .tenant import Tenant, Terms
@@ -35,7 +36,7 @@ _PLACE_SECONDS = 1.0  # until a caller that has proven nothing must give up its 
 _REQUEST_SECONDS = 10.0  # from the proof to the first request, and from the answer to "keep"
 _MOST_SECONDS = 600.0  # that a tenant may give its workers to meet
 _MOST_TIMEOUT = 86400.0
-_STOP_SECONDS = 10.0  # for tenants that were told to stop
+STOP_SECONDS = 10.0  # for tenants that were told to stop
 _REMEMBERED = 256  # jobs of a namespace that ended before they ran: their late workers are told why
 
 # what is told of a job that does not run
@@ -63,6 +64,7 @@ class Hub:
         folder = self.config.checkpoints
         self._store = None if folder is None else Store(folder, self._space_named, self._books.count)
         self.jobs: dict[tuple[str, str], HostedJob] = {}
+        self._metrics = Metrics(self._status, lambda: self.config.namespaces, self.jobs, self._store, self._books.count)
         # by namespace; then by the job's name and nonce
         self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
         self._callers: dict[asyncio.StreamWriter, float] = {}
@@ -70,6 +72,7 @@ class Hub:
         self._drains_at: float | None = None
         self._end: asyncio.TimerHandle | None = None  # of the drain
         self._was_told = False  # by a first SIGTERM
+        self._serves: list[str] = []  # what systemd is told, once the hub listens
         self._began = time.monotonic()
         self._over = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,24 +94,38 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._on_term)
-        self._loop.add_signal_handler(signal.SIGHUP, self.reload)
-        host, port = server.sockets[0].getsockname()[:2]
-        ready(str(HubAddress(host, port)))
+        self._loop.add_signal_handler(signal.SIGHUP, self._on_hup)
         try:
+            if self.config.metrics is not None:
+                self.tell(f"metrics are at {await self._metrics.start(self.config.metrics)}")
+            at = str(HubAddress(*server.sockets[0].getsockname()[:2]))
+            ready(at)
+            self._serves = notify.ready(f"serves at {at}")
+            notify.send(self._serves, self.tell)
             await self._over.wait()
         finally:
             server.close()
             await self._end_all("the hub ends")
+            await self._metrics.close()
 
     def _on_term(self) -> None:
         self.drain(0 if self._was_told else self.config.drain_seconds)
         self._was_told = True
 
+    def _on_hup(self) -> None:
+        if self._drains_at is None:
+            notify.send(notify.reloading(), self.tell)
+        self.reload()
+        if self._drains_at is None:
+            notify.send(self._serves, self.tell)
+
     def drain(self, seconds: float) -> None:
         """Takes no new jobs, and ends those that are left after so many seconds. A later drain replaces this one."""
         sentence = f"the hub drains: it ends this job in {seconds:g} s"
         self._drains_at = time.monotonic() + seconds
-        self.tell(f"drains: {len(self.jobs)} jobs have {seconds:g} s")
+        told = f"drains: {len(self.jobs)} jobs have {seconds:g} s"
+        self.tell(told)
+        notify.send(notify.stopping(told, seconds + 2 * STOP_SECONDS), self.tell)
         for job in list(self.jobs.values()):
             if job.tenant is None:
                 job.end(ConfigError(f"{job.title}: the hub drains, and takes no new jobs"))
@@ -126,7 +143,7 @@ class Hub:
     async def _end_all(self, why: str) -> None:
         for job in list(self.jobs.values()):
             job.end(ConfigError(f"{job.title}: {why}"))
-        until = time.monotonic() + _STOP_SECONDS
+        until = time.monotonic() + STOP_SECONDS
         while self.jobs and time.monotonic() < until:
             await asyncio.sleep(0.01)
         for task in self._tasks:
@@ -484,6 +501,7 @@ class Hub:
         elif not why:
             self._books.count("jobs done")
         self.tell(f"{job.title} has ended{f': {why}' if why else ''}")
+        self._metrics.ended(job)
         self._drop(job)
 
     def _drop(self, job: HostedJob) -> None:

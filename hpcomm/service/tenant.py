@@ -19,6 +19,7 @@ from . import proof, saving
 from .books import Holding, Needs
 from .described import Described, Served
 from .store import JobStore
+from .work import HubWork, Tally
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
 _LOOK_SECONDS = 5.0
@@ -121,6 +122,7 @@ class Tenant:
         self._parts: queue.SimpleQueue[list[bytes] | _Stop] = queue.SimpleQueue()
         self._serving: list[_Serving] = []
         self._made_so_far = 0  # exchanges
+        self._tally = Tally()
         self._saver = saving.JobSaver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
         self._context: Context | None = None
         self._up = False
@@ -144,6 +146,11 @@ class Tenant:
     def memory(self) -> int:
         """The bytes that these exchanges hold."""
         return sum(one.held.needs.nbytes for one in self._serving)
+
+    @property
+    def work(self) -> HubWork:
+        """What the hub's cores have done for the job."""
+        return self._tally.work
 
     # ---- calls of the hub ------------------------------------------------------------------------------------------
 
@@ -268,6 +275,7 @@ class Tenant:
             back = not self.terms.resumes or self._restore(context, exchange)
             name = f"serves {self.terms.title}"
             thread = threading.Thread(target=self._serve, args=(exchange, held), name=name, daemon=True)
+            self._tally.begin(exchange.work)
             thread.start()
         except BaseException:
             held.free()
@@ -319,6 +327,7 @@ class Tenant:
         except Exception as failed:
             self._inbox.put(self._fail(failed))
         finally:
+            self._tally.end(exchange.work)
             del exchange
             gc.collect()
             held.free()
