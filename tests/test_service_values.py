@@ -97,8 +97,8 @@ def test_a_hub_takes_only_values_in_range() -> None:
         (changed(plain, b"\x01\0w\x08", b"\x01\0\0\x08"), "the name of key 0 is malformed"),
         (changed(plain, (21000).to_bytes(8, "little"), bytes(8)), "has no elements"),
         (changed(plain, (21000).to_bytes(8, "little"), (1 << 46).to_bytes(8, "little")), "a hub takes 1048576 chunks"),
-        (changed(plain, b"hpcx\x01", b"hpcx\x02"), "its version is 2, not 1"),
-        (changed(plain, b"hpcx\x01\0\0\0\x01", b"hpcx\x01\0\0\0\x02"), "it ends too early"),
+        (changed(plain, b"hpcx\x02", b"hpcx\x01"), "its version is 1, not 2"),
+        (changed(plain, b"hpcx\x02\0\0\0\x01", b"hpcx\x02\0\0\0\x02"), "it ends too early"),
     ):
         with pytest.raises(hpcomm.InvalidArgument, match=f"the description of an exchange: .*{wrong}"):
             Described(message, 1)
@@ -119,7 +119,7 @@ def test_a_hub_needs_memory_for_the_rows_that_it_owns() -> None:
     first, second = (one.memory(2, 2, 0, rank) for rank in (2, 3))
     assert first - second == 4 * (2 * (16 << 10) - VALUES["w"].size)
     assert (first + second) // 2 == one.memory(2, 2, 0)
-    assert one.descriptors(2, 3) == 1 + 2 * 1 * 3 * 2
+    assert one.descriptors(2, 1, 2, 3) == 1 + 2 * 1 * 3 * 2
 
 
 def test_an_exchange_has_the_weight_of_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
