@@ -53,7 +53,7 @@ typedef struct hpc_described_scheme {
 
 struct hpc_description {
     int n_schemes;
-    int workers; /* of the job, once plans are made */
+    int workers, hubs; /* of the job, once plans are made */
     hpc_described_scheme *schemes;
     hpc_key_form *forms;
 };

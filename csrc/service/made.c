@@ -34,7 +34,10 @@ int hpc_description_plan(hpc_description *d, int workers, int hubs) {
     if (d == NULL || workers < 1 || hubs < 1)
         return hpc_fail(HPC_ERR_INVALID, op_make, "exchange: a plan of %d workers and %d hubs", workers, hubs);
     int status = HPC_OK;
-    d->workers = workers;
+    if (d->schemes[0].plan == NULL) {
+        d->workers = workers;
+        d->hubs = hubs;
+    }
     for (int i = 0; i < d->n_schemes && status == HPC_OK; i++) {
         hpc_described_scheme *s = &d->schemes[i];
         if (s->plan == NULL) status = hpc_hub_plan(&s->hub, &s->racks, workers, hubs, &s->plan);

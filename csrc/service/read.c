@@ -383,20 +383,34 @@ uint64_t hpc_description_memory(const hpc_description *d, int workers, int hubs,
     return bytes < 0x1p63 ? (uint64_t)bytes : UINT64_MAX;
 }
 
-/* Returns the number of workers in the rack of hub number hub. */
-static int in_rack(const hpc_hub_racks *racks, int hub) {
-    int n = 0;
-    for (int w = 0; w < racks->n; w++) n += racks->groups[racks->n + w] == hub;
-    return n;
+/* Returns how many descriptors a hub needs for each lane: one for each rank with which its rows exchange bytes, unless
+ * it maps the rank's memory. near: room for a mark for each rank. */
+static int peers_of(const hpc_description *d, const hpc_plan *plan, int far, int far_hubs, int rank, char *near) {
+    int workers = 0, hubs = 0;
+    memset(near, 0, (size_t)(d->workers + d->hubs));
+    near[rank] = 1;
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        if (row->owner != rank || (i > 0 && row[-1].owner == rank && row->in == row[-1].in && row->out == row[-1].out))
+            continue; /* rows of a hub that serves all share their edges */
+        for (int e = 0; e < row->n_in + row->n_out; e++) {
+            const int peer = e < row->n_in ? row->in[e].rank : row->out[e - row->n_in].rank;
+            if (near[peer]) continue;
+            near[peer] = 1;
+            *(peer < d->workers ? &workers : &hubs) += 1;
+        }
+    }
+    return (workers < far ? workers : far) + (hubs < far_hubs ? hubs : far_hubs);
 }
 
 int hpc_description_descriptors(const hpc_description *d, int far, int far_hubs, int rank, int streams) {
-    double n = 0;
-    for (int i = 0; i < d->n_schemes; i++) {
+    if (d->schemes[d->n_schemes - 1].plan == NULL || rank < d->workers || rank >= d->workers + d->hubs) return INT_MAX;
+    char *near = malloc((size_t)(d->workers + d->hubs));
+    double n = near == NULL ? INT_MAX : 0;
+    for (int i = 0; i < d->n_schemes && near != NULL; i++) {
         const hpc_described_scheme *s = &d->schemes[i];
-        const int own = s->racks.n > 0 ? in_rack(&s->racks, rank - d->workers) : far;
-        const int peers = (own < far ? own : far) + (s->racks.n > 0 ? far_hubs : 0);
-        n += 1 + 2.0 * s->hub.cores * streams * peers;
+        n += 1 + 2.0 * s->hub.cores * streams * peers_of(d, s->plan, far, far_hubs, rank, near);
     }
+    free(near);
     return n < INT_MAX ? (int)n : INT_MAX;
 }

@@ -10,8 +10,12 @@ from .status import check, checking
 
 
 def description_write(hubs: list[Any], configs: list[tuple[Any, object]]) -> bytes:
-    """Returns the message that describes an exchange. hubs: an hpc_hub or, if each rack has a hub, an hpc_hosts for each
-    of configs, which are made by exchange_config."""
+    """Returns the message that describes an exchange.
+
+    Args:
+        hubs: an hpc_hub or, if each rack has a hub, an hpc_hosts for each of configs.
+        configs: values of exchange_config.
+    """
     own = [_without_filters(config) for config, _ in configs]
     racks = [_of_workers(one) if ffi.typeof(one) is _HOSTS else (ffi.NULL, None) for one in hubs]
     flat = [ffi.NULL if ffi.typeof(one) is _HOSTS else one for one in hubs]
@@ -35,7 +39,9 @@ def _of_workers(hosts: Any) -> tuple[Any, object]:
     points to."""
     made = ffi.new("hpc_hosts *", hosts[0])
     working = [i for i in range(made.n_workers) if not made.serves[i]]
-    groups = ffi.new("int[]", [made.groups[level * made.n_workers + i] for level in range(made.n_levels) for i in working])
+    groups = ffi.new(
+        "int[]", [made.groups[level * made.n_workers + i] for level in range(made.n_levels) for i in working]
+    )
     made.groups, made.n_workers = groups, len(working)
     made.leads = made.serves = ffi.NULL
     return made, groups

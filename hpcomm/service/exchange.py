@@ -9,8 +9,8 @@ from ..errors import HpcommError, InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange
 from ..exchange.arguments import refuse
 from ..exchange.options import Consistencies, EngineOptions, check_keywords, engine_options, plan_options
-from ..optim import RuleOrRules
 from ..graphs.places import as_list
+from ..optim import RuleOrRules
 from ..plan import Plan
 from ..stage import whole
 from ..topology import Hierarchy, ParameterServer
@@ -120,11 +120,13 @@ def _topology(
 
 
 def _rack_of(racks: object, workers: int, hubs: int) -> dict[int, int]:
-    """Returns the number of each worker's rack. Raises InvalidArgument unless each hub has one rack, each rack a worker,
+    """Returns the number of each worker's rack. Raises InvalidArgument unless each hub has a rack, each rack a worker,
     and each worker one rack."""
     groups = as_list("racks", racks)
     if len(groups) != hubs:
-        raise InvalidArgument(f"racks has {len(groups)} racks and the job {hubs} hubs: give the workers of each hub's rack")
+        raise InvalidArgument(
+            f"racks has {len(groups)} racks and the job {hubs} hubs: give the workers of each hub's rack"
+        )
     found: dict[int, int] = {}
     for i, group in enumerate(groups):
         ranks = as_list(f"racks[{i}]", group)
