@@ -4,7 +4,7 @@
     python -m bench.phub.racks --racks 1,2 --uplink 100mbit
 
 The hosts are namespaces of this machine with links of 1 Gb/s (tests/cluster/hosts.py); the hosts of a rack share one
-link to the other racks. Each worker and each hub has a host. The job takes turns with three exchanges of the same array:
+link to the other racks. Each worker and each hub has a host. Three exchanges of the same array take turns:
 
     ring     the hub of each rack folds for it, and folds and parameters go around a ring of hubs, as in the paper
     sharded  the hub of each rack folds for it, and sends the fold to the hub that owns the chunk
@@ -50,7 +50,7 @@ UNABLE = 77  # exit status if the machine has no hosts
 
 def options_of(given: Sequence[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m bench.phub.racks", description=__doc__.partition("\n")[0])
-    p.add_argument("--racks", default="1,2,4", help="numbers of racks; comma-separated")
+    p.add_argument("--racks", default="", help="numbers of racks; comma-separated; default: 1,2,4, or 1,2 if quick")
     p.add_argument("-s", "--size", type=int, default=16, help="MiB of the array")
     p.add_argument("-N", "--cycles", type=int, default=7, help="turns of each exchange")
     p.add_argument("--rate", type=rate_of, default="1gbit", help="of each host's link, as tc writes it")
@@ -59,8 +59,9 @@ def options_of(given: Sequence[str] | None) -> argparse.Namespace:
     add_quick(p, "1 MiB, one cycle, one and two racks")
     add_output(p, "")
     options = p.parse_args(given)
+    options.racks = options.racks or ("1,2" if options.quick else "1,2,4")
     if options.quick:
-        options.racks, options.size, options.cycles = "1,2", 1, 1
+        options.size, options.cycles = 1, 1
     try:
         options.racks = [int(word) for word in options.racks.split(",")]
     except ValueError:
@@ -118,9 +119,9 @@ def work(size: int, cycles: int, plant: bool) -> Row:
 def bound(way: str, racks: int, nbytes: int, rate: float, uplink: float) -> float:
     """Returns the seconds that the bytes of a step take on the busiest link, one way.
 
-    A hub's link takes the pushes of its workers; in racks also the folds of the other racks for the chunks that it owns,
-    and the parameters that others own. A rack's link takes folds and parameters once in each direction, and without
-    racks once for each worker.
+    A hub's link takes the pushes of its workers; in racks also the folds of other racks for the chunks that it owns,
+    and the parameters of the other chunks. A rack's link takes folds and parameters once in each direction, and
+    without racks once for each worker.
     """
     others = (racks - 1) / racks
     copies = EACH if way == "flat" else 1
@@ -186,7 +187,13 @@ def measure(options: argparse.Namespace) -> list[Row]:
         for way in WAYS:
             least = bound(way, racks, options.size * MIB, carried(options.rate), carried(options.uplink))
             rows.append(
-                {"racks": racks, "way": way, "cycles": found["cycles"][way], "bound": least, "wrong": found["wrong"][way]}
+                {
+                    "racks": racks,
+                    "way": way,
+                    "cycles": found["cycles"][way],
+                    "bound": least,
+                    "wrong": found["wrong"][way],
+                }
             )
         if options.progress is not None:
             options.progress.write_text(f"{(i + 1) / len(options.racks):.4f}")
