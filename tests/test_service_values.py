@@ -55,7 +55,7 @@ def a_description(**given: Any) -> Described:
     return Described(a_message(**given), 1)
 
 
-RICH = {
+RICH: dict[str, Any] = {
     "values": VALUES,
     "rule": {"w": hpcomm.ProxSGD(prox=hpcomm.prox.ElasticNet(0.5, 0.25)), "b": hpcomm.Adam(), "big": hpcomm.SGD()},
     "plan": hpcomm.PlanOptions(
