@@ -184,7 +184,8 @@ static int open_counts(Py_buffer *into, PyObject *counts, int n) {
 }
 
 /* collective_at(context, what, type, op, root, send, recv, count, send_counts, recv_counts, nbytes, timeout) -> 0, or a
- * negative status. send, recv: addresses, 0 for none; the caller keeps their memory alive. nbytes: the longer one's. */
+ * negative status. send, recv: addresses, 0 for none; the caller keeps their memory alive. nbytes: the longer one's,
+ * and those of the calls that have started before. */
 PyObject *hpc_fast_collective_at(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     hpc_collective_call c = {.size = sizeof c};
     Py_buffer sends = {0}, recvs = {0};
@@ -223,8 +224,8 @@ PyObject *hpc_fast_collective_at(PyObject *module, PyObject *const *args, Py_ssi
 }
 
 /* message_at(context, receives, rank, tag, at, count, type, nbytes) -> the address of the request of a started message,
- * which request_free frees, or a negative status. at: the address of count elements of type, nbytes together, which the
- * caller keeps alive. rank and tag of a recv: HPC_ANY for any. */
+ * which request_free frees, or a negative status. at: the address of count elements of type, which the caller keeps
+ * alive. nbytes: theirs, and those of the calls that have started before. rank and tag of a recv: HPC_ANY for any. */
 PyObject *hpc_fast_message_at(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     hpc_request *request = NULL;
     int status;
@@ -247,7 +248,8 @@ PyObject *hpc_fast_message_at(PyObject *module, PyObject *const *args, Py_ssize_
     return status == HPC_OK ? PyLong_FromVoidPtr(request) : PyLong_FromLong(status);
 }
 
-/* request_test(request, nbytes) -> status. nbytes: of its longest array. */
+/* request_test(request, nbytes) -> status. nbytes: of the arrays that the test may go on with: those of every started
+ * call of the context. It keeps the GIL for a few. */
 PyObject *hpc_fast_request_test(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     int status;
     (void)module;
@@ -262,8 +264,8 @@ PyObject *hpc_fast_request_test(PyObject *module, PyObject *const *args, Py_ssiz
     return PyLong_FromLong(status);
 }
 
-/* request_wait(request, nbytes, timeout, receives) -> the sender's rank if it is a recv, else 0; or a negative status
- */
+/* request_wait(request, nbytes, timeout, receives) -> the sender's rank if it is a recv, else 0; or a negative status.
+ * nbytes: as of request_test. */
 PyObject *hpc_fast_request_wait(PyObject *module, PyObject *const *args, Py_ssize_t n) {
     hpc_received received = {0};
     (void)module;

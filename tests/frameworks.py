@@ -13,7 +13,10 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 JOBS: dict[str, list[str | Path]] = {
     "lightning": [EXAMPLES / "train_lightning.py", "--ranks", "2"],
-    "accelerate": ["-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLES / "train_accelerate.py"],
+    "accelerate": [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        EXAMPLES / "train_accelerate.py",
+    ],
 }
 NOISE = ("Exception ignored", "hpcomm.errors")
 

@@ -175,7 +175,7 @@ void ask_too_much(hpcomm::Service &service) {
     exchange_of(service, its);
 }
 
-// Prints what each of several exchanges is refused with; then makes one that is not refused.
+// Prints the refusals of several exchanges; then makes an exchange that is not refused.
 void be_refused(hpcomm::Service &service) {
     for (void (*make)(hpcomm::Service &) : {use_own_code, ask_too_much}) {
         try {

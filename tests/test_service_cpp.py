@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def built(source: Path, program: Path, standard: str = "c++17") -> Path:
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
         pytest.skip(f"this machine has no {' or '.join(names)}")
-    flags = [f"-std={standard}", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I", INCLUDE]
+    flags: list[str | Path] = [f"-std={standard}", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I", INCLUDE]
     done = mpi.command(compiler, *flags, f"-Wl,-rpath,{LIBRARY.parent}", source, LIBRARY, "-o", program)
     assert done.returncode == 0, done.stdout + done.stderr
     return program
@@ -83,9 +84,10 @@ class Worker:
     def lines(self) -> list[str]:
         """What it prints until it ends."""
         try:
-            return self.process.communicate(timeout=SECONDS * mpi.PATIENCE)[0].splitlines()
+            printed: str = self.process.communicate(timeout=SECONDS * mpi.PATIENCE)[0]
         finally:
             self.process.kill()
+        return printed.splitlines()
 
 
 # ---- the same bits -------------------------------------------------------------------------------------------------
@@ -160,6 +162,10 @@ def test_workers_in_cpp_have_the_bits_of_workers_in_python(
         assert one.lines() == expected
 
 
+def is_idle(hub: Served) -> bool:
+    return not hub.jobs()
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_in_cpp_uses_two_hubs(
     hub: Served, own_hub: Served, worker: Path, expected: list[str], rank: int
@@ -171,7 +177,7 @@ def test_a_worker_in_cpp_uses_two_hubs(
     assert run_python([1 - rank], handle, "shm") == [expected]
     assert one.lines() == expected
     for each in (hub, own_hub):
-        each.wait(lambda each=each: each.jobs() == {})  # type: ignore[misc]
+        each.wait(partial(is_idle, each))
 
 
 def train_in_racks(handle: str, token: str) -> list[str]:
@@ -250,7 +256,7 @@ def test_a_hub_serves_jobs_in_python_torch_and_cpp_at_once(hub: Served, worker: 
         waiting = [server.accept()[0] for _ in range(2 * len(bodies))]
         for one in cpp:
             one.until_it_holds()
-        assert [one["exchanges"] > 0 for one in hub.ask(op="jobs")["jobs"]] == [True] * (1 + len(bodies))
+        hub.wait(lambda: sum(one["exchanges"] > 0 for one in hub.ask(op="jobs")["jobs"]) == 1 + len(bodies))
         for connection in waiting:
             connection.close()
         for one in cpp:
@@ -330,14 +336,11 @@ def test_calls_in_cpp_are_refused_in_the_words_of_python(hub: Served, worker: Pa
             told = Worker(worker, hub, where, "workers", token=token).lines()
             assert told[0] == kind
             if where:
-                assert told == said(lambda where=where, token=token: join(where, TOKENS[token], rank=0, size=1))  # type: ignore[misc]
+                assert told == said(partial(join, where, TOKENS[token], rank=0, size=1))
     for args, wrong in (((1, 1), "rank is 1: must be 0 to 0"), ((0, 0), "size is 0: must be 1 to 1048576")):
         told = Worker(worker, hub, handle, "workers", *args).lines()
-        assert (
-            told
-            == said(lambda args=args: join(handle, TOKENS["a"], rank=args[0], size=args[1]))
-            == ["InvalidArgument", wrong]
-        )  # type: ignore[misc]
+        python = said(partial(join, handle, TOKENS["a"], rank=args[0], size=args[1]))
+        assert told == python == ["InvalidArgument", wrong]
 
 
 def test_a_token_file_is_read_as_in_python(hub: Served, worker: Path, tmp_path: Path) -> None:
@@ -386,7 +389,7 @@ def test_a_worker_that_connects_to_the_others_listens_to_the_hub(
     handle = hub.create("a", f"hangs-up{context}")
     first = Worker(worker, hub, handle, "workers", 0, 2, last=os.environ.get("HPCOMM_TRANSPORT", ""))
     given = [{"RANK": "1", "WORLD_SIZE": "2"}], hang_up_while_connecting, handle, TOKENS["a"], context, str(tmp_path)
-    other = threading.Thread(target=lambda: mpi.start(*given, timeout=SECONDS))  # type: ignore[arg-type]
+    other = threading.Thread(target=partial(mpi.start, *given, timeout=SECONDS))
     other.start()
     told = first.lines()
     (tmp_path / f"{context}").touch()

@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from backend_jobs import HELD, has_ended, job, run  # noqa: E402
+from backend_jobs import HELD, dies, has_ended, job, run  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hpcomm  # noqa: E402
@@ -520,9 +520,7 @@ def dead(folder: str) -> list[Any]:
         me, n = dist.get_rank(), dist.get_world_size()
         pair = dist.new_group([0, n - 1])
         source = torch.empty(1)
-        dist.barrier()
-        if me == n - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        dies(n - 1)
         told = []
         if me == 0:
             with pytest.raises(hpcomm.PeerFailed, match=f"rank 1 of this group is rank {n - 1} of the job") as raised:
@@ -560,9 +558,7 @@ def dead_in_ddp(folder: str) -> str:
 
     with job(folder):
         model = Ddp(Net())
-        dist.barrier()
-        if dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        dies(1)
         with pytest.raises((RuntimeError, hpcomm.PeerFailed)) as raised:
             model(torch.ones(2, 64)).sum().backward()
         return str(raised.value)
@@ -583,10 +579,10 @@ def late(folder: str) -> list[Any]:
             with pytest.raises(hpcomm.Timeout) as raised:
                 recv.wait(timedelta(seconds=0.2))
             told.append(raised.value.waiting_for)
-        dist.distributed_c10d._get_default_store().add("late", 1)
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"late {me}", "")
         if me == 1:
-            while dist.distributed_c10d._get_default_store().add("late", 0) < dist.get_world_size():
-                pass
+            store.wait(["late 0", "late 2"], timedelta(seconds=20))
             dist.all_reduce(x)
             dist.send(torch.ones(1), 0)
             dist.send(torch.ones(1), 2)

@@ -1,12 +1,8 @@
 """DDP's communication hook: exact means, what codecs hold back, resuming, refusals, failures, threads."""
 
-import os
-import signal
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import backend_jobs  # noqa: E402
+from backend_jobs import run  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hpcomm  # noqa: E402
@@ -27,7 +25,7 @@ Tensor: Any = torch.Tensor
 dist = torch.distributed
 pytestmark = [
     pytest.mark.xdist_group("group torch hook"),
-    pytest.mark.skipif(not hasattr(dist.AllreduceOptions, "asyncOp"), reason="needs torch 2.8"),
+    pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7), reason="needs torch 2.7"),
 ]
 SMALL = 0.0005  # of bucket_cap_mb: some buckets
 EXACT = {  # codecs that send small whole numbers without rounding
@@ -40,21 +38,8 @@ EXACT = {  # codecs that send small whole numbers without rounding
 HELD = {"topk": TopK(0.1), "onebit": OneBit(), "float4": ErrorFeedback(Float4()), "threshold": Threshold(0.05)}
 
 
-@contextmanager
-def job(folder: str, *, backend: str = "gloo") -> Iterator[None]:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    world: Any = mpi.world()
-    store = dist.FileStore(f"{folder}/store", world.size)
-    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timedelta(seconds=20))
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def run(n: int, body: Callable[..., Any], tmp_path: Path, *args: Any, **options: Any) -> Any:
-    return mpi.spawn(n, body, str(tmp_path), *args, **options)
+def job(folder: str, *, backend: str = "gloo") -> Any:
+    return backend_jobs.job(folder, name=backend)
 
 
 class Whole(nn.Module):
@@ -378,11 +363,9 @@ def test_wrong_arguments_are_refused_on_every_rank(tmp_path: Path) -> None:
 
 def dies(folder: str, coded: bool) -> Any:
     with job(folder):
-        rank = dist.get_rank()
         ddp, _ = hooked(net(), TopK(0.1) if coded else None)
         trained(ddp, range(3))
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        backend_jobs.dies(1)
         started = time.monotonic()
         try:
             trained(ddp, range(3, 4))
@@ -405,16 +388,16 @@ def late(folder: str, coded: bool) -> Any:
     with job(folder):
         ddp, state = hooked(net(), TopK(0.1) if coded else None, timeout=0.5)
         trained(ddp, range(2))
+        store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 1:
-            while not Path(folder, "told").exists():
-                time.sleep(0.01)
+            store.wait(["told"], timedelta(seconds=30))
             return None
         try:
             trained(ddp, range(2, 3))
         except hpcomm.Timeout as failed:
             return [list(failed.waiting_for), str(failed)]
         finally:
-            Path(folder, "told").touch()
+            store.set("told", "")
             state.context.abort("the test is over")
     return None
 
@@ -424,6 +407,39 @@ def test_a_late_rank_is_named_by_backward(tmp_path: Path, coded: bool) -> None:
     ranks, text = run(2, late, tmp_path, coded).values[0]
     assert ranks == [1]
     assert "allreduce_hook: nothing came from rank 1 in 0.5 s" in text
+
+
+def cut(folder: str, coded: bool) -> Any:
+    """Rank 0's backward pass raises when its first bucket waits for rank 1, which never comes."""
+    with job(folder):
+        ddp, state = hooked(net(), "float32" if coded else None, timeout=30)
+        trained(ddp, range(2))
+        if dist.get_rank() == 1:
+            dist.barrier()
+            state.close()
+            return None
+        reduce = state._reduce
+        sent: list[Any] = []
+
+        def fails(bucket: Any) -> Any:
+            if sent:
+                raise ZeroDivisionError("the backward pass is cut short")
+            sent.append(reduce(bucket))
+            return sent[0]
+
+        state._reduce = fails
+        with pytest.raises(ZeroDivisionError):
+            trained(ddp, range(2, 3))
+        started = time.monotonic()
+        state.close()
+        waited = time.monotonic() - started
+        dist.barrier()
+        return waited
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_close_does_not_wait_for_a_pass_that_was_cut_short(tmp_path: Path, coded: bool) -> None:
+    assert run(2, cut, tmp_path, coded).values[0] < 15
 
 
 # ---- threads, groups and names ---------------------------------------------------------------------------------------
@@ -483,6 +499,9 @@ def groups(folder: str) -> list[Any]:
                 dist.broadcast(other, 0, group=pair)
                 assert torch.equal(other, p.grad)
             state.close()
+        ddp, state = hooked(net())  # rank 2 has made fewer hooks
+        assert same_on_all(trained(ddp, range(2))[-1])
+        state.close()
         return names
 
 

@@ -28,6 +28,7 @@ SOURCES = (
     "machine/wait_cpu.c",
     "machine/fold.c",
     "machine/footprint.c",
+    "machine/tenants.c",
 )
 VERBS_SOURCES = ("machine/verbs_raw.c", "machine/loopback.c")  # where rdma-core's headers are
 VERBS = ("-libverbs", "-lpthread")
@@ -67,6 +68,7 @@ LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "bench_momentum": (_double, [_pointer, _pointer, _pointer, _size, _int]),
     "bench_fold_of": (_double, [_pointer, _pointer, _int, _size, _int]),
     "bench_two": (_double, [_pointer, _pointer, _pointer, _size, _int, _int]),
+    "bench_futex_ping": (_int, [_pointer, _int, _double, _int, _pointer]),
     "bench_cpu_seconds": (_double, []),
     "bench_wait": (_int64, [_pointer, _int, _uint64, _double, _pointer, _pointer]),
     "bench_raise": (_int, [_pointer, _int, _uint64]),

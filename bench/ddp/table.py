@@ -39,7 +39,7 @@ def cells(row: Row) -> list[str]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """Prints the table, what was left out, and the verdict on the answers."""
+    """Prints the table."""
     table = Table(box=None, pad_edge=False)
     for name in ("model", "parameters", "tensors", "ranks", "way"):
         table.add_column(name, justify="left" if name in ("model", "way") else "right", no_wrap=True)
@@ -56,7 +56,3 @@ def show(document: dict[str, Any]) -> None:
     told = f"{document['cores']} cores, hpcomm {document['hpcomm']}, torch {document['torch']}, {document['mpi']}"
     print(f"# ddp: {told}", flush=True)
     console.print(table)
-    for note in document["left_out"]:
-        print(f"# {note}")
-    wrong = sum(row["wrong"] for row in document["rows"])
-    print(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}", flush=True)

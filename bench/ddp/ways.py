@@ -83,7 +83,7 @@ class Ddp(Way):
         super().__init__(case, batches)
 
     def wrapped(self) -> Any:
-        with warnings.catch_warnings():  # torch 2.13 renames an argument, and 2.8 lacks the new name
+        with warnings.catch_warnings():  # torch 2.13 renames an argument, and older torch lacks the new name
             warnings.simplefilter("ignore", FutureWarning)
             return nn.parallel.DistributedDataParallel(
                 self.model, process_group=self.group, gradient_as_bucket_view=True, broadcast_buffers=False

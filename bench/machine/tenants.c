@@ -12,8 +12,61 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include "c_ranks.h"
+
+/* ---- a ping of two processes, or threads ---- */
+
+typedef struct futex_word {
+    _Atomic int value;
+    char unused[2 * BENCH_LINE - sizeof(int)];
+} futex_word;
+
+typedef struct futex_pair {
+    futex_word there, back;
+} futex_pair;
+
+enum { NO_MORE = -1 /* the end of pings */ };
+
+static void futex_wake(futex_word *w) {
+    syscall(SYS_futex, &w->value, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+/* Sleeps until a word has changed from old; returns its value. */
+static int futex_wait(futex_word *w, int old) {
+    int value;
+    while ((value = atomic_load(&w->value)) == old) syscall(SYS_futex, &w->value, FUTEX_WAIT, old, NULL, NULL, 0);
+    return value;
+}
+
+static void futex_set(futex_word *w, int value) {
+    atomic_store(&w->value, value);
+    futex_wake(w);
+}
+
+/* Takes at most so many samples of a round trip: rank 0 changes one word, on which rank 1 sleeps, and sleeps on the
+ * other. All bytes of the pair are 0 before and after. Returns the number of samples. */
+BENCH_API int bench_futex_ping(futex_pair *pair, int rank, double seconds, int most, double *samples) {
+    int n = 0;
+    if (rank != 0) {
+        for (int i = 0, value; (value = futex_wait(&pair->there, i)) != NO_MORE; i = value)
+            futex_set(&pair->back, value);
+        futex_set(&pair->back, 0);
+        return 0;
+    }
+    const double end = bench_now() + seconds;
+    for (double start = bench_now(), now; start < end && n < most; start = now) {
+        futex_set(&pair->there, n + 1);
+        futex_wait(&pair->back, n);
+        now = bench_now();
+        samples[n++] = now - start;
+    }
+    futex_set(&pair->there, NO_MORE);
+    futex_wait(&pair->back, n);
+    atomic_store(&pair->there.value, 0);
+    return n;
+}
 
 #ifndef BENCH_LIBRARY
 enum {
@@ -24,19 +77,13 @@ enum {
     CHUNK = 32 << 10,
     SLICE = 64 << 10,
     SLICES = 256,
-    NO_MORE = -1 /* the end of pings */
 };
 static const double RATE = 1.0 / 64; /* with whole updates all parameters are exact */
-
-typedef struct futex_word {
-    _Atomic int value;
-    char unused[2 * BENCH_LINE - sizeof(int)];
-} futex_word;
 
 /* Memory of both ranks. */
 typedef struct common {
     bench_line last[2]; /* a tenant's last operation of the block */
-    futex_word there, back;
+    futex_pair pair;
 } common;
 
 /* An exchange, and the thread that drives it. */
@@ -249,43 +296,7 @@ static int stream(block *b) {
     return status;
 }
 
-/* ---- a ping, and copies of memory ---- */
-
-static void futex_wake(futex_word *w) {
-    syscall(SYS_futex, &w->value, FUTEX_WAKE, 1, NULL, NULL, 0);
-}
-
-/* Sleeps until a word has changed from old; returns its value. */
-static int futex_wait(futex_word *w, int old) {
-    int value;
-    while ((value = atomic_load(&w->value)) == old) syscall(SYS_futex, &w->value, FUTEX_WAIT, old, NULL, NULL, 0);
-    return value;
-}
-
-static void futex_set(futex_word *w, int value) {
-    atomic_store(&w->value, value);
-    futex_wake(w);
-}
-
-/* Takes samples of a round trip: rank 0 changes one word, on which rank 1 sleeps, and sleeps on the other. */
-static void ping(const bench_rank *r, block *b) {
-    const double end = bench_now() + b->seconds;
-    if (r->rank != 0) {
-        for (int i = 0, value; (value = futex_wait(&shared->there, i)) != NO_MORE; i = value)
-            futex_set(&shared->back, value);
-        futex_set(&shared->back, 0);
-        return;
-    }
-    for (double start = bench_now(), now; start < end && b->n < SAMPLES; start = now) {
-        futex_set(&shared->there, b->n + 1);
-        futex_wait(&shared->back, b->n);
-        now = bench_now();
-        b->samples[b->n++] = now - start;
-    }
-    futex_set(&shared->there, NO_MORE);
-    futex_wait(&shared->back, b->n);
-    atomic_store(&shared->there.value, 0);
-}
+/* ---- copies of memory ---- */
 
 static void copy(block *b) {
     atomic_store(&b->begun, 1);
@@ -492,7 +503,8 @@ static int ping_beside(bench_rank *r, block *b, block *beside) {
     if (beside != NULL && status == HPC_OK) status = begin(r, beside);
     while (beside != NULL && status == HPC_OK && !atomic_load(&beside->begun)) sched_yield();
     if (status == HPC_OK) status = bench_meet(r);
-    if (status == HPC_OK && b->t == NULL) ping(r, b);
+    if (status == HPC_OK && b->t == NULL)
+        b->n = bench_futex_ping(&shared->pair, r->rank, b->seconds, SAMPLES, b->samples);
     if (status == HPC_OK && b->t != NULL) status = drive(b);
     if (beside == NULL) return status;
     atomic_store(&beside->stop, 1);

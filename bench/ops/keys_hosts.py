@@ -35,9 +35,9 @@ import hpcomm
 from bench.common import by_shapes, models
 from bench.common.harness import Bench, has_torch, nbytes
 from bench.common.options import add_output, add_quick, write
+from bench.common.steps import meet
 from bench.ops.hosts_bench import Shape, carried, rate_of, shape_of
 from bench.ops.keys_table import lines
-from bench.torch.step import meet
 from bench.torch.table import times
 from hpcomm.bench.arrays import Floats
 from hpcomm.bench.rows import Row

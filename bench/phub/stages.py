@@ -37,6 +37,7 @@ from bench.common.layers import Layer
 from bench.common.models import Key
 from bench.common.native import build
 from bench.common.options import add_output, add_quick, write
+from bench.common.steps import meet
 from bench.common.timed import Trainer
 from bench.ops.hosts_bench import Shape, carried, rate_of, shape_of
 from bench.ops.keys_hosts import differing
@@ -54,7 +55,6 @@ from bench.phub.stages_table import (
     lines,
 )
 from bench.poseidon.networks import NETWORKS
-from bench.torch.step import meet
 from hpcomm.bench.arrays import Floats, aligned, zeros
 from hpcomm.bench.composites import Shard, update
 from hpcomm.bench.rows import Row

@@ -26,10 +26,10 @@ from bench.common import by_shapes
 from bench.common.harness import has_torch
 from bench.common.layers import FLOAT, QUARTER, too_large
 from bench.common.options import add_output, add_quick, write
+from bench.common.steps import UNABLE
 from bench.ops.hosts_bench import Shape, carried, rate_of
 from bench.phub.networks import NETWORKS
 from bench.phub.systems import FIGURES, PBOX, PORTS, SYSTEMS
-from bench.torch.step import UNABLE
 from hpcomm.bench.rows import Row
 
 HOSTS, RATE = 8, "250mbit"  # two cores can carry eight such links

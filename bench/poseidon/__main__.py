@@ -33,6 +33,7 @@ import hpcomm
 from bench.common import by_shapes
 from bench.common.harness import has_torch
 from bench.common.options import write
+from bench.common.steps import UNABLE
 from bench.ops.hosts_bench import Shape, carried
 from bench.poseidon import plots, table
 from bench.poseidon.choice import Choice, Load
@@ -40,7 +41,7 @@ from bench.poseidon.figures import Timed
 from bench.poseidon.options import options_of, runs, shape_in
 from bench.poseidon.systems import FIGURES
 from bench.poseidon.table import HYBRID, LOSSY, NAMES, OF_ONE, ROLES
-from bench.torch.step import UNABLE, Block, Group, measured
+from bench.torch.step import Block, Group, measured
 from hpcomm.bench.rows import Row
 
 WARMUP = 3  # steps: way="auto" sends matrices in the first, DDP rebuilds its buckets in the second

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 import hpcomm
 from bench.common.harness import has_torch
 from bench.common.launch import cores
+from bench.common.steps import meet
 from bench.sfb.table import ALL, AUTO, DENSE, FOLDED, HUB, ONCE, PEER, PRODUCT, REBUILD, RELAYED, SOME
-from bench.torch.step import meet
 from bench.torch.table import times
 from hpcomm import graphs, topology
 from hpcomm.bench.rows import Row

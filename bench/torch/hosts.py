@@ -22,11 +22,12 @@ import hpcomm
 from bench.common import by_shapes
 from bench.common.harness import has_torch
 from bench.common.options import add_output, add_quick, write
+from bench.common.steps import UNABLE
 from bench.ops.hosts_bench import rate_of, shape_of
 from bench.torch import real_table
 from bench.torch.hosts_table import ALL_REDUCE, PUSH_PULL, lines
 from bench.torch.real_table import REAL
-from bench.torch.step import UNABLE, Block, Group, measured
+from bench.torch.step import Block, Group, measured
 from bench.torch.table import ALONE
 from hpcomm.bench.rows import Row
 

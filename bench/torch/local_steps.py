@@ -24,10 +24,11 @@ import hpcomm
 from bench.common import by_shapes
 from bench.common.harness import has_torch
 from bench.common.options import add_output, add_quick, write
+from bench.common.steps import UNABLE
 from bench.common.wire import sent
 from bench.ops.hosts_bench import Shape, carried, rate_of
 from bench.torch.local_steps_table import BY_HAND, NAMES, ROLES, STREAM, TOPK, WHOLE, lines
-from bench.torch.step import UNABLE, Block, Group
+from bench.torch.step import Block, Group
 from bench.torch.table import ALONE, DDP
 from hpcomm.bench.rows import Row
 from hpcomm.bench.training import processor

@@ -12,21 +12,21 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mpi4py import MPI
 
 import hpcomm
-from bench.common.harness import as_rank, has_torch
-from bench.common.launch import attend, cores, launched, launcher, memory
-from bench.common.options import add_output, add_quick, write
+from bench.common.launch import memory
+from bench.common.options import add_output, add_quick
+from bench.common.steps import CHECKED, Ranks, add_turns, check_turns, facts, finish, groups, verdict, wanted
+from bench.common.steps import main as run
 from bench.torch import table as torch_table
 from bench.torch.table import LOADED
 from hpcomm.bench.rows import Row
@@ -37,10 +37,7 @@ if TYPE_CHECKING:
     from bench.torch.ways import Way
 
 MODELS = ("mlp3", "mlp38", "resnet18", "transformer", "vgg")  # bench/torch/models.py
-CHECKED = 3  # steps until the ways are compared; rounding errors grow with every step
 LEAST = 0.25  # seconds of a block
-UNABLE = 77  # exit status if the machine cannot run it
-LIMIT = 3600.0  # seconds of one group of ranks
 WORDS = 20  # bytes that a way needs per parameter: value, gradient, momentum, a copy or two
 RANK_BYTES = 0.5e9  # of torch and its activations
 
@@ -49,31 +46,21 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m bench.torch.step", description=__doc__.partition("\n")[0])
     p.add_argument("--models", default=",".join(MODELS), help=f"of {', '.join(MODELS)}; comma-separated")
     p.add_argument("--ranks", default="1,2,4", help="numbers of ranks, a group each; under mpirun its own counts")
-    p.add_argument("--ways", default="", help="names that contain one of these, comma-separated; default: all")
-    p.add_argument(
-        "--steps", type=int, default=5, help=f"timed steps of a block, more where it takes less than {LEAST} s"
-    )
-    p.add_argument("-N", "--run_cycles", type=int, default=9, help="alternated cycles: the ways take turns")
+    add_turns(p, LEAST)
     p.add_argument("--tail", type=int, default=3, help="more steps of a block, in which the tail is timed")
     p.add_argument("--fused", action="store_true", help="plain torch and DDP use torch's fused SGD")
     p.add_argument("--neighbour", action="store_true", help="each block also beside a process that loads one CPU")
-    p.add_argument("--transport", default="", choices=("", "shm", "tcp", "verbs"), help="hpcomm's; default: the best")
-    p.add_argument("--plant", action="store_true", help="spoil a tensor of each way, to see that #wrong counts it")
     add_quick(p, "two small models, one cycle")
     add_output(p, "table")
     options = p.parse_args(arguments)
     if options.quick:
         options.models, options.run_cycles, options.steps, options.tail = "mlp3,transformer", 1, 2, 1
-    options.models = [word.strip() for word in options.models.split(",") if word.strip()]
+    check_turns(p, options)
     unknown = set(options.models) - set(MODELS)
     if unknown:
         p.error(f"--models: there is no {', '.join(sorted(unknown))}")
-    try:
-        options.ranks = [int(word) for word in options.ranks.split(",")]
-    except ValueError:
-        p.error(f"--ranks: {options.ranks!r} are no numbers")
-    if min(options.ranks) < 1 or options.steps < 1 or options.run_cycles < 1 or options.tail < 0:
-        p.error("--ranks, --steps and --run_cycles must be 1 or more, --tail 0 or more")
+    if options.tail < 0:
+        p.error("--tail must be 0 or more")
     return options
 
 
@@ -104,13 +91,6 @@ def neighbour() -> Iterator[None]:
             process.kill()
 
 
-def meet(comm: MPI.Intracomm) -> None:
-    """Waits for all ranks asleep, and so leaves the cores to ranks that still work."""
-    request = comm.Ibarrier()
-    while not request.Test():
-        time.sleep(1e-3)
-
-
 @dataclass
 class Block:
     """A rank's measurements of a few steps of one way, in seconds.
@@ -126,25 +106,8 @@ class Block:
     tails: list[float]
 
 
-class Group:
+class Group(Ranks):
     """The ranks of one mpirun, in one process group of torch and one context of hpcomm."""
-
-    def __init__(self, options: argparse.Namespace, ctx: hpcomm.Context) -> None:
-        self.options, self.ctx, self.comm, self.done = options, ctx, MPI.COMM_WORLD, 0.0
-        self.rank, self.size = ctx.rank, ctx.size
-
-    def meet(self) -> None:
-        meet(self.comm)
-
-    def tell(self, part: float) -> None:
-        """Reports the finished part of a model."""
-        if self.rank == 0 and self.options.progress is not None:
-            self.options.progress.write_text(f"{self.done + part / len(self.options.models):.4f}")
-
-    def wanted(self, name: str) -> bool:
-        """Is it one of --ways?"""
-        parts = [part.strip().lower() for part in self.options.ways.split(",") if part.strip()]
-        return not parts or any(part in name.lower() for part in parts)
 
     def model(self, key: str) -> list[Row]:
         """Returns the rows of one model; [] on ranks other than 0."""
@@ -152,7 +115,7 @@ class Group:
         from bench.torch import ways as torch_ways  # noqa: PLC0415 - it needs torch
 
         case = torch_models.CASES[key]
-        names = [name for name in torch_ways.NAMES if self.wanted(name)]
+        names = wanted(self.options, torch_ways.NAMES)
         rule = torch_ways.fused if self.options.fused else torch_ways.plain
         ways = [torch_ways.make(name, case, self.ctx, rule) for name in names]
         parameters = torch_models.count(ways[0].model)
@@ -245,7 +208,6 @@ def group(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     rows: list[Row] = []
     left_out: list[str] = []
-    facts: Row = {}
     with hpcomm.init(MPI.COMM_WORLD, transport=options.transport or None) as ctx, gloo(MPI.COMM_WORLD):
         here = Group(options, ctx)
         for i, key in enumerate(options.models):
@@ -256,25 +218,8 @@ def group(options: argparse.Namespace) -> int:
                 continue
             rows += here.model(key)
             gc.collect()
-        transports = sorted({peer.transport for peer in ctx.peers} - {"self"})
-        facts = {
-            "benchmark": "torch.step",
-            "cores": cores(),
-            "transport": ",".join(transports),
-            "hpcomm": hpcomm.__version__,
-            "torch": torch.__version__,
-            "mpi": MPI.Get_library_version().splitlines()[0].strip("\0 "),
-            "options": {
-                name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()
-            },
-        }
-    wrong = MPI.COMM_WORLD.bcast(sum(row["wrong"] for row in rows))
-    if MPI.COMM_WORLD.rank == 0:
-        document = {**facts, "left_out": left_out, "rows": rows}
-        write(options, json.dumps(document, indent=1))
-        if options.output_file is None:
-            show(document, options)
-    return 1 if wrong else 0
+        document = {**facts("torch.step", options, ctx), "left_out": left_out, "rows": rows}
+    return finish(document, options, show)
 
 
 def too_large(key: str, ranks: int) -> str:
@@ -297,49 +242,22 @@ def show(document: Row, options: argparse.Namespace, table: bool = True) -> None
         print(json.dumps(document, indent=1))
         return
     print("\n".join([*(torch_table.rows(document) if table else []), *torch_table.verdicts(document)]))
-    for note in document["left_out"]:
-        print(f"# {note}")
-    wrong = sum(row["wrong"] for row in document["rows"])
-    print(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}", flush=True)
+    print(verdict(document), flush=True)
     if options.plot is not None:
         torch_table.draw(document, options.plot)
-
-
-def groups(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Starts one group after another, and reports on all together."""
-    whole: Row = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for ranks in options.ranks:
-            output = Path(folder, "group.json")
-            output.unlink(missing_ok=True)
-            # The last -J and --plot count.
-            command = [*launcher(ranks, transport=options.transport), "bench.torch.step", *given, "-J", str(output)]
-            status = attend(command, f"torch.step, {ranks} ranks", quiet=options.json, limit=LIMIT)
-            if not output.exists():
-                print(f"torch.step: the group of {ranks} ranks ended with status {status}, no figures", file=sys.stderr)
-                return status or 2
-            found = json.loads(output.read_text(encoding="utf-8"))
-            if not options.json:
-                print("\n".join(torch_table.rows(found, head=not whole)), flush=True)
-            whole = whole or {**found, "rows": [], "left_out": []}
-            whole["rows"] += found["rows"]
-            whole["left_out"] += found["left_out"]
-    whole["options"]["ranks"] = options.ranks
-    write(options, json.dumps(whole, indent=1))
-    show(whole, options, table=False)
-    return 1 if any(row["wrong"] for row in whole["rows"]) else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = options_of(given)
-    if not has_torch():
-        print("torch.step: torch is missing: pip install 'torch>=2.4'", file=sys.stderr)
-        return UNABLE
-    if not launched():
-        os.environ["OMP_NUM_THREADS"] = "1"
-        return groups(options, given)
-    return as_rank(lambda: group(options))
+
+    def early(found: Row, is_first: bool) -> None:
+        print("\n".join(torch_table.rows(found, head=is_first)), flush=True)
+
+    def begin() -> int:
+        return groups("torch.step", options, given, partial(show, table=False), early)
+
+    return run("torch.step", "2.4", begin, lambda: group(options))
 
 
 if __name__ == "__main__":

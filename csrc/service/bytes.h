@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Writes into cap bytes; what does not fit is only counted. */
+/* Writes into cap bytes. Bytes that do not fit are only counted. */
 typedef struct hpc_packer {
     unsigned char *into;
     size_t cap, used;

@@ -1,10 +1,11 @@
 /* The description of an exchange as structs, and the layout of its message:
  *
- *   message   "hpcx", version (4 bytes), number of schemes (4), the schemes
- *   scheme    what hpc_hub and hpc_exchange_config say of all its keys, the racks, number of keys (4), the keys
- *   racks     number of workers (4; 0: no racks); then top (4), apart (1), each worker's host (4 each) and rack (4
- * each) key       name, count, unit, and a byte: 0: its form follows; 1: its form is that of the key before form the
- * wires of updates and parameters, the rule with its arguments and its prox, and the codec
+ *   message   "hpcx", version (4 bytes), number of schemes (4 bytes), the schemes
+ *   scheme    the members of hpc_hub and hpc_exchange_config, the racks, number of keys (4 bytes), the keys
+ *   racks     number of workers (4 bytes; 0: no racks); then top (4 bytes), apart (1 byte), and two numbers for each
+ *             worker (4 bytes each), first all hosts, then all racks
+ *   key       name, count, unit, and a byte: 0: its form follows; 1: its form is that of the key before
+ *   form      the wires of updates and parameters, the rule with its arguments and its prox, and the codec
  *
  * Rules and proxes are named, and their code is the reader's own; so a message holds no addresses. */
 #ifndef HPC_DESCRIPTION_H

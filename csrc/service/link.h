@@ -24,7 +24,7 @@ typedef struct hpc_hub_link {
  *   HPC_ERR_CONFIG     the hub speaks another version */
 int hpc_hub_link_open(hpc_hub_link *link, const hpc_hub_place *hub, const char *space, hpc_token token,
                       double deadline);
-void hpc_hub_link_close(hpc_hub_link *link); /* frees what the link has, too */
+void hpc_hub_link_close(hpc_hub_link *link); /* also frees notices and the frame */
 
 int hpc_hub_link_send(hpc_hub_link *link, char kind, const void *body, size_t nbytes, double deadline);
 

@@ -76,7 +76,7 @@ static void tell(hpc_service *s, char kind, const void *body, size_t nbytes) {
     hpc_mute_errors(before);
 }
 
-/* Fills in what the hubs decide. */
+/* Fills in the members that the hubs decide. */
 static void complete(const hpc_service *s, hpc_hub *hub) {
     int servers[HPC_MOST_HUBS];
     for (int i = 0; i < s->meeting.n_hubs; i++) servers[i] = s->meeting.size + i;

@@ -52,7 +52,7 @@ static int send_part(hpc_hub_link *link, const void *head, size_t head_bytes, co
     return status;
 }
 
-/* Gives nbytes to all ranks of a group; all, which the caller frees, gets those of each. */
+/* Gives nbytes to all ranks of a group. all gets the bytes of each rank, in rank order; the caller frees it. */
 static int exchange(hpc_meeting *m, hpc_group_kind kind, int size, const void *data, size_t nbytes, double timeout,
                     unsigned char **all) {
     const double deadline = hpc_now() + timeout + GRACE;

@@ -34,8 +34,8 @@ int hpc_is_nonce(const char *text);
 /* HPC_ERR_INVALID unless text is a name. what: the word for it in the error. */
 int hpc_name_check(const char *what, const char *text);
 
-/* Finds the token: the caller's bytes or, if data is NULL, those of the file that HPCOMM_SECRET_FILE names, for which
- * *memory then gets memory that the caller frees. */
+/* Finds the token: the caller's bytes or, if data is NULL, the bytes of the file that HPCOMM_SECRET_FILE names, for
+ * which *memory then gets memory that the caller frees. */
 int hpc_token_find(const void *data, size_t nbytes, hpc_token *token, unsigned char **memory);
 
 #endif

@@ -56,7 +56,7 @@ typedef struct hpc_seal {
 void hpc_seal_make(const unsigned char hello[HPC_PROOF_HELLO], const unsigned char claim[HPC_PROOF_CLAIM],
                    hpc_token token, int is_hub, hpc_seal *seal);
 
-/* Seals a frame: fills in what comes before the body (length and kind) and after it (the tag). */
+/* Seals a frame: fills in the bytes before the body (length and kind) and the tag after it. */
 typedef struct hpc_envelope {
     unsigned char before[HPC_SEAL_HEAD + 1], after[HPC_SEAL_TAG];
 } hpc_envelope;
@@ -66,7 +66,7 @@ void hpc_seal_close(hpc_seal *seal, char kind, const void *body, size_t nbytes, 
  * long. */
 size_t hpc_seal_length(const unsigned char head[HPC_SEAL_HEAD], size_t most);
 
-/* Returns whether a frame of nbytes, without its head, has the right tag. nbytes is what hpc_seal_length returned. Its
+/* Returns whether a frame of nbytes, without its head, has the right tag. nbytes is the result of hpc_seal_length. Its
  * first byte is the kind; the body follows, of nbytes - 1 - HPC_SEAL_TAG bytes. */
 int hpc_seal_open(hpc_seal *seal, const unsigned char *frame, size_t nbytes);
 

@@ -19,7 +19,8 @@ enum {
     SENTENCE = 512,
     LEAST_KEY_BYTES = 2 + 1 + 8 + 8 + 1, /* of a key in a message */
     JOB_BYTES = 4 << 20,
-    ROW_BYTES = 512 /* of an exchange at its hub, and of each row, beside what grows with elements */
+    RECEIVER_BYTES = 192, /* of a receiver's row in the plan */
+    ROW_BYTES = 512       /* of an exchange at its hub, and of each row, beside the bytes of elements */
 };
 
 static int refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -289,7 +290,7 @@ void hpc_description_free(hpc_description *d) {
     free(d);
 }
 
-/* ---- what it needs ---- */
+/* ---- memory and descriptors ---- */
 
 /* Returns whether a hub goes on while a worker has not taken its parameters, so puts need copies of them. */
 static int goes_on(const hpc_exchange_config *f) {
@@ -352,7 +353,8 @@ static double bytes_of_rows(const hpc_described_scheme *s, int far, int rank) {
 
 /* Returns a bound on the bytes of the scheme's rows, of all ranks, and of what makes them, without elements. */
 static double bytes_of_table(const hpc_described_scheme *s, int workers, int hubs, int far, int depth) {
-    double each = ROW_BYTES + 64.0 * workers + 64.0 * far * depth;
+    const double receivers = s->hub.apply_at != HPC_AT_OWNERS ? workers : 0; /* each has a row of each chunk */
+    double each = ROW_BYTES + 64.0 * workers + 64.0 * far * depth + RECEIVER_BYTES * receivers;
     if (s->racks.n > 0) {
         each += 2.0 * ROW_BYTES * (hubs + s->n_shared);  /* forwards and relays */
         each += 64.0 * (workers + 2.0 * hubs);           /* edges, which chunks do not share */

@@ -26,7 +26,7 @@ static int take(cursor *c, char wanted) {
     return 1;
 }
 
-/* Takes a text in quotes; *text and *n get what is between them. */
+/* Takes a text in quotes; *text and *n get its bytes, without the quotes. */
 static int take_text(cursor *c, const char **text, size_t *n) {
     if (!take(c, '"')) return 0;
     const char *quote = memchr(c->at, '"', (size_t)(c->end - c->at));

@@ -61,7 +61,7 @@ err:
 
 /* ---- connect ---- */
 
-/* Tells all hubs that this rank is done. If a hub is gone, nobody there waits for it. */
+/* Tells all hubs that this rank is done. A hub that is gone needs no goodbye. */
 static void say_bye(hpc_service *s) {
     const int before = hpc_mute_errors(1);
     for (int i = 0; i < s->meeting.n_links; i++) hpc_request_bye(&s->links[i], hpc_now() + BYE_SECONDS);

@@ -9,7 +9,7 @@ static const char op_describe[] = "exchange";
 
 enum { FORM_BYTES = 512 };
 
-/* ---- what a hub does not take ---- */
+/* ---- arguments that a hub refuses ---- */
 
 static int fail_code(const char *what, const char *name) {
     return hpc_fail(

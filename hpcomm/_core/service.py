@@ -49,7 +49,7 @@ def _of_workers(hosts: Any) -> tuple[Any, object]:
 
 def _without_filters(config: Any) -> tuple[Any, object]:
     """Returns a copy of a configuration whose codecs select elements by code of the library, which gives the same bytes
-    as Numba's: a hub needs no compiler. The second element has what the copy points to."""
+    as Numba's: a hub needs no compiler. The second element keeps the memory that the copy points to."""
     made = ffi.new("hpc_exchange_config *", config[0])
     if made.codecs == ffi.NULL:
         return made, None

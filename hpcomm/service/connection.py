@@ -189,7 +189,9 @@ class HubConnection:
 
 
 def _refusal(told: bytes) -> HpcommError:
-    name, _, text = told.decode("utf-8", "replace").partition("\n")
+    name, newline, text = told.decode("utf-8", "replace").partition("\n")
+    if not newline:
+        return ConfigError("the hub refused, without a reason")
     kind = getattr(errors, name, None)
     good = isinstance(kind, type) and issubclass(kind, HpcommError)
     return (kind if good else HpcommError)(text)  # type: ignore[misc]

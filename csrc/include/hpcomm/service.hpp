@@ -58,7 +58,7 @@ class Service : public Handle<hpc_service, hpc_service_free> {
     int cores() const noexcept {
         return hpc_service_cores(get());
     }
-    // Returns what the hubs have told this job so far, in sentences.
+    // Returns the sentences that the hubs have told this job so far.
     std::vector<std::string> notices() {
         std::vector<std::string> notices;
         for (int i = 0; hpc_service_notice(get(), i) != nullptr; i++)

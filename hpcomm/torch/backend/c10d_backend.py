@@ -41,10 +41,10 @@ class HpcommBackend(Names, _c10d.Backend):  # type: ignore[misc]
     alltoall_base = Names.all_to_all_single
 
     def start_coalescing(self) -> None:
-        self._calls().begin_together()
+        self._opened().begin_together()
 
     def end_coalescing(self) -> Any:
-        return self._calls().end_together()
+        return self._opened().end_together()
 
     _start_coalescing, _end_coalescing = start_coalescing, end_coalescing
 
@@ -59,7 +59,7 @@ class HpcommBackend(Names, _c10d.Backend):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the time for each later call that gives none."""
-        self._calls().timeout = timeout.total_seconds()
+        self._opened().timeout = timeout.total_seconds()
         self._options._timeout = timeout
 
     _set_default_timeout = set_timeout
@@ -125,7 +125,7 @@ class HpcommBackend(Names, _c10d.Backend):  # type: ignore[misc]
         if shrink_flags & dist.distributed_c10d.SHRINK_ABORT:
             self.shutdown()
         else:
-            self._calls().line.settle()
+            self._opened().line.settle()
         self._shrinks += 1
         key = f"shrink/{self._shrinks}/{'-'.join(map(str, ranks))}/"
         options = self._options if opts_override is None else opts_override

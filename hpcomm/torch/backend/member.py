@@ -1,9 +1,10 @@
 """The calls of one rank in one group, on tensors: each is one collective of a context. The names under which torch
 asks for them are in names.py."""
 
+import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,39 +13,55 @@ import torch
 from torch import Tensor
 
 from ... import _core, launch
-from ..._core import collective_at, message_at
+from ..._core import collective_at, message_at, named
 from ...context import Context
 from ...errors import ConfigError, HpcommError, InvalidArgument, PeerFailed, Timeout
 from . import sparse
+from .copies import After, Copies
 from .line import Line
 from .memory import (
-    MEAN,
     SUM,
     U8,
-    adjacent,
     check,
     copied_type,
-    is_integer,
-    is_plain,
-    joined,
-    readable,
     reduced_type,
     same,
-    spread,
 )
 from .store import StoreGroup
-from .work import BackendWork, JoinedWork, MessageWork, QueuedWork
+from .work import BackendWork, JoinedWork, MessageWork, QueuedWork, overdue
 
 _WHAT = _core.COLLECTIVES
 _ALLREDUCE, _REDUCE, _REDUCE_SCATTER = _WHAT["allreduce"], _WHAT["reduce"], _WHAT["reduce_scatter"]
 _BROADCAST, _ALLGATHER, _ALLTOALL = _WHAT["broadcast"], _WHAT["allgather"], _WHAT["alltoall"]
 _GATHER, _SCATTER = _WHAT["gather"], _WHAT["scatter"]
 _BARRIER = _core.named_call("barrier", every=False)
+_COUNTED_BYTES = 4 << 10  # a message of fewer bytes takes no time in which the GIL should be free
 _JOINED_BYTES = 1 << 20  # tensors of one coalesced call that are no longer than this, together, go as one
 
 # what, type, op, root, address to read, address to write, elements, lengths of blocks that are sent and received, bytes
 Step = tuple[int, int, int, int, int, int, int, Any, Any, int]
-After = Callable[[], None]
+
+
+class Block:
+    """The calls of a member in a coalesced block of torch. A call that raises ends the block: torch then leaves it and
+    does not call end_together."""
+
+    def __init__(self, member: "Member") -> None:
+        self._member = member
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._member, name)
+        if not callable(call):
+            return call
+
+        def made(*given: Any) -> Any:
+            try:
+                return call(*given)
+            except BaseException:
+                self._member.together = None
+                raise
+
+        return made
 
 
 class Member:
@@ -63,11 +80,13 @@ class Member:
         self.rank, self.size, self.timeout = rank, size, timeout
         self.line = Line()
         self.messages: set[MessageWork] = set()  # those that go on: torch lets a program drop their works
+        self.pending = 0  # bytes of calls that any look at a message goes on with, so it may take as long as they
+        self._counts = threading.Lock()
         self._flags = deque[Any](maxlen=16)  # works that DDP's join leaves to C++, which needs their Python part
         self._most = 16  # with more messages than so many, the next one asks which have ended
         self._ranks = () if list(ranks) == list(range(size)) else tuple(ranks)
         self._address = _core.address_of(self.ctx._handle)
-        self._together: list[Any] | None = None  # the works of a coalesced block
+        self.together: list[Any] | None = None  # the works of a coalesced block
         self._done = BackendWork()
         self.failure: HpcommError | None = None  # the first one that ended a call
         self.sequence = 0  # how many collectives have begun
@@ -94,16 +113,14 @@ class Member:
     def allreduce(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
         if tensors[0].is_sparse:
             return self._allreduce_sparse(tensors, op, timeout, is_async)
-        steps, afters = [], []
+        steps, copies = [], Copies()
         for tensor in tensors:
-            mine, after = self._in_place("all_reduce", tensor)
+            mine = copies.in_place("all_reduce", tensor)
             at, count = mine.data_ptr(), mine.numel()
             kind = reduced_type("all_reduce", mine, op)
-            code, after = (op, after) if op != MEAN else self._mean(mine, after, op)
+            code = copies.mean(mine, op, self.size)
             steps.append((_ALLREDUCE, kind, code, 0, at, at, count, None, None, count * mine.element_size()))
-            if after is not None:
-                afters.append(after)
-        work = self._run(steps, tensors, timeout, is_async, _all(afters), tensors)
+        work = self._run(steps, tensors, timeout, is_async, copies, tensors)
         if is_async and tensors[0].numel() == 1:
             self._flags.append(work)
         return work
@@ -113,7 +130,7 @@ class Member:
             check("all_reduce", *(tensor for tensor in tensors if not tensor.is_cpu))
             raise InvalidArgument(f"all_reduce: {len(tensors)} sparse tensors are given: must be one")
         steps, after = sparse.allreduce(tensors[0], op, self.rank, self.size)
-        return self._run(steps, tensors, timeout, is_async, after, tensors)
+        return self._run(steps, tensors, timeout, is_async, Copies(after), tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool) -> Any:
         name = "all_reduce_coalesced"
@@ -121,22 +138,23 @@ class Member:
         same(name, tensors[0], tensors, sizes=False)
         if len(tensors) == 1 or sum(t.numel() for t in tensors) * tensors[0].element_size() > _JOINED_BYTES:
             return self.allreduce(tensors, op, timeout, is_async)
-        whole = joined(tensors)
+        copies = Copies()
+        whole = copies.joined(tensors, writes=True)
         at, count = whole.data_ptr(), whole.numel()
         kind = reduced_type(name, whole, op)
-        op, after = self._mean(whole, lambda: spread(whole, tensors), op)
-        step = (_ALLREDUCE, kind, op, 0, at, at, count, None, None, count * whole.element_size())
-        return self._run([step], tensors, timeout, is_async, after, (whole, tensors))
+        code = copies.mean(whole, op, self.size)
+        step = (_ALLREDUCE, kind, code, 0, at, at, count, None, None, count * whole.element_size())
+        return self._run([step], tensors, timeout, is_async, copies, (whole, tensors))
 
     def reduce(self, tensor: Tensor, op: int, root: int, timeout: float | None, is_async: bool) -> Any:
         self._check_root("reduce", root)
-        mine, after = self._in_place("reduce", tensor)
+        is_root, copies = root == self.rank, Copies()
+        mine = copies.in_place("reduce", tensor, writes=is_root)
         at, count = mine.data_ptr(), mine.numel()
-        is_root = root == self.rank
         kind = reduced_type("reduce", mine, op)
-        op, after = self._mean(mine, after, op)
-        step = (_REDUCE, kind, op, root, at, at if is_root else 0, count, None, None, count * mine.element_size())
-        return self._run([step], [tensor], timeout, is_async, after if is_root else None, mine)
+        code = copies.mean(mine, op, self.size, writes=is_root)
+        step = (_REDUCE, kind, code, root, at, at if is_root else 0, count, None, None, count * mine.element_size())
+        return self._run([step], [tensor], timeout, is_async, copies, mine)
 
     def reduce_scatter(
         self, out: Tensor, tensors: Sequence[Tensor], op: int, timeout: float | None, is_async: bool
@@ -151,7 +169,8 @@ class Member:
                 f"{tensors[self.rank].numel()}"
             )
         counts = [tensor.numel() for tensor in tensors]
-        return self._reduce_scatter(name, out, joined(tensors), counts, op, timeout, is_async)
+        copies = Copies()
+        return self._reduce_scatter(name, out, copies.joined(tensors), counts, op, copies, timeout, is_async)
 
     def reduce_scatter_single(self, out: Tensor, whole: Tensor, op: int, timeout: float | None, is_async: bool) -> Any:
         name = "reduce_scatter_tensor"
@@ -161,24 +180,32 @@ class Member:
             raise InvalidArgument(
                 f"{name}: input has {whole.numel()} elements: must have {self.size} times the {out.numel()} of output"
             )
-        return self._reduce_scatter(name, out, whole, None, op, timeout, is_async)
+        return self._reduce_scatter(name, out, whole, None, op, Copies(), timeout, is_async)
 
     def _reduce_scatter(
-        self, name: str, out: Tensor, whole: Tensor, counts: Any, op: int, timeout: float | None, is_async: bool
+        self,
+        name: str,
+        out: Tensor,
+        whole: Tensor,
+        counts: Any,
+        op: int,
+        copies: Copies,
+        timeout: float | None,
+        is_async: bool,
     ) -> Any:
-        send = readable(whole)
-        recv, after = self._in_place(name, out, reads=False)
+        send = copies.readable(whole)
+        recv = copies.in_place(name, out, reads=False)
         if counts is not None and len(set(counts)) == 1:
             counts = None
         count, size = recv.numel(), recv.element_size()
         before = count * self.rank if counts is None else sum(counts[: self.rank])
-        send = self._apart(send, recv, send.data_ptr() + before * size)
+        send = copies.apart(send, recv, send.data_ptr() + before * size)
         kind = reduced_type(name, recv, op)
-        op, after = self._mean(recv, after, op)
+        code = copies.mean(recv, op, self.size)
         step = (
             _REDUCE_SCATTER,
             kind,
-            op,
+            code,
             0,
             send.data_ptr(),
             recv.data_ptr(),
@@ -187,22 +214,20 @@ class Member:
             _lengths(counts),
             send.numel() * size,
         )
-        return self._run([step], [out], timeout, is_async, after, (send, recv))
+        return self._run([step], [out], timeout, is_async, copies, (send, recv))
 
     # ---- copies ----------------------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[Tensor], root: int, timeout: float | None, is_async: bool) -> Any:
         self._check_root("broadcast", root)
-        steps, afters, keep = [], [], []
+        steps, keep, copies, is_root = [], [], Copies(), root == self.rank
         for tensor in tensors:
-            mine, after = self._in_place("broadcast", tensor)
+            mine = copies.in_place("broadcast", tensor, reads=is_root, writes=not is_root)
             kind, count = copied_type(mine)
             nbytes = mine.numel() * mine.element_size()
             steps.append((_BROADCAST, kind, SUM, root, 0, mine.data_ptr(), count, None, None, nbytes))
             keep.append(mine)
-            if after is not None and root != self.rank:
-                afters.append(after)
-        return self._run(steps, tensors, timeout, is_async, _all(afters), keep)
+        return self._run(steps, tensors, timeout, is_async, copies, keep)
 
     def allgather(self, outs: Sequence[Tensor], tensor: Tensor, timeout: float | None, is_async: bool) -> Any:
         name = "all_gather"
@@ -213,9 +238,10 @@ class Member:
             raise InvalidArgument(
                 f"{name}: output {self.rank} has {outs[self.rank].numel()} elements: the input has {tensor.numel()}"
             )
-        whole, after = self._gathered(outs)
+        copies = Copies()
+        whole = copies.gathered(outs)
         counts = [out.numel() for out in outs]
-        return self._allgather(whole, tensor, counts, [list(outs)], after, timeout, is_async)
+        return self._allgather(whole, tensor, counts, [list(outs)], copies, timeout, is_async)
 
     def allgather_single(self, out: Tensor, tensor: Tensor, timeout: float | None, is_async: bool) -> Any:
         name = "all_gather_into_tensor"
@@ -225,8 +251,9 @@ class Member:
             raise InvalidArgument(
                 f"{name}: output has {out.numel()} elements: must have {self.size} times the {tensor.numel()} of input"
             )
-        whole, after = self._in_place(name, out, reads=False)
-        return self._allgather(whole, tensor, None, [out], after, timeout, is_async)
+        copies = Copies()
+        whole = copies.in_place(name, out, reads=False)
+        return self._allgather(whole, tensor, None, [out], copies, timeout, is_async)
 
     def _allgather(
         self,
@@ -234,11 +261,11 @@ class Member:
         tensor: Tensor,
         counts: Any,
         result: Any,
-        after: After | None,
+        copies: Copies,
         timeout: float | None,
         is_async: bool,
     ) -> Any:
-        send = readable(tensor)
+        send = copies.readable(tensor)
         kind, count = copied_type(send)
         if counts is not None and len(set(counts)) == 1:
             counts = None
@@ -246,7 +273,7 @@ class Member:
             counts = [n * send.element_size() for n in counts]
         nbytes = send.numel() * send.element_size()
         before = nbytes * self.rank if counts is None else sum(counts[: self.rank]) * (nbytes // max(count, 1))
-        send = self._apart(send, whole, whole.data_ptr() + before)
+        send = copies.apart(send, whole, whole.data_ptr() + before)
         step = (
             _ALLGATHER,
             kind,
@@ -259,7 +286,7 @@ class Member:
             _lengths(counts),
             whole.numel() * whole.element_size(),
         )
-        return self._run([step], result, timeout, is_async, after, (send, whole))
+        return self._run([step], result, timeout, is_async, copies, (send, whole))
 
     def gather(
         self, outs: Sequence[Tensor] | None, tensor: Tensor, root: int, timeout: float | None, is_async: bool
@@ -267,24 +294,24 @@ class Member:
         name = "gather"
         self._check_root(name, root)
         check(name, tensor)
-        whole, after, at = None, None, 0
+        whole, at, copies = None, 0, Copies()
         if root == self.rank:
             if outs is None:
                 raise InvalidArgument(f"{name}: rank {root}, the root, gives no output tensors")
             self._check_many(name, "output", outs)
             check(name, *outs)
             same(name, tensor, outs, sizes=True)
-            whole, after = self._gathered(outs)
+            whole = copies.gathered(outs)
             at = whole.data_ptr()
         elif outs:
             raise InvalidArgument(f"{name}: rank {self.rank} gives output tensors: only rank {root}, the root, may")
-        send = readable(tensor)
+        send = copies.readable(tensor)
         kind, count = copied_type(send)
         nbytes = send.numel() * send.element_size()
         if whole is not None:
-            send = self._apart(send, whole, at + nbytes * root)
+            send = copies.apart(send, whole, at + nbytes * root)
         step = (_GATHER, kind, SUM, root, send.data_ptr(), at, count, None, None, nbytes * self.size)
-        return self._run([step], [list(outs or [])], timeout, is_async, after, (send, whole))
+        return self._run([step], [list(outs or [])], timeout, is_async, copies, (send, whole))
 
     def gather_single(self, out: Tensor, tensor: Tensor, root: int, timeout: float | None, is_async: bool) -> Any:
         name = "gather_into_tensor"
@@ -304,8 +331,8 @@ class Member:
         name = "scatter"
         self._check_root(name, root)
         check(name, out)
-        whole, at = None, 0
-        recv, after = self._in_place(name, out, reads=False)
+        whole, at, copies = None, 0, Copies()
+        recv = copies.in_place(name, out, reads=False)
         kind, count = copied_type(recv)
         nbytes = recv.numel() * recv.element_size()
         if root == self.rank:
@@ -314,13 +341,13 @@ class Member:
             self._check_many(name, "input", tensors)
             check(name, *tensors)
             same(name, out, tensors, sizes=True)
-            whole = joined(tensors)
-            whole = self._apart(whole, recv, whole.data_ptr() + nbytes * root)
+            whole = copies.joined(tensors)
+            whole = copies.apart(whole, recv, whole.data_ptr() + nbytes * root)
             at = whole.data_ptr()
         elif tensors:
             raise InvalidArgument(f"{name}: rank {self.rank} gives input tensors: only rank {root}, the root, may")
         step = (_SCATTER, kind, SUM, root, at, recv.data_ptr(), count, None, None, nbytes * self.size)
-        return self._run([step], [out], timeout, is_async, after, (whole, recv))
+        return self._run([step], [out], timeout, is_async, copies, (whole, recv))
 
     def alltoall(self, outs: Sequence[Tensor], tensors: Sequence[Tensor], timeout: float | None, is_async: bool) -> Any:
         name = "all_to_all"
@@ -328,10 +355,10 @@ class Member:
         self._check_many(name, "input", tensors)
         check(name, *outs, *tensors)
         same(name, outs[0], [*outs, *tensors], sizes=False)
-        send = joined(tensors)
-        recv, after = self._gathered(outs)
+        copies = Copies()
+        send, recv = copies.joined(tensors), copies.gathered(outs)
         sent, received = [t.numel() for t in tensors], [t.numel() for t in outs]
-        return self._alltoall(recv, send, received, sent, list(outs), after, timeout, is_async)
+        return self._alltoall(recv, send, received, sent, list(outs), copies, timeout, is_async)
 
     def alltoall_single(
         self,
@@ -345,15 +372,16 @@ class Member:
         name = "all_to_all_single"
         check(name, out, tensor)
         same(name, out, [tensor], sizes=False)
-        send = readable(tensor)
-        recv, after = self._in_place(name, out, reads=False)
+        copies = Copies()
+        send = copies.readable(tensor)
+        recv = copies.in_place(name, out, reads=False)
         if not received and not sent:
             if send.numel() != recv.numel() or (send.dim() and send.shape[0] % self.size):
                 raise InvalidArgument(
                     f"{name}: input has shape {tuple(send.shape)} and output {tuple(recv.shape)}: without split sizes "
                     f"they must have equally many elements, and rows for {self.size} ranks"
                 )
-            return self._alltoall(recv, send, None, None, [out], after, timeout, is_async)
+            return self._alltoall(recv, send, None, None, [out], copies, timeout, is_async)
         sizes: list[Any] = []
         for whole, what, given in ((recv, "output", received), (send, "input", sent)):
             rows = whole.shape[0] if whole.dim() else 1
@@ -364,7 +392,7 @@ class Member:
                 )
             width = whole.numel() // rows if rows else 0
             sizes.append([n * width for n in split])
-        return self._alltoall(recv, send, sizes[0], sizes[1], [out], after, timeout, is_async)
+        return self._alltoall(recv, send, sizes[0], sizes[1], [out], copies, timeout, is_async)
 
     def _alltoall(
         self,
@@ -373,7 +401,7 @@ class Member:
         received: Any,
         sent: Any,
         result: Any,
-        after: After | None,
+        copies: Copies,
         timeout: float | None,
         is_async: bool,
     ) -> Any:
@@ -381,7 +409,7 @@ class Member:
         if kind == U8 and received is not None:
             size = send.element_size()
             received, sent = [n * size for n in received], [n * size for n in sent]
-        send = self._apart(send, recv, -1)
+        send = copies.apart(send, recv, -1)
         nbytes = max(send.numel(), recv.numel()) * send.element_size()
         step = (
             _ALLTOALL,
@@ -395,43 +423,42 @@ class Member:
             _lengths(received),
             nbytes,
         )
-        return self._run([step], result, timeout, is_async, after, (send, recv))
+        return self._run([step], result, timeout, is_async, copies, (send, recv))
 
     # ---- messages, and barriers ------------------------------------------------------------------------------------
 
     def send(self, tensor: Tensor, to: int, tag: int) -> Any:
         check("send", tensor)
-        return self._start_message(readable(tensor), [], None, to, tag, receives=False)
+        return self._start_message(tensor.contiguous(), [], None, to, tag, receives=False)
 
     def recv(self, tensor: Tensor, source: int, tag: int) -> Any:
         """source: -1 for any rank."""
-        mine, after = self._in_place("recv", tensor, reads=False)
-        return self._start_message(mine, [tensor], after, source, tag, receives=True)
+        copies = Copies()
+        mine = copies.in_place("recv", tensor, reads=False)
+        return self._start_message(mine, [tensor], copies.after, source, tag, receives=True)
 
+    @named("barrier", every=False)  # errors and other ranks see this name
     def barrier(self, timeout: float | None, is_async: bool) -> Any:
         at = self._byte.data_ptr()
         step = (_ALLREDUCE, U8, SUM, 0, at, at, 1, None, None, 1)
-        before = _core.enter(_BARRIER)  # errors and other ranks see this name
-        try:
-            return self._run([step], [], timeout, is_async, None, None)
-        finally:
-            _core.enter(before)
+        return self._run([step], [], timeout, is_async, Copies(), None, _BARRIER)
 
     def monitored_barrier(self, timeout: float | None) -> None:
-        self.line.settle()
-        with self.line.turn:
-            try:
-                self.ctx.barrier(self.timeout if timeout is None else timeout)
-            except HpcommError as failure:
-                raise self.told(failure) from None
+        left = self._take(self.timeout if timeout is None else timeout)
+        try:
+            self.ctx.barrier(left)
+        except HpcommError as failure:
+            raise self.told(failure) from None
+        finally:
+            self.line.turn.release()
 
     # ---- coalesced blocks ------------------------------------------------------------------------------------------
 
     def begin_together(self) -> None:
-        self._together = []
+        self.together = []
 
     def end_together(self) -> Any:
-        works, self._together = self._together or [], None
+        works, self.together = self.together or [], None
         return JoinedWork(works)
 
     def several(self, made: Sequence[tuple[Any, tuple[Any, ...]]], timeout: float | None, is_async: bool) -> Any:
@@ -447,25 +474,33 @@ class Member:
         result: Any,
         timeout: float | None,
         is_async: bool,
-        after: After | None,
+        copies: Copies,
         keep: Any,
+        named: Any = None,
     ) -> Any:
+        """named: the C object of the call's name; None: C's name of the collective."""
+        steps, after = copies.steps(steps), copies.after
         limit = self.timeout if timeout is None else timeout
         line = self.line
-        is_queued = is_async or self._together is not None
-        self.sequence += 1
+        is_queued = is_async or self.together is not None
         if is_queued and not line.is_helper():
-            work = QueuedWork(result, self, steps, after, keep)
-            line.add(work, limit)
-            if self._together is not None:
-                self._together.append(work)
+            self.sequence += 1
+            work = QueuedWork(result, self, steps, after, keep, limit, named)
+            line.add(work)
+            if self.together is not None:
+                self.together.append(work)
             return work
-        line.settle()
-        with line.turn:
+        left = self._take(limit)
+        self.sequence += 1
+        try:
             for step in steps:
-                status = collective_at(self._address, *step, limit)
+                if self.pending:
+                    step = (*step[:-1], step[-1] + self.pending)  # noqa: PLW2901
+                status = collective_at(self._address, *step, left)
                 if status:
                     raise self.told(_core.error(status))
+        finally:
+            line.turn.release()
         if after is not None:
             after()
         return BackendWork(result) if is_queued else self._done
@@ -480,33 +515,52 @@ class Member:
         kind, count = copied_type(tensor)
         nbytes = count if kind == U8 else count * tensor.element_size()
         work = MessageWork(result, self, tensor, after, nbytes, receives=receives)
-        request = message_at(self._address, receives, peer, tag, tensor.data_ptr(), count, kind, nbytes)
+        longest = nbytes + self.pending
+        request = message_at(self._address, receives, peer, tag, tensor.data_ptr(), count, kind, longest)
         if request < 0:
             raise self.told(_core.error(request))
         work.request = request
+        self.count(nbytes)
         self.messages.add(work)
-        if self._together is not None:
-            self._together.append(work)
+        if self.together is not None:
+            self.together.append(work)
         return work
 
-    def late(self, waited: float) -> BaseException | None:
-        """Returns the Timeout of the call that goes on now; None if there is none."""
+    def count(self, nbytes: int) -> None:
+        """Adds the bytes of a call that has started, or takes off those of one that has ended."""
+        if abs(nbytes) >= _COUNTED_BYTES:
+            with self._counts:
+                self.pending += nbytes
+
+    def _take(self, limit: float) -> float:
+        """Takes the turn of the line, and returns the seconds that are left of limit.
+
+        Raises:
+            Timeout: earlier calls have not ended in this time.
+        """
+        left = self.line.take(limit)
+        if left < 0:
+            raise self.late(limit)
+        return left
+
+    def late(self, waited: float) -> BaseException:
+        """Returns the Timeout of a wait for the line: that of the call that goes on now, if there is one."""
         going = self.line.going
         failure = None if going is None else going.late(waited)
-        return None if failure is None else self.told(failure, is_over=False)
+        return self.told(overdue(self.rank, waited) if failure is None else failure, is_over=False)
 
     def told(self, failure: Any, *, is_over: bool = True) -> Any:
         """Returns a failure; that of a smaller group with the ranks' numbers in the job. is_over: whether it ended a
         call, and not only a wait."""
-        named = set()
+        known = set()
         if isinstance(failure, PeerFailed):
-            named = {*failure.ranks, *failure.left, *failure.waiting_for}
+            known = {*failure.ranks, *failure.left, *failure.waiting_for}
         elif isinstance(failure, Timeout):
-            named = {*failure.waiting_for, *(culprit.rank for culprit in failure.culprits)}
-        named = {rank for rank in named if 0 <= rank < len(self._ranks)}
-        if named and failure.args:
+            known = {*failure.waiting_for, *(culprit.rank for culprit in failure.culprits)}
+        known = {rank for rank in known if 0 <= rank < len(self._ranks)}
+        if known and failure.args:
             told = ", ".join(
-                f"rank {rank} of this group is rank {self._ranks[rank]} of the job" for rank in sorted(named)
+                f"rank {rank} of this group is rank {self._ranks[rank]} of the job" for rank in sorted(known)
             )
             failure.args = (f"{failure.args[0]}; {told}", *failure.args[1:])
         if isinstance(failure, Timeout) and failure.args and "timeout" not in failure.args[0]:
@@ -519,44 +573,6 @@ class Member:
 
     # ---- tensors ---------------------------------------------------------------------------------------------------
 
-    def _in_place(self, name: str, tensor: Tensor, *, reads: bool = True) -> tuple[Tensor, After | None]:
-        """Returns a contiguous tensor for the call to write, and what copies it back if it is another one."""
-        if is_plain(tensor):
-            return tensor, None
-        check(name, tensor)
-        copy = tensor.detach().contiguous() if reads else torch.empty(tensor.shape, dtype=tensor.dtype)
-        return copy, lambda: spread(copy.view(-1), [tensor])
-
-    def _mean(self, mine: Tensor, after: After | None, op: int) -> tuple[int, After | None]:
-        """Returns the op of a call, and the function that follows it. C has no mean of integers: it is their sum,
-        divided as NCCL does, rounded towards zero."""
-        if op != MEAN or not is_integer(mine):
-            return op, after
-
-        def divide() -> None:
-            mine.div_(self.size, rounding_mode="trunc")
-            if after is not None:
-                after()
-
-        return SUM, divide
-
-    def _gathered(self, outs: Sequence[Tensor]) -> tuple[Tensor, After | None]:
-        """Returns a flat tensor for the blocks that go to outs, and what copies them there if it is other memory."""
-        whole = adjacent(outs)
-        if whole is not None:
-            return whole, None
-        flat = torch.empty(sum(out.numel() for out in outs), dtype=outs[0].dtype)
-        return flat, lambda: spread(flat, outs)
-
-    def _apart(self, send: Tensor, recv: Tensor, own: int) -> Tensor:
-        """Returns send, or a copy of it if it overlaps recv other than as the block at `own`."""
-        a, b = send.data_ptr(), recv.data_ptr()
-        if a < b + recv.numel() * recv.element_size() and b < a + send.numel() * send.element_size():
-            small = a if send.numel() <= recv.numel() else b
-            if small != own:
-                return send.clone()
-        return send
-
     def _check_root(self, name: str, root: int) -> None:
         if not 0 <= root < self.size:
             raise InvalidArgument(f"{name}: root is {root}: must be from 0 to {self.size - 1}")
@@ -568,14 +584,3 @@ class Member:
 
 def _lengths(counts: Sequence[int] | None) -> Any:
     return None if counts is None else array("Q", counts)
-
-
-def _all(afters: list[After]) -> After | None:
-    if not afters:
-        return None
-
-    def every() -> None:
-        for after in afters:
-            after()
-
-    return every

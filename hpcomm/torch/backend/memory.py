@@ -110,19 +110,6 @@ def same(name: str, first: Tensor, others: Sequence[Tensor], *, sizes: bool) -> 
             )
 
 
-def readable(tensor: Tensor) -> Tensor:
-    """Returns the tensor, or a contiguous copy."""
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
-def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns a flat tensor with the elements of all tensors: their own memory if they lie one behind the other."""
-    whole = adjacent(tensors)
-    if whole is not None:
-        return whole
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
 def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
     """Returns a flat tensor over the memory of tensors that lie one behind the other in one storage, else None."""
     first = tensors[0]
@@ -140,13 +127,35 @@ def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
     return first.detach().as_strided((count,), (1,)) if count else None
 
 
+def copy(to: Tensor, tensor: Tensor) -> None:
+    """Copies the elements of a tensor into another one of its shape, and leaves autograd out of it."""
+    if to.is_inference():  # a helper thread may write it in this mode alone
+        with torch.inference_mode():
+            to.copy_(tensor)
+    elif to.requires_grad or tensor.requires_grad:
+        to.detach().copy_(tensor.detach())
+    else:
+        to.copy_(tensor)
+
+
 def spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copies the elements of a flat tensor into tensors, one behind the other; nothing if it is their own memory."""
-    at = 0
-    with torch.no_grad():
-        for tensor in tensors:
-            count = tensor.numel()
-            part = flat[at : at + count]
-            if count and part.data_ptr() != tensor.data_ptr():
-                tensor.copy_(part.view(tensor.shape))
-            at += count
+    """Copies the elements of a flat tensor into tensors, one behind the other."""
+    for tensor, part in zip(tensors, _parts(flat, tensors), strict=True):
+        copy(tensor, part)
+
+
+def pack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copies the elements of tensors into a flat tensor, one behind the other."""
+    for tensor, part in zip(tensors, _parts(flat, tensors), strict=True):
+        copy(part, tensor)
+
+
+def divide(tensor: Tensor, by: int) -> None:
+    """Divides integers, and rounds towards zero."""
+    with torch.inference_mode():
+        tensor.div_(by, rounding_mode="trunc")
+
+
+def _parts(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    parts = flat.detach().split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

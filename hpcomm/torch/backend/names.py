@@ -8,7 +8,7 @@ from torch.distributed import ReduceOp
 
 from ...errors import InvalidArgument
 from .arguments import as_list, by_tensor, inner, one, plain, reduction, rooted
-from .member import Member
+from .member import Block, Member
 from .memory import op_code
 
 NAME = "hpcomm"
@@ -22,7 +22,7 @@ class Names:
 
     _member: Member | None = None
 
-    def _calls(self) -> Member:
+    def _opened(self) -> Member:
         """Returns the member.
 
         Raises:
@@ -31,6 +31,11 @@ class Names:
         if self._member is None:
             raise InvalidArgument(f"the process group {self._told()} is closed: make another one")
         return self._member
+
+    def _calls(self) -> Any:
+        """Returns the calls of the member."""
+        member = self._opened()
+        return member if member.together is None else Block(member)
 
     def _told(self) -> str:
         """Returns the name of the group."""

@@ -122,7 +122,7 @@ class HpcommProcessGroup(Names, _ProcessGroup):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the time for each later call that gives none."""
         self._timeout = timeout
-        self._calls().timeout = timeout.total_seconds()
+        self._opened().timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
@@ -131,10 +131,10 @@ class HpcommProcessGroup(Names, _ProcessGroup):  # type: ignore[misc]
         return False
 
     def _start_coalescing(self, device: Any = None) -> None:
-        self._calls().begin_together()
+        self._opened().begin_together()
 
     def _end_coalescing(self, device: Any = None) -> Any:
-        return self._calls().end_together()
+        return self._opened().end_together()
 
     def _get_backend(self, device: Any) -> Any:
         """Returns this group for the CPU; for another device the backend that the job names for it."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..._core import named
 from ...errors import InvalidArgument
+from ..backend.line import acquire
 
 
 class HookWay(Protocol):
@@ -61,7 +62,7 @@ class SentBucket:
         return self
 
     @named("allreduce_hook", every=True)
-    def make(self, _timeout: float) -> None:
+    def make(self) -> None:
         """Sends the gradients, and keeps the failure if that fails."""
         way, self._way = self._way, None
         try:
@@ -71,7 +72,9 @@ class SentBucket:
             self.failure = failed
         self._latch.release()
 
-    def settle(self) -> None:
-        """Waits for the end of make()."""
-        with self._latch:
-            pass
+    def settle(self, limit: float | None = None) -> bool:
+        """Waits for the end of make(). Returns False if limit seconds have passed before."""
+        if not acquire(self._latch, threading.TIMEOUT_MAX if limit is None else limit):
+            return False
+        self._latch.release()
+        return True

@@ -1,6 +1,5 @@
 """The ranks of a hook: a context that the trainer gives, or one for a process group of torch."""
 
-import itertools
 from typing import Any
 
 import torch.distributed as dist
@@ -10,8 +9,6 @@ from ... import launch
 from ...context import Context
 from ...errors import InvalidArgument
 from ..backend.store import StoreGroup
-
-_numbers = itertools.count()  # of the contexts that this process has made for hooks
 
 
 def context_of(given: Any, timeout: float | None) -> tuple[Context, bool]:
@@ -31,9 +28,11 @@ def context_of(given: Any, timeout: float | None) -> tuple[Context, bool]:
         raise InvalidArgument(f"ctx is {given!r}: must be a Context (hpcomm.init()), a process group, or None")
     c10d: Any = dist.distributed_c10d
     group = dist.group.WORLD if given is None else given
-    store = c10d.PrefixStore(f"hpcomm hook {next(_numbers)}", c10d._world.pg_map[group][1])
+    rank, store = dist.get_rank(group), c10d._world.pg_map[group][1]
+    number = store.add(f"hpcomm hooks of rank {rank}", 1)  # ranks may have made other numbers of hooks for other groups
     config = launch.configuration({} if timeout is None else {"timeout": timeout})
-    return Context(StoreGroup(store, dist.get_rank(group), dist.get_world_size(group)), config), True
+    own = StoreGroup(c10d.PrefixStore(f"hpcomm hook {number}", store), rank, dist.get_world_size(group))
+    return Context(own, config), True
 
 
 def check_size(ctx: Context, model: nn.Module | None) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import finalize
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from ..._core import named, seconds
 from ...codec import Codecs
 from ...context import Context
-from ...errors import InvalidArgument
+from ...errors import HpcommError, InvalidArgument
 from ...local.agree import tell
 from ...topology.given import Given
 from ..backend.line import Line
@@ -96,7 +97,7 @@ class HookState:
         self._parts: list[SentBucket] = []  # of the backward pass that runs
         self._loaded: Mapping[str, Any] | None = None  # until the first backward pass
         self._line = Line()
-        finalize(self, Line.end, self._line).atexit = False
+        finalize(self, Line.end, self._line, joins=False).atexit = False
 
     def __repr__(self) -> str:
         codec = None if self._asked is None else self._asked.codec
@@ -118,7 +119,7 @@ class HookState:
         if bucket.is_last():
             self._finish(part)
         elif self._way is not None:
-            self._line.add(part.start_by(self._way), 0.0)
+            self._line.add(part.start_by(self._way))
         return part.future
 
     @named(_CALL, every=True)
@@ -231,11 +232,20 @@ class HookState:
 
     def close(self) -> None:
         """Ends the helper thread, and closes the exchange, and the context if the state has made it. Call it on every
-        rank after the last backward pass; a second call has no effect."""
+        rank after the last backward pass; a second call has no effect.
+
+        After a backward pass that an exception has cut short, other ranks wait for this rank's buckets. A context that
+        the state has made then tells them that this rank failed. A context that the trainer has given stays open, and
+        close waits until the helper's send ends, at most for the timeout: close that context first.
+        """
+        was_cut = bool(self._parts)
+        if was_cut and self._owns:
+            self.context.abort("a backward pass was cut short")  # ends a send of the helper
         self._line.end()
         way, self._way = self._way, None
-        if way is not None:
-            way.close()
+        with suppress(*(HpcommError,) if was_cut else ()):
+            if way is not None:
+                way.close()
         if self._owns:
             self.context.close()
 
