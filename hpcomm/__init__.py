@@ -63,7 +63,7 @@ if _typing.TYPE_CHECKING:
     from .presets import broadcast, parameter_flow, parameter_hub, stochastic_reduce
     from .queue import Queue
     from .recovery import recover, run
-    from .service import ServiceContext, connect_service, create_service
+    from .service import HubExchange, ServiceContext, connect_service, create_service
     from .topology import Hierarchy, ParameterServer, PeerToPeer, Tree
     from .window import Window
 
@@ -90,7 +90,7 @@ _FROM = {
     "presets": "broadcast parameter_flow parameter_hub stochastic_reduce",
     "queue": "Queue",
     "recovery": "recover run",
-    "service": "ServiceContext connect_service create_service",
+    "service": "HubExchange ServiceContext connect_service create_service",
     "topology": "Hierarchy ParameterServer PeerToPeer Tree",
     "window": "Window",
 }
@@ -141,6 +141,7 @@ __all__ = [
     "Exchange",
     "Hierarchy",
     "HpcommError",
+    "HubExchange",
     "InvalidArgument",
     "Momentum",
     "Nesterov",

@@ -15,7 +15,7 @@ from . import _core
 from .codec import Codec, Codecs, WireFormat, by_key, by_key_out
 from .errors import InvalidArgument
 from .flow import Flow, drawn
-from .rows import ACTION_OF, CODEC_OF, Rows
+from .rows import ACTION_OF, CODEC_OF, Rows, distinct
 from .stage import Edge, Key, Row, as_keys, choice, whole
 
 __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
@@ -456,7 +456,7 @@ class Plan:
         size = whole("size", size, 1)
         _core.plan_check(handle, size)
         rows = Rows(handle)
-        used = np.unique(np.stack([rows.column("owner"), rows.column("core")], axis=1), axis=0)
+        used = distinct(np.stack([rows.column("owner"), rows.column("core")], axis=1), axis=0)
         working = [(rank, core) for rank, core in used.tolist()]
         own_places = tuple(working) if places is None else _places(places, size)
         if homeless := set(working) - set(own_places):
@@ -499,7 +499,7 @@ class Plan:
     @property
     def workers(self) -> tuple[int, ...]:
         """The ranks that push, in rising order."""
-        return tuple(np.unique(self.rows.pushes()[1]).tolist())
+        return tuple(distinct(self.rows.pushes()[1]).tolist())
 
     @property
     def servers(self) -> tuple[int, ...]:
@@ -529,7 +529,7 @@ class Plan:
     def owners(self, key: str | int) -> tuple[int, ...]:
         """Returns the ranks that own rows of a key, in rising order."""
         found = self.range_of(key)
-        return tuple(np.unique(self.rows.column("owner")[found.start : found.stop]).tolist())
+        return tuple(distinct(self.rows.column("owner")[found.start : found.stop]).tolist())
 
     def loads(self) -> dict[tuple[int, int], int]:
         """Returns a dict from (rank, core) to the bytes, as float32, that the core folds when all keys are updated

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .codec import Threshold
 from .consistency import BSP, NOTIFY_ACK
@@ -24,10 +24,45 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .exchange.options import More, MoreButCodec
+    from .service import HubExchange
 
 _RULE = Nesterov()
 
 
+@overload
+def parameter_hub(
+    ctx: Context,
+    params: Mapping[str, Any],
+    *,
+    servers: Literal["hub"],
+    topology: Given = "auto",
+    affinity: str | None = None,
+    interfaces: int | None = None,
+    apply_at: str | None = None,
+    racks: Sequence[Sequence[int]] | None = None,
+    top: str | None = None,
+    consistency: Consistencies = BSP,
+    rule: RuleOrRules | None = None,
+    **options: "Unpack[More]",
+) -> "HubExchange": ...
+@overload
+def parameter_hub(
+    ctx: Context,
+    params: Mapping[str, Any],
+    *,
+    topology: Given = "auto",
+    placement: str | None = None,
+    servers: int | Iterable[int] | str | None = None,
+    affinity: str | None = None,
+    interfaces: int | None = None,
+    apply_at: str | None = None,
+    tree: Trees = None,
+    racks: Sequence[Sequence[int]] | None = None,
+    top: str | None = None,
+    consistency: Consistencies = BSP,
+    rule: RuleOrRules | None = None,
+    **options: "Unpack[More]",
+) -> Exchange: ...
 def parameter_hub(
     ctx: Context,
     params: Mapping[str, Any],
@@ -58,8 +93,8 @@ def parameter_hub(
             all other cases it is "flat".
         placement, servers, affinity, interfaces, apply_at, tree: fields of the ParameterServer. To set apply_at of a
             Hierarchy, give topology=Hierarchy(apply_at=...). servers="hub": the hubs of a context of connect_service
-            serve (docs/service.md). They take no code: rules and codecs are those of hpcomm. placement and tree are
-            left out then.
+            serve (docs/service.md), and a HubExchange is made, which they save and restore. They take no code: rules
+            and codecs are those of hpcomm. placement and tree are left out then.
         racks: with servers="hub": racks[i] are the workers of the rack that hub i of the job serves. Each host folds
             its updates, then each rack's hub, and hubs exchange the folds (section 3.4). None: the hubs share all keys.
             Elsewhere give topology=Hierarchy(racks=...).

@@ -16,8 +16,10 @@ from typing import Any
 
 import mpi
 import numpy as np
+from click.testing import CliRunner
 
 import hpcomm
+from hpcomm.cli import main
 from hpcomm.service import ADMIN, HubConnection, address
 from hpcomm.service import handle as handles
 
@@ -31,12 +33,14 @@ SECONDS = 20.0
 class Served:
     """A hub in a process."""
 
-    def __init__(self, folder: Path, **more: Any) -> None:
+    def __init__(self, folder: Path, patch: str = "", **more: Any) -> None:
+        """patch: a line of Python that the process runs before it serves. more: settings of hub.toml."""
         self.folder = folder
         for name, token in TOKENS.items():
             self.token(name, token)
         self.configure(more=more)
-        line = [sys.executable, "-m", "hpcomm", "hub", "serve", "--listen", "127.0.0.1:0", "--config", str(self.file)]
+        start = f"{patch}\nimport hpcomm.cli as cli\ncli.main()"
+        line = [sys.executable, "-c", start, "hub", "serve", "--listen", "127.0.0.1:0", "--config", str(self.file)]
         self.process = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -62,9 +66,10 @@ class Served:
         own: dict[str, str] | None = None,
     ) -> None:
         """Writes the configuration. more: settings of the hub; own: lines of namespaces."""
-        top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 30, **(more or {})}
+        top = {"admin_token_file": "admin.token", "cores": 1, "memory": "1 GiB", "wait_seconds": 90, **(more or {})}
         lines = {
-            "small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2',
+            "a": "checkpoints = 100",
+            "small": 'jobs = 1\nmemory = "6 MiB"\nranks = 2\ncheckpoints = 1\ndisk = "512 KiB"',
             "b": "weight = 3.0",
             "tiny": "descriptors = 31",
             **(own or {}),
@@ -181,6 +186,13 @@ def joining(handle: str, rank: int, size: int, **more: Any) -> dict[str, Any]:
     numbers = {"rank": rank, "size": size, "seconds": 15, "timeout": 15, "silence": 10, "tcp_streams": 1}
     config = {"transport": os.environ.get("HPCOMM_TRANSPORT", ""), "version": hpcomm.__version__}
     return {"op": "join", "job": job.job, "nonce": job.nonce, **numbers, **config, **more}
+
+
+def command(hub: Served, *line: str, token: str = "admin", code: int = 0) -> str:
+    """What `hpcomm hub LINE` prints."""
+    ended = CliRunner().invoke(main, ["hub", *line, "--token-file", str(hub.folder / f"{token}.token")])
+    assert ended.exit_code == code, ended.output
+    return str(ended.output)
 
 
 def rest(connection: socket.socket) -> bytes:

@@ -159,6 +159,35 @@ void hold(hpcomm::Service &service) {
     exchange.close();
 }
 
+void step_once(hpcomm::Exchange &exchange, int rank, int step) {
+    for (int key = 0; key < 3; key++) {
+        const std::size_t count = all[static_cast<std::size_t>(key)].count;
+        exchange.push_pull(key, numbers(count, 13 * rank + 5 * step + 3 * key).data());
+    }
+}
+
+// Trains from where the exchange is up to step 4, and lets the hub save it before and after the last step. Prints where
+// it began, what was saved and the bits.
+void save(hpcomm::Service &service, Case its) {
+    hpcomm::Exchange exchange = exchange_of(service, its);
+    const std::uint64_t begins = exchange.steps(service);
+    std::cout << begins << '\n';
+    for (int key = 0; key < 3; key++) print_bits(exchange.params(key), all[static_cast<std::size_t>(key)].count);
+    try {
+        if (service.context().rank() == 0) exchange.start(1, HPC_PUSH, numbers(B, 0).data());
+        exchange.save(service);
+    } catch (const hpcomm::Error &wrong) {
+        std::cout << wrong.what() << '\n';
+    }
+    if (service.context().rank() != 0) exchange.start(1, HPC_PUSH, numbers(B, 0).data());
+    exchange.wait(exchange.pull(1));
+    std::cout << exchange.save(service) << '\n';
+    step_once(exchange, service.context().rank(), static_cast<int>(begins));
+    std::cout << exchange.save(service) << '\n';
+    for (int key = 0; key < 3; key++) print_bits(exchange.params(key), all[static_cast<std::size_t>(key)].count);
+    exchange.close();
+}
+
 int apply_own(float *, const float *, std::int64_t, float *, const double *, std::int64_t) {
     return 0;
 }
@@ -231,6 +260,7 @@ int run(const std::string &mode, int rank, int size, const std::string &transpor
     if (mode == "train")
         for (Case (*its)() : {plain, rounded, pieces, groups}) train(service, its());
     if (mode == "racks") train_in_racks(service);
+    if (mode == "save") save(service, rounded());
     if (mode == "hold") hold(service);
     if (mode == "refused") be_refused(service);
     if (mode == "notice") wait_for_notice(service);

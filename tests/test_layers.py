@@ -26,8 +26,9 @@ bench
 __init__
 local
 recovery
-presets checkpoint factors
+presets factors
 service
+checkpoint
 exchange
 measure
 context

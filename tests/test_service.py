@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mpi
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from conftest import on_both
 from served import (
     CASES,
@@ -25,6 +25,7 @@ from served import (
     VALUES,
     Served,
     asking,
+    command,
     join,
     joining,
     numbered,
@@ -37,7 +38,6 @@ from served import (
 
 import hpcomm
 from hpcomm import launch
-from hpcomm.cli import main
 from hpcomm.service import ADMIN, HubConnection, address
 from hpcomm.service import handle as handles
 
@@ -64,7 +64,8 @@ def make_all(handle: str, token: str) -> int:
     """Makes exchanges at the hub one after the other, and compares each with one whose owner is worker 0."""
     with join(handle, token) as ctx:
         for more in CASES:
-            case: dict[str, Any] = {"rule": hpcomm.Nesterov(lr=0.5), **more}
+            plan = replace(more.get("plan", hpcomm.PlanOptions()), cores=1)  # as at the hub: codecs look at each chunk
+            case: dict[str, Any] = {"rule": hpcomm.Nesterov(lr=0.5), "interfaces": 1, **more, "plan": plan}
             place: dict[str, Any] = {"placement": "CC"}
             with hpcomm.parameter_hub(ctx, VALUES, servers="hub", **case) as ex:
                 found = trained(ex, ctx.rank)
@@ -122,6 +123,22 @@ def test_two_hubs_share_a_job(hub: Served, own_hub: Served) -> None:
     assert run(2, both_own, hpcomm.create_service([hub.where, own_hub.where], "a", TOKENS["a"])) == [[2, 3]] * 2
     own_hub.until("has ended")
     own_hub.until("has ended")
+
+
+def save_in_vain(handle: str, token: str) -> list[Any]:
+    with join(handle, token) as ctx, hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=RULE) as ex:
+        told = said(ex.save)
+        return [*told, float(ex.push_pull("b", np.ones(70, np.float32))[0] - VALUES["b"][0])]
+
+
+def test_a_hub_without_a_folder_saves_nothing(hub: Served) -> None:
+    sentence = "a/none: this hub saves nothing: its owner must give a folder, by `checkpoints` in hub.toml"
+    assert run(2, save_in_vain, hub.create("a", "none")) == [["ConfigError", sentence, -1.0]] * 2
+    hub.wait(lambda: "a/none" not in hub.jobs())
+    told = said(lambda: hpcomm.create_service(hub.where, "a", TOKENS["a"], "none", resume=True))
+    assert told == ["ConfigError", sentence]
+    with pytest.raises(hpcomm.InvalidArgument, match="resume is True, and job is None"):
+        hpcomm.create_service(hub.where, "a", TOKENS["a"], resume=True)
 
 
 def make_in_chunks(handle: str, token: str, chunk_bytes: int) -> list[str]:
@@ -587,13 +604,6 @@ def test_a_later_drain_replaces_an_earlier_one(own_hub: Served) -> None:
     hub.ask(op="evict", job="a/last")
     job.ended()
     assert hub.process.wait(SECONDS) == 0
-
-
-def command(hub: Served, *line: str, token: str = "admin", code: int = 0) -> str:
-    """What `hpcomm hub LINE` prints."""
-    ended = CliRunner().invoke(main, ["hub", *line, "--token-file", str(hub.folder / f"{token}.token")])
-    assert ended.exit_code == code, ended.output
-    return str(ended.output)
 
 
 def test_the_command_shows_a_hub(hub: Served) -> None:

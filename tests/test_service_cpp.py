@@ -207,6 +207,44 @@ def test_workers_in_cpp_have_hubs_of_racks(hub: Served, own_hub: Served, worker:
     assert "rank 3 is in none of racks: each worker is in one" in python[0][0]
 
 
+def save(handle: str, token: str, transport: str) -> list[str]:
+    """What a worker in Python prints where one in C++ saves."""
+    found = []
+    with join(handle, token, transport=transport) as ctx:
+        values = {name: numbers(name, 1 + i) for i, name in enumerate(SHAPES)}
+        plan = hpcomm.PlanOptions(chunk_bytes=4096, codec="float16", codec_out="bfloat16")
+        rule = hpcomm.Adam(lr=0.125)
+        with hpcomm.parameter_hub(ctx, values, servers="hub", plan=plan, rule=rule) as ex:
+            begins = ex.clock
+            found += [str(begins), *(digest(ex.params[name]) for name in SHAPES)]
+            found.append(said(ex.save)[1])
+            ex.push_pull("b", numbers("b", 0))
+            found.append(str(ex.save()))
+            for i, name in enumerate(SHAPES):
+                ex.push_pull(name, numbers(name, 13 * ctx.rank + 5 * begins + 3 * i))
+            found += [str(ex.save()), *(digest(ex.params[name]) for name in SHAPES)]
+    return found
+
+
+def test_workers_in_cpp_save_and_come_back(worker: Path, tmp_path: Path) -> None:
+    hub = Served(tmp_path, drain_seconds=0, checkpoints="saved")
+    handle = hub.create("a", "cpp")
+    cpp = [Worker(worker, hub, handle, "save", rank, 2) for rank in range(2)]
+    first, second = (one.lines() for one in cpp)
+    assert first == second
+    assert [first[i] for i in (0, 4, 5, 6)] == ["0", "rank 0: save: key 1 is under way: wait for it first", "1", "2"]
+    hub.wait(lambda: hub.jobs()["a/cpp"] == "saved")
+    handle = hpcomm.create_service(hub.where, "a", TOKENS["a"], "cpp", resume=True)
+    one = Worker(worker, hub, handle, "save", 0, 2)
+    (python,) = mpi.start([{"RANK": "1", "WORLD_SIZE": "2"}], save, handle, TOKENS["a"], "shm", timeout=SECONDS).values
+    again = one.lines()
+    assert again == python
+    assert [again[i] for i in (0, 5, 6)] == ["2", "3", "4"]
+    assert again[1:4] == first[7:10]
+    assert again[7:10] != first[7:10]
+    assert hub.end() == 0
+
+
 def hold(handle: str, token: str, where: tuple[str, int], transport: str) -> str:
     """A worker in Python that makes an exchange, and trains when it is told to."""
     values, rule = {"w": numbers("w", 1)}, hpcomm.Nesterov(lr=0.5)

@@ -13,9 +13,10 @@ import hpcomm
 from hpcomm import _core, launch
 from hpcomm.config import Config
 from hpcomm.plan import Plan
+from hpcomm.service.books import Holding
 from hpcomm.service.config import read_config
 from hpcomm.service.described import Described
-from hpcomm.service.tenant import Tenant, Terms, _Asked, _Holding
+from hpcomm.service.tenant import Tenant, Terms, _Asked
 from hpcomm.topology import Request
 
 
@@ -180,7 +181,7 @@ def test_an_exchange_has_the_weight_of_its_namespace(monkeypatch: pytest.MonkeyP
     tenant = Tenant.__new__(Tenant)
     tenant.terms = Terms(title="a/x", rank=2, workers=1, hubs=1, secret=b"", config=Config(), weight=3.0, cores=1)
     with hpcomm.init() as ctx:
-        tenant._made(ctx, _Asked(b"E", a_message()), _Holding(lambda old, new: None))
+        tenant._made(ctx, _Asked(b"E", a_message()), Holding(lambda old, new: None))
         assert made[0][1:3] == (ctx._handle, 3.0)
 
 

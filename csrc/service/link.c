@@ -176,24 +176,37 @@ static void note(hpc_hub_link *link, const char *text, size_t nbytes) {
     if (copy != NULL) link->notices[link->n_notices++] = copy;
 }
 
-/* Records the refusal in the last frame: the name of an error's class, a newline, and the sentence. */
-static int fail_refused(const hpc_hub_link *link) {
-    static const struct {
-        const char *name;
-        int status;
-    } kinds[] = {{"InvalidArgument", HPC_ERR_INVALID},  {"ConfigError", HPC_ERR_CONFIG},
-                 {"NotSupported", HPC_ERR_UNSUPPORTED}, {"TransportError", HPC_ERR_TRANSPORT},
-                 {"PeerFailed", HPC_ERR_PEER},          {"Timeout", HPC_ERR_TIMEOUT},
-                 {"AuthError", HPC_ERR_AUTH},           {"OutOfMemory", HPC_ERR_MEMORY}};
-    const char *body = (const char *)link->frame + 1, *end = memchr(body, '\n', link->nbytes);
-    const size_t n = end == NULL ? 0 : (size_t)(end - body), rest = end == NULL ? 0 : link->nbytes - n - 1;
+static const struct {
+    const char *name;
+    int status;
+} kinds[] = {{"InvalidArgument", HPC_ERR_INVALID},  {"ConfigError", HPC_ERR_CONFIG},
+             {"NotSupported", HPC_ERR_UNSUPPORTED}, {"TransportError", HPC_ERR_TRANSPORT},
+             {"PeerFailed", HPC_ERR_PEER},          {"Timeout", HPC_ERR_TIMEOUT},
+             {"AuthError", HPC_ERR_AUTH},           {"OutOfMemory", HPC_ERR_MEMORY}};
+
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+const char *hpc_refusal_kind(int status) {
+    int i = 0;
+    while (i < KINDS - 1 && kinds[i].status != status) i++;
+    return kinds[i].name;
+}
+
+int hpc_fail_refusal(const char *body, size_t nbytes) {
+    const char *end = memchr(body, '\n', nbytes);
+    const size_t n = end == NULL ? 0 : (size_t)(end - body), rest = end == NULL ? 0 : nbytes - n - 1;
     const int shown = rest < HPC_REFUSAL_TEXT ? (int)rest : HPC_REFUSAL_TEXT;
     int status = HPC_ERR_CONFIG;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+    for (int i = 0; i < KINDS; i++)
         if (strlen(kinds[i].name) == n && memcmp(kinds[i].name, body, n) == 0) status = kinds[i].status;
     if (status == HPC_ERR_TRANSPORT)
         return hpc_fail_transport(op_connect, "tcp", -1, "%.*s", shown, end == NULL ? "" : end + 1);
     return hpc_fail(status, op_connect, "%.*s", shown, end == NULL ? "the hub refused, without a reason" : end + 1);
+}
+
+/* Records the refusal in the last frame. */
+static int fail_refused(const hpc_hub_link *link) {
+    return hpc_fail_refusal((const char *)link->frame + 1, link->nbytes);
 }
 
 int hpc_hub_link_receive(hpc_hub_link *link, char kind, const unsigned char **body, size_t *nbytes, double deadline) {

@@ -32,6 +32,11 @@ int hpc_hub_link_send(hpc_hub_link *link, char kind, const void *body, size_t nb
  * status and its sentence. HPC_ERR_AUTH for a frame of another kind than the wanted one. */
 int hpc_hub_link_receive(hpc_hub_link *link, char kind, const unsigned char **body, size_t *nbytes, double deadline);
 
+/* Records a refusal as an error, and returns its status: the name of an error's class, a newline, and the sentence. */
+int hpc_fail_refusal(const char *body, size_t nbytes);
+/* Returns the name of the class for a status. */
+const char *hpc_refusal_kind(int status);
+
 /* Takes the notices that have come, without waiting. Returns the refusal that ended the job, or the error that ended
  * the connection, if one of these has come; its sentence is then a notice too. HPC_OK afterwards. */
 int hpc_hub_link_look(hpc_hub_link *link);

@@ -5,7 +5,7 @@
 
 #include "base/host.h"
 #include "service/description.h"
-#include "service/member.h"
+#include "service/saved.h"
 
 static const char op_make[] = "exchange";
 
@@ -163,6 +163,18 @@ static int prepare(const hpc_service *s, const hpc_hub *const *hubs, const hpc_h
     return status == HPC_OK ? make_plans(s, a) : status;
 }
 
+static int workers_apply(const hpc_asked *a) {
+    int apply = 0;
+    for (int i = 0; i < a->n; i++) apply |= a->hubs[i].apply_at != HPC_AT_OWNERS;
+    return apply;
+}
+
+static int count_keys(const hpc_asked *a) {
+    int n = 0;
+    for (int i = 0; i < a->n; i++) n += a->hubs[i].n_keys;
+    return n;
+}
+
 int hpc_service_exchange(hpc_service *s, const hpc_hub *const *hubs, const hpc_hosts *const *racks,
                          const hpc_exchange_config *config, double timeout, hpc_exchange **exchange) {
     hpc_asked a = {0};
@@ -179,6 +191,7 @@ int hpc_service_exchange(hpc_service *s, const hpc_hub *const *hubs, const hpc_h
     if (status == HPC_OK) {
         tell(s, 'E', a.message, (size_t)a.nbytes);
         status = hpc_exchange_create(s->served, a.configs, timeout, exchange);
+        if (status == HPC_OK) status = hpc_service_made(s, count_keys(&a), workers_apply(&a), exchange);
     } else { /* the hubs take part in the refusal, as in the creation */
         tell(s, 'R', hpc_last_error()->message, strlen(hpc_last_error()->message));
         status = hpc_hub_refuse(s->served, timeout);

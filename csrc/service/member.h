@@ -6,9 +6,19 @@
 
 #include "service/meeting.h"
 
+/* An exchange at the hubs. */
+typedef struct hpc_made_at_hubs {
+    hpc_exchange *exchange;
+    int receives, counts, settles; /* whether workers apply; whether rows count updates; whether a save settles */
+    uint64_t steps;                /* with which it began */
+} hpc_made_at_hubs;
+
 struct hpc_service {
     pid_t owner; /* a forked child may only free it */
     int cores;   /* of each hub */
+    int resumes; /* whether exchanges begin with their saved state */
+    int n_made;
+    hpc_made_at_hubs *made; /* the exchanges, by number */
     hpc_job_place place;
     hpc_meeting meeting;
     hpc_hub_link links[HPC_MOST_HUBS];

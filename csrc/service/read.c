@@ -290,6 +290,21 @@ void hpc_description_free(hpc_description *d) {
     free(d);
 }
 
+/* ---- keys and plans ---- */
+
+int hpc_description_key(const hpc_description *d, int i, hpc_described_key *key) {
+    if (d == NULL || key == NULL || i < 0) return HPC_ERR_INVALID;
+    for (int n = 0; n < d->n_schemes; n++) {
+        const hpc_described_scheme *s = &d->schemes[n];
+        if (i < s->hub.n_keys) {
+            *key = (hpc_described_key){s->keys[i].name, s->keys[i].count, s->rules[i], s->plan, i};
+            return HPC_OK;
+        }
+        i -= s->hub.n_keys;
+    }
+    return HPC_ERR_INVALID;
+}
+
 /* ---- memory and descriptors ---- */
 
 /* Returns whether a hub goes on while a worker has not taken its parameters, so puts need copies of them. */

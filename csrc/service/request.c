@@ -144,10 +144,20 @@ static int copy_transports(const char *from, char into[HPC_NAME_TEXT]) {
     return 1;
 }
 
-int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, int *cores,
+/* Writes a number with a point: printf has the comma of some locales. */
+static const char *decimal(double value, char text[HPC_NAME_TEXT]) {
+    enum { PARTS = 1000000000 };
+    const double most = 1e9, size = fabs(value) < most ? fabs(value) : most;
+    long long whole = (long long)size, parts = llround((size - (double)whole) * PARTS);
+    if (parts == PARTS) whole++, parts = 0;
+    snprintf(text, HPC_NAME_TEXT, "%s%lld.%09lld", value < 0 ? "-" : "", whole, parts);
+    return text;
+}
+
+int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, int *cores, int *resumes,
                      double deadline) {
     enum { MOST_CORES = 1 << 16 };
-    char request[REQUEST_BYTES], transports[HPC_NAME_TEXT];
+    char request[REQUEST_BYTES], transports[HPC_NAME_TEXT], texts[3][HPC_NAME_TEXT];
     const unsigned char *answer;
     size_t nbytes;
     if (!copy_transports(says->transports, transports))
@@ -157,17 +167,19 @@ int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_j
         return hpc_fail(HPC_ERR_CONFIG, op_connect,
                         "init_timeout is %g, timeout %g and silence %g: at a hub they must be finite", says->seconds,
                         says->timeout, says->silence);
-    const int n = snprintf(request, sizeof request,
-                           "{\"op\": \"join\", \"job\": \"%s\", \"nonce\": \"%s\", \"rank\": %d, \"size\": %d, "
-                           "\"version\": \"%s\", \"seconds\": %.17g, \"timeout\": %.17g, \"transport\": \"%s\", "
-                           "\"silence\": %.17g, \"tcp_streams\": %d}",
-                           place->job, place->nonce, says->rank, says->size, hpc_version(), says->seconds,
-                           says->timeout, transports, says->silence, says->tcp_streams);
+    const int n =
+        snprintf(request, sizeof request,
+                 "{\"op\": \"join\", \"job\": \"%s\", \"nonce\": \"%s\", \"rank\": %d, \"size\": %d, "
+                 "\"version\": \"%s\", \"seconds\": %s, \"timeout\": %s, \"transport\": \"%s\", "
+                 "\"silence\": %s, \"tcp_streams\": %d, \"resumes\": 1}",
+                 place->job, place->nonce, says->rank, says->size, hpc_version(), decimal(says->seconds, texts[0]),
+                 decimal(says->timeout, texts[1]), transports, decimal(says->silence, texts[2]), says->tcp_streams);
     int status = say(link, request, n, deadline);
     if (status == HPC_OK) status = hpc_hub_link_receive(link, 'J', &answer, &nbytes, deadline);
     if (status != HPC_OK) return status;
-    return hpc_answer_number(answer, nbytes, "cores", MOST_CORES, cores) && *cores > 0 ? HPC_OK
-                                                                                       : fail_answer(link, "join");
+    const int good = hpc_answer_number(answer, nbytes, "cores", MOST_CORES, cores) && *cores > 0 &&
+                     hpc_answer_number(answer, nbytes, "resume", 1, resumes);
+    return good ? HPC_OK : fail_answer(link, "join");
 }
 
 int hpc_request_bye(hpc_hub_link *link, double deadline) {

@@ -22,8 +22,8 @@ typedef struct hpc_joining {
     const char *transports;
 } hpc_joining;
 
-/* Joins a job; *cores gets how many cores the hub has. */
-int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, int *cores,
+/* Joins a job; *cores gets how many cores the hub has, *resumes whether the job comes back to its saved state. */
+int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, int *cores, int *resumes,
                      double deadline);
 /* Says that this rank is done. */
 int hpc_request_bye(hpc_hub_link *link, double deadline);

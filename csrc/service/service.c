@@ -85,7 +85,7 @@ static int join(hpc_service *s, hpc_token token, const hpc_config *config, doubl
         status = hpc_hub_link_open(link, &s->place.hubs[i], s->place.space, token, deadline);
         if (status != HPC_OK) return status;
         s->meeting.n_links++;
-        status = hpc_request_join(link, &s->place, &says, &s->cores, deadline);
+        status = hpc_request_join(link, &s->place, &says, &s->cores, &s->resumes, deadline);
     }
     return status;
 }
@@ -223,5 +223,6 @@ void hpc_service_free(hpc_service *s) {
     hang_up(s); /* in a forked child it only closes the child's descriptors */
     if (s->served != NULL) hpc_context_free(s->served);
     if (s->workers != NULL) hpc_context_free(s->workers);
+    free(s->made);
     free(s);
 }

@@ -198,6 +198,7 @@ from .rule import (
 from .service import (
     description_descriptors,
     description_exchange,
+    description_keys,
     description_memory,
     description_plan,
     description_read,

@@ -1,12 +1,12 @@
 """Binds the description of an exchange at hubs: a message that a worker writes and a hub reads."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._ffi import ffi, lib
 from .exchange import chained
 from .handle import collected, owned
-from .status import check, checking
+from .status import check, checking, text
 
 
 def description_write(hubs: list[Any], configs: list[tuple[Any, object]]) -> bytes:
@@ -82,6 +82,33 @@ def description_memory(description: Any, workers: int, hubs: int, far: int, rank
 
 description_plan = checking(lib.hpc_description_plan)
 description_descriptors: Callable[[Any, int, int, int, int], int] = lib.hpc_description_descriptors
+
+
+class DescribedKey(NamedTuple):
+    """A key of a description.
+
+    Attributes:
+        rule: the rule's name, which tells its prox too.
+        slots: values of state for each element.
+        plan: C's plan of the key's scheme, valid as long as the description; the key is its key `number`.
+    """
+
+    name: str
+    elements: int
+    rule: str
+    slots: int
+    plan: Any
+    number: int
+
+
+def description_keys(description: Any) -> list[DescribedKey]:
+    """Returns the keys of a description in the order of the exchange, once the plans are made."""
+    found: list[DescribedKey] = []
+    key = ffi.new("hpc_described_key *")
+    while lib.hpc_description_key(description, len(found), key) == lib.HPC_OK:
+        rule = key.rule
+        found.append(DescribedKey(text(key.name), key.count, text(rule.name), rule.slots, key.plan, key.number))
+    return found
 
 
 def description_exchange(description: Any, context: Any, weight: float, timeout: float) -> Any:

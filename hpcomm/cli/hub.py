@@ -1,9 +1,11 @@
 """hpcomm hub: runs a hub, creates jobs there, and administers it."""
 
 import asyncio
+import ctypes
 import json
 import sys
 import time
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import read_secret
-from ..errors import HpcommError
+from ..errors import AuthError, HpcommError
 from ..service import ADMIN, HubConnection, address, create_service
 from ..service.config import read_config
+from ..service.handle import checked_name
 from ..service.hub import Hub
 
 _SECONDS = 10.0
@@ -29,8 +32,8 @@ def _fail(error: HpcommError) -> None:
 def command() -> None:
     """Run a hub, which serves the parameters of many jobs, or ask one.
 
-    serve runs a hub. create makes a job there, for HPCOMM_SERVICE. status, jobs, evict and drain need the
-    administrator's token, the contents of the hub's admin_token_file.
+    serve runs a hub. create makes a job there, for HPCOMM_SERVICE, and forget removes what a job has saved. status,
+    jobs, evict and drain need the administrator's token, the contents of the hub's admin_token_file.
     """
 
 
@@ -50,6 +53,7 @@ def serve(listen: str | None, file: Path) -> None:
     exits with 0 when they have ended, or after drain_seconds. A second signal ends them at once. SIGHUP reads the file
     and the tokens again.
     """
+    _use_few_arenas()
     try:
         hub = Hub(lambda: read_config(file, listen), _print_now)
         asyncio.run(hub.serve(lambda where: _print_now(f"listens at {where}")))
@@ -63,16 +67,25 @@ def serve(listen: str | None, file: Path) -> None:
 @click.option("--namespace", required=True, help="The tenant's namespace.")
 @click.option("--token-file", required=True, help="The file of the namespace's token, which its owner alone may read.")
 @click.option("--job", help="The job's name; left out, the hub chooses one.")
-def create(hubs: tuple[str, ...], namespace: str, token_file: str, job: str | None) -> None:
+@click.option("--resume", is_flag=True, help="Go on from the state that a job of this name has saved.")
+def create(hubs: tuple[str, ...], namespace: str, token_file: str, job: str | None, resume: bool) -> None:
     """Create a job and print its handle, for HPCOMM_SERVICE.
 
     The job waits for its first worker, which calls hpcomm.connect_service(), for the hub's wait_seconds.
     """
     try:
         token = read_secret(token_file, f"--token-file {token_file}")
-        click.echo(create_service(list(hubs), namespace, token, job))
+        click.echo(create_service(list(hubs), namespace, token, job, resume=resume))
     except HpcommError as error:
         _fail(error)
+
+
+def _use_few_arenas() -> None:
+    """Keeps glibc from making an arena of the heap for each thread of a tenant: what a job has freed there is not given
+    back, so a hub would grow with its jobs. Other C libraries have no arenas."""
+    most = -8  # M_ARENA_MAX
+    with suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(most, 2)
 
 
 _HUB = click.argument("hub", metavar="HOST:PORT")
@@ -80,18 +93,24 @@ _TOKEN = click.option("--token-file", required=True, help="The file of the admin
 _JSON = click.option("--json", "json_", is_flag=True, help="Print JSON.")
 
 
-def _asked(hub: str, token_file: str, **request: Any) -> dict[str, Any]:
+def _asked(hub: str, token_file: str, *, names: tuple[str, ...] = (ADMIN,), **request: Any) -> dict[str, Any]:
+    """Returns the hub's answer. names: of whom the token may be."""
     try:
         token = read_secret(token_file, f"--token-file {token_file}")
         assert token is not None
-        connection = HubConnection(address(hub), ADMIN, token, _SECONDS)
-        try:
+        with closing(_connected(hub, names, token)) as connection:
             return connection.ask(request)
-        finally:
-            connection.close()
     except HpcommError as error:
         _fail(error)
         raise
+
+
+def _connected(hub: str, names: tuple[str, ...], token: bytes) -> HubConnection:
+    """Returns a connection under the first of the names whose token this is."""
+    for name in names[:-1]:
+        with suppress(AuthError):
+            return HubConnection(address(hub), name, token, _SECONDS)
+    return HubConnection(address(hub), names[-1], token, _SECONDS)
 
 
 def _table(*columns: str) -> Table:
@@ -138,11 +157,13 @@ def status(hub: str, token_file: str, json_: bool) -> None:
 
 
 def _print_jobs(found: list[dict[str, Any]]) -> None:
-    table = _table("job", "state", "workers", "exchanges", "memory", "seconds")
+    table = _table("job", "state", "workers", "exchanges", "memory", "seconds", "saved step", "bytes", "seconds ago")
     for job in found:
         waits = f", for rank {', '.join(map(str, job['missing'][:16]))}" if job["missing"] else ""
         numbers = (str(job[name]) for name in ("workers", "exchanges", "memory"))
-        table.add_row(job["job"], job["state"] + waits, *numbers, f"{job['seconds']:.0f}")
+        saved = job["saved"]
+        its = ("", "", "") if saved is None else (f"{saved['step']}", f"{saved['bytes']}", f"{saved['seconds']:.0f}")
+        table.add_row(job["job"], job["state"] + waits, *numbers, f"{job['seconds']:.0f}", *its)
     _console().print(table)
 
 
@@ -151,7 +172,7 @@ def _print_jobs(found: list[dict[str, Any]]) -> None:
 @_TOKEN
 @_JSON
 def jobs(hub: str, token_file: str, json_: bool) -> None:
-    """Show the jobs of a hub."""
+    """Show the jobs of a hub, and what they have saved. A job in the state "saved" does not run."""
     found = _asked(hub, token_file, op="jobs")["jobs"]
     if json_:
         click.echo(json.dumps(found, indent=2))
@@ -171,6 +192,24 @@ def evict(hub: str, job: str, token_file: str, json_: bool) -> None:
         click.echo(json.dumps(found, indent=2))
     else:
         _print_jobs([found])
+
+
+@command.command("forget")
+@_HUB
+@click.argument("job", metavar="NAMESPACE/JOB")
+@click.option("--token-file", required=True, help="The file of the namespace's token, or of the administrator's.")
+@_JSON
+def forget(hub: str, job: str, token_file: str, json_: bool) -> None:
+    """Remove the state that a job has saved. The job must have ended."""
+    space, _, name = job.partition("/")
+    try:
+        names = (checked_name("namespace", space), ADMIN)
+        checked_name("job", name)
+    except HpcommError as error:
+        _fail(error)
+        raise
+    found = _asked(hub, token_file, names=names, op="forget", job=job)
+    click.echo(json.dumps(found, indent=2) if json_ else f"{found['job']}: its saved state is removed")
 
 
 @command.command("drain")

@@ -16,7 +16,7 @@ from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported
 from ..graphs import Graph
 from ..optim import AnyRule, Dual, Rule
-from ..plan import Plan, c_keys
+from ..plan import Plan, Rows, c_keys
 from ..prox import OwnProx
 from ..stage import Key, whole
 from ..topology.by_key import check_names, check_workers, join
@@ -293,9 +293,14 @@ def engine_mode(consistency: Consistency, on_graph: bool) -> str:
 
 def owned_rows(plan: Plan, rank: int) -> list[tuple[int, Span]]:
     """Returns the rows whose parameters a rank owns, by number and span."""
-    key, offset, count = (plan.rows.column(name).tolist() for name in ("key", "offset", "count"))
-    own = (plan.rows.column("owner") == rank) & (plan.rows.column("action") == _core.ACTIONS["apply"])
-    return [(i, Span(plan.keys[key[i]].name, offset[i], count[i])) for i in np.flatnonzero(own).tolist()]
+    return rows_of(plan.rows, [key.name for key in plan.keys], rank)
+
+
+def rows_of(rows: Rows, names: Sequence[str], rank: int, first: int = 0) -> list[tuple[int, Span]]:
+    """Returns the rows whose parameters a rank owns. names: of the keys. first: the number of the first row."""
+    key, offset, count = (rows.column(name).tolist() for name in ("key", "offset", "count"))
+    own = (rows.column("owner") == rank) & (rows.column("action") == _core.ACTIONS["apply"])
+    return [(first + i, Span(names[key[i]], offset[i], count[i])) for i in np.flatnonzero(own).tolist()]
 
 
 def check_owners(plan: Plan, op: str) -> None:

@@ -9,6 +9,7 @@ from .. import _core, kernels
 from ..codec import Codec, Codecs, Products, WireFormat, asked
 from ..errors import InvalidArgument
 from ..plan import Plan
+from ..rows import distinct
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _name(codec: WireFormat) -> str:
 def _names(plan: Plan) -> list[str]:
     """Returns the name of each key's codec according to the plan's rows. If any row sends pieces (in a hierarchy
     perhaps only folds), it is the codec of these pieces; otherwise it is the codec of the key's pushes."""
-    pushed = np.unique(plan.rows.pushes()[0])
+    pushed = distinct(plan.rows.pushes()[0])
     key, come, go = (plan.rows.column(name) for name in ("key", "codec_in", "codec_out"))
     found = dict(zip(key[pushed].tolist(), come[pushed].tolist(), strict=True))
     for codec in (come, go):

@@ -42,7 +42,7 @@ from .split import TwoCalls
 from .state import State
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 _DEFAULT_TOPOLOGY = ParameterServer()
 _DEFAULT_RULE = SGD()
@@ -654,7 +654,7 @@ class Exchange(Calls):
         """Whether the exchange or its context is closed, or another context has replaced this context."""
         return self._closed or self.context._is_over
 
-    def __enter__(self) -> "Exchange":
+    def __enter__(self) -> "Self":
         return self
 
     def __exit__(

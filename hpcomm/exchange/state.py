@@ -1,7 +1,7 @@
 """The state of an exchange that other packages use: its arguments, the facts of its keys, and the rows of its owners.
 Rows are saved into shards, and all ranks restore them together."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ from . import shards
 from .arguments import Checked, check_owners, owned_rows
 from .facts import facts_of, merged
 from .schemes import Made
-from .shards import SHARED, Args, Kind, Part, RuleKind, Shard
+from .shards import SHARED, Args, Kind, Part, RuleKind, Shard, Span
 
 _SENTENCE_BYTES = 400  # bytes of a refusal's text for the other ranks
 
@@ -147,8 +147,7 @@ class State:
         args = _arguments(self.rules_now())
         shard = shards.blank(self.kind, args, [span for _, span in self.rows]) if out is None else out
         shard["args"][:] = shards.padded(args)
-        for i, ((row, _), part) in enumerate(zip(self.rows, shards.parts(shard, self.kind), strict=True)):
-            shard["row_step"][i] = _core.exchange_get_row(self.handle, row, part.params, part.state)
+        copy_rows(self.handle, self.rows, shard, self.kind)
         encoding.save(self.handle, self.encoders, shard)
         if self.any.counts_updates:
             shard["clock"] = self.clock()
@@ -179,17 +178,33 @@ class State:
         for part in owned:
             steps[part.span.key] = max(steps[part.span.key], part.step)
         told = _agree(self._ctx, wrong, args, [clock, pushes, *steps.values()], list(rules), timeout)
-        for (row, _), part in zip(self.rows, owned, strict=True):
-            _core.exchange_set_row(self.handle, row, part.step, part.params, part.state)
+        write_rows(self.handle, self.rows, owned)
         encoding.restore(self.handle, kept)
-        for key, (own, before) in enumerate(zip(args, _arguments(rules), strict=True)):
-            if own != before:
+        self.go_on(found, told, timeout)
+
+    def go_on(self, rules: Rules, told: NDArray[np.int64], timeout: float) -> None:
+        """Takes the rules, and the parameters that owners have restored. Collective. told: for each rank its clock, how
+        often it has pushed, and the steps of its rows of each key."""
+        before = _arguments(self.rules_now())
+        for key, (own, old) in enumerate(zip(_arguments(rules), before, strict=True)):
+            if own != old:
                 _core.exchange_set_args(self.handle, key, own)
         _core.exchange_publish(self.handle, timeout)
         furthest = int(told[:, 0].max())
-        self.rules, self._ahead = found, [furthest - theirs for theirs in told[:, 1].tolist()]
+        self.rules, self._ahead = rules, [furthest - theirs for theirs in told[:, 1].tolist()]
         most = told[:, 2:].max(axis=0).tolist()
         self.base = [step - _core.exchange_version_of(self.handle, key) for key, step in enumerate(most)]
+
+
+def copy_rows(handle: Any, rows: Sequence[tuple[int, Span]], shard: dict[str, Any], kind: Kind) -> None:
+    """Copies rows into a shard that is blank, or was made of the same rows."""
+    for i, ((row, _), part) in enumerate(zip(rows, shards.parts(shard, kind), strict=True)):
+        shard["row_step"][i] = _core.exchange_get_row(handle, row, part.params, part.state)
+
+
+def write_rows(handle: Any, rows: Sequence[tuple[int, Span]], parts: Sequence[Part]) -> None:
+    for (row, _), part in zip(rows, parts, strict=True):
+        _core.exchange_set_row(handle, row, part.step, part.params, part.state)
 
 
 def _arguments(rules: Rules) -> Args:

@@ -8,13 +8,14 @@ from .client import connect_service, create_service
 from .config import ADMIN
 from .connection import HubConnection
 from .context import ServiceContext
-from .exchange import hub_exchange
+from .exchange import HubExchange, hub_exchange
 from .handle import HubAddress, ServiceHandle, address
 
 __all__ = [
     "ADMIN",
     "HubAddress",
     "HubConnection",
+    "HubExchange",
     "ServiceContext",
     "ServiceHandle",
     "address",

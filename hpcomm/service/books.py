@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import ConfigError
@@ -56,3 +57,19 @@ class Books:
                     raise ConfigError(f"{who} needs {after} {unit}, and {owner} has {room} of {most} left")
             self.memory[space] += new.nbytes - old.nbytes
             self.descriptors[space] += new.descriptors - old.descriptors
+
+
+class Holding:
+    """What an exchange or a save holds of the namespace's quotas."""
+
+    def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
+        self.needs, self._claim = NOTHING, claim
+
+    def hold(self, nbytes: int, descriptors: int = 0) -> None:
+        """Holds so much, in place of the amount before. Raises ConfigError if a quota has no room for it."""
+        new = Needs(nbytes, descriptors)
+        self._claim(self.needs, new)
+        self.needs = new
+
+    def free(self) -> None:
+        self.hold(0)

@@ -22,6 +22,7 @@ def create_service(
     token: str | bytes | None = None,
     job: str | None = None,
     *,
+    resume: bool = False,
     timeout: float = ANSWER_SECONDS,
 ) -> str:
     """Creates a job at a hub, and returns its handle (PHub, section 3.1: PHub::CreateService).
@@ -36,6 +37,9 @@ def create_service(
         namespace: the tenant's namespace at the hubs.
         token: the namespace's token; None: the contents of the file that HPCOMM_SECRET_FILE names.
         job: the job's name: letters, digits, '.', '_' and '-'. None: the hub chooses one.
+        resume: whether the job goes on from the state that an earlier job of this name has saved (HubExchange.save):
+            the K-th exchange that it makes begins with the newest save of that job's K-th exchange. Without resume the
+            job begins afresh, and its first save replaces that state.
         timeout: seconds for each hub's answer.
 
     Raises:
@@ -43,8 +47,10 @@ def create_service(
         TransportError, Timeout: no hub answers.
         AuthError: the hub does not know the namespace or the token.
         ConfigError: the namespace has a job of this name, or has as many jobs or descriptors as it may have; the hub
-            drains; or it runs another version.
+            drains, runs another version, or has no saved state to resume.
     """
+    if resume and job is None:
+        raise InvalidArgument("resume is True, and job is None: give the name of the job whose state was saved")
     secret, space = _token(token), checked_name("namespace", namespace)
     named = None if job is None else checked_name("job", job)
     places = addresses(hubs)
@@ -54,7 +60,7 @@ def create_service(
         for index, hub in enumerate(places):
             opened.append(HubConnection(hub, space, secret, timeout))
             request = {"op": "create", "job": made.get("job", named), "nonce": made.get("nonce")}
-            place = {"index": index, "hubs": len(places), "version": _core.version()}
+            place = {"index": index, "hubs": len(places), "version": _core.version(), "resume": int(resume)}
             made = opened[-1].ask({**request, **place}, timeout)
         for one in opened:  # all hubs have accepted: without this word each forgets the job
             one.tell({"op": "keep"}, timeout)

@@ -31,6 +31,8 @@ class Namespace:
         memory: the most bytes that the hub holds for all exchanges of the namespace together.
         descriptors: the most descriptors of the hub for all connections, jobs and exchanges of the namespace together.
         weight: the share of the hub's cores (EngineOptions.weight) of each exchange.
+        checkpoints: the most jobs that may have saved state.
+        disk: the most bytes of saved state.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Namespace:
     memory: int
     descriptors: int
     weight: float
+    checkpoints: int
+    disk: int
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class HubConfig:
         wait_seconds: how long a job that was created may wait for its first rank.
         admin: the token of `hpcomm hub status`, `jobs`, `evict` and `drain`; None: all these requests are refused.
         namespaces: by name.
+        checkpoints: the folder for saved state; None: the hub saves nothing.
     """
 
     listen: HubAddress
@@ -63,6 +68,7 @@ class HubConfig:
     wait_seconds: float
     admin: bytes | None = field(repr=False)
     namespaces: Mapping[str, Namespace]
+    checkpoints: Path | None
 
     def token(self, name: str) -> bytes | None:
         """Returns the token of a namespace, or of ADMIN; None if there is no such name."""
@@ -118,6 +124,7 @@ def _config(table: dict[str, Any], folder: Path, listen: str | None) -> HubConfi
         wait_seconds=of.seconds("wait_seconds", 600),
         admin=None if admin is None else _token("admin_token_file", admin, folder),
         namespaces={name: _namespace(name, spaces[name], folder, memory) for name in spaces},
+        checkpoints=_folder(of.take("checkpoints", None), folder),
     )
     of.end()
     tokens = [one.token for one in found.namespaces.values()] + ([] if found.admin is None else [found.admin])
@@ -132,14 +139,18 @@ def _namespace(name: str, table: Any, folder: Path, memory: int) -> Namespace:
     file = of.take("token_file", None)
     if file is None:
         raise InvalidArgument(f"namespaces.{name} has no token_file")
+    own = of.size("memory", memory)
+    checkpoints = of.whole("checkpoints", 16, 0, 1 << 20)
     found = Namespace(
         name,
         _token(f"namespaces.{name}.token_file", file, folder),
         jobs=of.whole("jobs", 16, 1, 10000),
         ranks=of.whole("ranks", 1024, 1, 1 << 20),
-        memory=of.size("memory", memory),
+        memory=own,
         descriptors=of.whole("descriptors", 1 << 20, 1, 1 << 30),
         weight=of.number("weight", 1.0, 1e-6, 1e6),
+        checkpoints=checkpoints,
+        disk=of.size("disk", own * checkpoints),
     )
     of.end()
     return found
@@ -152,6 +163,22 @@ def _token(what: str, file: Any, folder: Path) -> bytes:
     token = read_secret(path, f"{what} = {path}")
     assert token is not None
     return token
+
+
+def _folder(given: Any, folder: Path) -> Path | None:
+    """Returns the folder for saved state, and makes it if it does not exist."""
+    if given is None:
+        return None
+    if not isinstance(given, str) or not given:
+        raise InvalidArgument(f"checkpoints is {given!r}: must be the path of a folder")
+    path = folder / given
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as failed:
+        raise InvalidArgument(f"checkpoints is {given!r}: {path} cannot be made: {failed.strerror}") from None
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise InvalidArgument(f"checkpoints is {given!r}: the hub's user may not write into {path}")
+    return path
 
 
 class _Table:

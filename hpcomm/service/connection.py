@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from .. import _core, errors
+from .. import _core
 from ..errors import AuthError, ConfigError, HpcommError, NotSupported, Timeout, TransportError
-from . import proof
+from . import proof, refusals
 from .config import ADMIN
 from .handle import HubAddress
 
@@ -89,7 +89,7 @@ class HubConnection:
         one."""
         kind, body = self._frame(until)
         if kind == b"X":
-            raise _refusal(body)
+            raise refusals.unpacked(body)
         if kind != b"N":
             return kind, body
         self.notices.append(body.decode("utf-8", "replace"))
@@ -103,12 +103,12 @@ class HubConnection:
                 self.ended = str(ended)
                 self.notices.append(self.ended)
 
-    def refusal(self, seconds: float) -> HpcommError | None:
+    def refusal(self, seconds: float, wake: int | None = None) -> HpcommError | None:
         """Returns the error that ends this connection, if it comes within so many seconds; otherwise takes the notices
-        that have come."""
+        that have come. wake: a descriptor with whose first byte the wait ends."""
         with self._alone():
             try:
-                while self._has_input(seconds):
+                while self._has_input(seconds, wake):
                     if self._answer(time.monotonic() + _REST_SECONDS) is not None:
                         raise AuthError(f"the hub at {self.hub} sent an answer that nobody asked for")
                     seconds = 0
@@ -133,13 +133,15 @@ class HubConnection:
         with self._lock:
             yield
 
-    def _has_input(self, seconds: float) -> bool:
+    def _has_input(self, seconds: float, wake: int | None) -> bool:
         """Whether a frame has come, or the end of the connection, within so many seconds."""
-        if self.ended or self._socket.fileno() < 0:
+        own = self._socket.fileno()
+        if self.ended or own < 0:
             return False
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(1000 * seconds))
+        for number in (own,) if wake is None else (own, wake):
+            poll.register(number, select.POLLIN)
+        return any(number == own for number, _ in poll.poll(1000 * seconds))
 
     def _frame(self, until: float) -> tuple[bytes, bytes]:
         try:
@@ -186,12 +188,3 @@ class HubConnection:
     def close(self) -> None:
         """Closes the connection. In a forked child it closes the child's copy only."""
         self._socket.close()
-
-
-def _refusal(told: bytes) -> HpcommError:
-    name, newline, text = told.decode("utf-8", "replace").partition("\n")
-    if not newline:
-        return ConfigError("the hub refused, without a reason")
-    kind = getattr(errors, name, None)
-    good = isinstance(kind, type) and issubclass(kind, HpcommError)
-    return (kind if good else HpcommError)(text)  # type: ignore[misc]

@@ -29,7 +29,7 @@ class HubSide(_MeetsAtHub):
     """The context of the workers and the hubs, which exchanges use. A hub takes part in nothing else, so collective
     methods that a program calls are refused."""
 
-    __slots__ = ("meeting",)
+    __slots__ = ("made", "meeting")
 
     def _refuse(self, op: str) -> NoReturn:
         raise NotSupported(
@@ -60,7 +60,7 @@ class HubSide(_MeetsAtHub):
             self.meeting.tell(b"R", why.encode("utf-8", "replace"))
 
     def __init__(self, meeting: WorkerMeeting, engine: Any) -> None:
-        self.meeting = meeting
+        self.meeting, self.made = meeting, 0  # exchanges so far
         super().__init__(Ranks(meeting, b"s"), meeting.config, engine, meeting.secret)
 
     def close(self) -> None:

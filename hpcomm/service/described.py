@@ -2,17 +2,22 @@
 and rules and codecs by name. C writes and reads it (csrc/service). It holds no code and no addresses of code."""
 
 import math
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _core, optim, prox
 from ..codec import Codec, ErrorFeedback, Factors, Float4, OneBit, Threshold, TopK
 from ..consistency import Consistency
 from ..context import Context
 from ..errors import InvalidArgument
+from ..exchange.arguments import rows_of
 from ..exchange.options import EngineOptions, PlanOptions
+from ..exchange.shards import Kind, RuleKind, Span
 from ..optim import SGD, Adam, AdamW, Assign, Average, Dual, Momentum, Nesterov, ProxSGD
+from ..rows import Rows
 
 _KINDS = frozenset(
     (
@@ -96,16 +101,61 @@ class Described:
     def exchange(self, context: Context, weight: float) -> "Served":
         """Makes the hub's end of the exchange. Collective: the workers make theirs."""
         limit = context.config.timeout
-        return Served(_core.description_exchange(self._handle, context._handle, weight, limit), limit)
+        handle = _core.description_exchange(self._handle, context._handle, weight, limit)
+        return Served(handle, self, context.rank, limit)
+
+    def keys(self, rank: int) -> "Keys":
+        """Returns the keys, and the rows that a rank owns, once the plans are made."""
+        every = _core.description_keys(self._handle)
+        names = [key.name for key in every]
+        rules = tuple(RuleKind(key.rule, key.slots, optim.MOST_ARGS) for key in every)
+        rows: list[tuple[int, Span]] = []
+        first = 0
+        for i, key in enumerate(every):
+            if key.number == 0:
+                table = Rows(key.plan)
+                rows += rows_of(table, names[i:], rank, first)
+                first += len(table)
+        return Keys(Kind(rules, {key.name: key.elements for key in every}), rows)
+
+
+class Keys(NamedTuple):
+    """The keys of an exchange, and the rows that a hub owns, by number and span."""
+
+    kind: Kind
+    rows: list[tuple[int, Span]]
 
 
 class Served:
-    """The hub's end of an exchange. timeout: seconds that close may take."""
+    """The hub's end of an exchange. One thread serves it; another one may save it meanwhile.
 
-    def __init__(self, handle: Any, timeout: float) -> None:
-        self._handle, self._timeout = handle, timeout
+    Args:
+        described: its description.
+        rank: the hub's rank.
+        timeout: seconds that close may take.
+    """
+
+    def __init__(self, handle: Any, described: Described, rank: int, timeout: float) -> None:
+        self._handle, self._described, self._rank, self._timeout = handle, described, rank, timeout
+        self._lock = threading.Lock()
 
     def serve(self) -> None:
-        """Serves until all workers have closed the exchange, then closes it too."""
-        _core.exchange_serve(self._handle, math.inf)
-        _core.exchange_close(self._handle, self._timeout)
+        """Serves until all workers have closed the exchange, then closes it too, and frees it."""
+        try:
+            _core.exchange_serve(self._handle, math.inf)
+            with self._lock:
+                _core.exchange_close(self._handle, self._timeout)
+        finally:
+            with self._lock:
+                self._handle = None
+
+    @contextmanager
+    def handle(self) -> Iterator[Any]:
+        """Lends the exchange's handle, and keeps it from being closed. Raises InvalidArgument if it is closed."""
+        with self._lock:
+            if self._handle is None:
+                raise InvalidArgument("the exchange is closed")
+            yield self._handle
+
+    def keys(self) -> Keys:
+        return self._described.keys(self._rank)

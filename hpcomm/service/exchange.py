@@ -1,14 +1,21 @@
 """Exchanges at a hub, on the side of a worker."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import _core
+import numpy as np
+
+from .. import _core, optim
+from .._core import seconds
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, NotSupported, PeerFailed
 from ..exchange import Exchange
+from ..exchange import encoders as encoding
 from ..exchange.arguments import refuse
 from ..exchange.options import Consistencies, EngineOptions, check_keywords, engine_options, plan_options
+from ..exchange.shards import SHARED, Shard
 from ..graphs.places import as_list
 from ..optim import RuleOrRules
 from ..plan import Plan
@@ -16,6 +23,7 @@ from ..stage import whole
 from ..topology import Hierarchy, ParameterServer
 from ..topology.given import Given
 from ..topology.protocol import Topology
+from . import saving
 from .context import HubSide, ServiceContext
 from .described import check, with_cores
 
@@ -23,10 +31,30 @@ if TYPE_CHECKING:
     from ..exchange.options import More
 
 
-class HubExchange(Exchange):
-    """An exchange whose owners are hubs. They save and restore no state."""
+_MOST_SECONDS = 86400.0  # that a hub waits for a save
 
-    __slots__ = ()
+
+class HubExchange(Exchange):
+    """An exchange whose owners are hubs: an Exchange whose state a hub saves and restores.
+
+    In a job that was created with resume=True it begins with the parameters, the rule's state and hyper-parameters, and
+    the steps of the newest save, bit for bit; clock says at which step. What codecs have kept back is the worker's own
+    (kept_back), and begins with zeros.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, ctx: HubSide, *args: Any, **more: Any) -> None:
+        super().__init__(ctx, *args, **more)
+        self._number = ctx.made
+        if ctx.meeting.resumes:
+            try:
+                self._come_back()
+            except HpcommError:
+                with suppress(HpcommError):
+                    self.close()
+                raise
+        ctx.made += 1
 
     def _announce(self, plans: list[Plan], configs: list[Any]) -> None:
         assert isinstance(self.context, HubSide)
@@ -39,9 +67,14 @@ class HubExchange(Exchange):
             self.context.meeting.tell(b"E", message)
 
     def _until(self, call: Callable[[float], int], limit: float, deadline: float, status: int | None = None) -> int:
-        """Waits; adds the hub's sentence to the error, since ranks that fail together blame each other too."""
-        try:
+        with self._with_reason():
             return super()._until(call, limit, deadline, status)
+
+    @contextmanager
+    def _with_reason(self) -> Iterator[None]:
+        """Adds what the hub has said to the error of a wait, since ranks that fail together blame each other too."""
+        try:
+            yield
         except PeerFailed as failed:
             assert isinstance(self.context, HubSide)
             why = self.context.meeting.ended()
@@ -49,16 +82,106 @@ class HubExchange(Exchange):
                 failed.args = (f"{failed}; the hub: {why}",)
             raise
 
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> int:
+        """The number of steps since the start of the training, those before a save included."""
+        if self._state.any.counts_updates:
+            return self._state.clock()
+        return max(self._state.folds(name) for name in self._state.facts)
+
+    def save(self, timeout: float | None = None) -> int:
+        """Lets the hub save the parameters and the rule's state, and returns the number of steps that were saved.
+        Collective: all workers call it after a step, and go on when the hub has written its file.
+
+        A job with resume=True comes back to the newest save. With several hubs a save counts if all of them have
+        written their files. Under BSP the state is that of a step. Under SSP, ASYNC and with a quorum no worker pushes
+        meanwhile, and the state has all updates that were applied.
+
+        Args:
+            timeout: seconds for all workers to come and for the hubs to write; None means the context's default, and at
+                least 600. When it has passed, the job ends.
+
+        Raises:
+            ConfigError: the hub saves nothing, or a quota has no room. The exchange goes on, as after the next two.
+            CheckpointError: a hub cannot write its file, e.g. because its disk is full. The save before it is kept.
+            InvalidArgument: a push or a pull of a worker is pending, or the exchange is closed.
+            NotSupported: the workers keep the parameters themselves (apply_at="receivers").
+            Timeout, PeerFailed: a worker did not come, or failed.
+        """
+        context, limit, wrong, begun = self.context, max(self._default, saving.SECONDS), None, 0
+        assert isinstance(context, HubSide)
+        try:
+            limit = seconds(timeout, limit)
+            self._check_idle("save")
+            if self._state.rows:
+                raise NotSupported(
+                    f"rank {self._rank}: save: workers keep the parameters and the rule's state themselves, since "
+                    "apply_at is 'receivers': save Exchange.params on one worker"
+                )
+            begun = self._state.begun() if self._state.any.counts_updates else 0
+        except HpcommError as refused:
+            wrong = refused
+        if self._rank == 0:
+            request = {"op": "save", "exchange": self._number, "seconds": min(limit, _MOST_SECONDS)}
+            context.meeting.tell(b"J", json.dumps(request).encode())
+        with self._with_reason():
+            saving.gathered(context, (0, 0, begun), wrong, limit)
+            return max(told.numbers[0] for told in saving.gathered(context, (0,), None, limit))
+
+    def kept_back(self) -> dict[str, Any]:
+        """Returns what the codecs of this worker have kept back of its updates (TopK, ErrorFeedback and others): a dict
+        of arrays and ints that numpy.savez takes. The hub does not save it. A worker that stores it with each save, and
+        gives it to put_back when the job has come back, goes on bit for bit.
+
+        Raises:
+            InvalidArgument: a push or a pull of this worker is pending.
+        """
+        self._check_idle("kept_back")
+        found: dict[str, Any] = {"keys": np.array(list(self._state.facts), np.str_), "replica": SHARED}
+        encoding.save(self._state.handle, self._state.encoders, found)
+        return found
+
+    def put_back(self, kept: Shard | Iterable[Shard]) -> None:
+        """Takes what kept_back has returned, in place of what the codecs have kept back since.
+
+        Args:
+            kept: the dict of this worker; or those of all workers, if the job goes on with another number of workers.
+
+        Raises:
+            InvalidArgument: kept is malformed, or a push or a pull of this worker is pending.
+        """
+        self._check_idle("put_back")
+        every = [kept] if isinstance(kept, Mapping) else list(kept)
+        state = self._state
+        encoding.restore(state.handle, encoding.found(state.encoders, every, state.kind))
+
+    def _come_back(self) -> None:
+        """Takes what the hubs restore."""
+        context, keys = self.context, len(self._state.facts)
+        assert isinstance(context, HubSide)
+        table = np.zeros((keys, optim.MOST_ARGS)).tobytes()
+        with self._with_reason():
+            saving.gathered(context, (0,) * saving.SEEN, None, saving.SECONDS)
+            told = saving.gathered(context, (0,) * (1 + keys), None, saving.SECONDS, table)
+            every = saving.arguments(told[context.meeting.size], keys)
+            rules = {
+                name: optim.with_arguments(rule, tuple(own.tolist())[: len(optim.arguments(rule))])
+                for (name, rule), own in zip(self._state.rules.items(), every, strict=True)
+            }
+            numbers = np.array([(one.numbers[0], 0, *one.numbers[1:]) for one in told], np.int64)
+            self._state.go_on(rules, numbers, saving.SECONDS)
+
     def state_dict(self, out: dict[str, Any] | None = None) -> NoReturn:
         raise NotSupported(
-            "state_dict: the parameters and the rule's state are at the hub, which writes no checkpoints: save "
-            "Exchange.params on one worker"
+            "state_dict: the parameters and the rule's state are at the hub: call save, which lets the hub write them"
         )
 
     def load_state_dict(self, shards: Any, timeout: float | None = None) -> NoReturn:
         raise NotSupported(
-            "load_state_dict: the parameters and the rule's state are at the hub, which reads no checkpoints: make the "
-            "exchange with the saved parameters"
+            "load_state_dict: the parameters and the rule's state are at the hub: create the job with resume=True, "
+            "which restores what save has written"
         )
 
 

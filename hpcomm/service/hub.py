@@ -25,6 +25,7 @@ from .config import ADMIN, HubConfig, Namespace
 from .handle import NONCES, HubAddress, checked_name
 from .meeting import HostedJob, Joining, again
 from .session import MOST_BYTES, Session, hang_up
+from .store import Store
 from .tenant import Tenant, Terms
 
 MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place, unread
@@ -37,6 +38,8 @@ _MOST_TIMEOUT = 86400.0
 _STOP_SECONDS = 10.0  # for tenants that were told to stop
 _REMEMBERED = 256  # jobs of a namespace that ended before they ran: their late workers are told why
 
+# what is told of a job that does not run
+_SAVED: dict[str, Any] = {"state": "saved", "workers": 0, "missing": [], "exchanges": 0, "memory": 0, "seconds": 0.0}
 _BROKEN = (proof.BadProof, EOFError, OSError, TimeoutError, asyncio.TimeoutError)
 
 
@@ -57,6 +60,8 @@ class Hub:
         self.config = read()
         self._base = launch.configuration({})
         self._books = Books()
+        folder = self.config.checkpoints
+        self._store = None if folder is None else Store(folder, self._space_named, self._books.count)
         self.jobs: dict[tuple[str, str], HostedJob] = {}
         # by namespace; then by the job's name and nonce
         self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
@@ -130,7 +135,7 @@ class Hub:
 
     def reload(self) -> None:
         """Reads the configuration again. Jobs of namespaces that are gone or have another token end. Without a valid
-        file nothing changes. The address and the cores stay as they are."""
+        file nothing changes. The address, the cores and the folder of checkpoints stay as they are."""
         try:
             fresh = self._read()
         except HpcommError as wrong:
@@ -138,7 +143,8 @@ class Hub:
             return
         for name in self._failed.keys() - fresh.namespaces.keys():
             del self._failed[name]
-        old, self.config = self.config, replace(fresh, listen=self.config.listen, cores=self.config.cores)
+        old = self.config
+        self.config = replace(fresh, listen=old.listen, cores=old.cores, checkpoints=old.checkpoints)
         self.tell(f"reload: {len(fresh.namespaces)} namespaces")
         for job in list(self.jobs.values()):
             if fresh.token(job.namespace) != old.token(job.namespace):
@@ -233,10 +239,11 @@ class Hub:
         request = await session.request(_REQUEST_SECONDS)
         kind = request.get("op")
         try:
-            if self.config.token(session.name) != session.token:  # the hub may have read other tokens since the proof
-                raise AuthError(f"the token of {session.name!r} was revoked")
-            if session.name == ADMIN:
-                session.answer(self._administer(request))
+            self._check_token(session)
+            if kind == "forget":
+                session.answer(await self._forget(session, request))
+            elif session.name == ADMIN:
+                session.answer(await self._administer(request))
             elif kind == "create":
                 await self._create(session, request)
             elif kind == "join":
@@ -248,7 +255,18 @@ class Hub:
 
     # ---- tenants ---------------------------------------------------------------------------------------------------
 
+    def _check_token(self, session: Session) -> None:
+        """Raises AuthError if the hub has read another token since the proof."""
+        if self.config.token(session.name) != session.token:
+            raise AuthError(f"the token of {session.name!r} was revoked")
+
+    def _space_named(self, name: str) -> Namespace | None:
+        return self.config.namespaces.get(name)
+
     async def _create(self, session: Session, request: Mapping[str, Any]) -> None:
+        if request.get("resume"):
+            await self._check_saved(session.name, request)
+            self._check_token(session)
         job = self._created(self.config.namespaces[session.name], request)
         kept = False
         try:
@@ -257,6 +275,31 @@ class Hub:
         finally:
             if not kept:
                 job.end(ConfigError(f"{job.title}: not all hubs took it"))
+
+    async def _check_saved(self, space: str, request: Mapping[str, Any]) -> None:
+        """Raises ConfigError if there is no saved state to resume."""
+        name = checked_name("job", request.get("job"))
+        if self._store is None:
+            raise self._counted(
+                "no checkpoints",
+                f"{space}/{name}: this hub saves nothing: its owner must give a folder, by `checkpoints` in hub.toml",
+            )
+        if await asyncio.to_thread(lambda job: job.is_empty, self._store.job(space, name)):
+            raise self._counted("nothing saved", f"{space}/{name} has no saved state here to resume")
+
+    async def _forget(self, session: Session, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Removes the saved state of a job, for a tenant of its namespace or the administrator."""
+        space, _, name = str(request.get("job")).partition("/")
+        title = f"{checked_name('namespace', space)}/{checked_name('job', name)}"
+        if session.name not in (ADMIN, space):
+            raise self._counted("another namespace's state", f"namespace {session.name!r} has no job {title}")
+        if (space, name) in self.jobs:
+            raise ConfigError(f"{title} runs: its saved state can be removed when the job has ended")
+        if self._store is None:
+            raise ConfigError(f"{title} has no saved state here")
+        await asyncio.to_thread(self._store.forget, space, name)
+        self.tell(f"{title}: its saved state is removed")
+        return {"job": title}
 
     def _created(self, space: Namespace, request: Mapping[str, Any]) -> HostedJob:
         name, nonce = request.get("job") or f"job-{os.urandom(4).hex()}", request.get("nonce") or os.urandom(16).hex()
@@ -275,6 +318,7 @@ class Hub:
         if sum(one.namespace == space.name for one in self.jobs.values()) >= space.jobs:
             raise self._counted("job quota", f"namespace {space.name!r} has {space.jobs} jobs, and may have no more")
         job = self.jobs[space.name, name] = HostedJob(space.name, name, nonce, index, hubs, self._drop)
+        job.resumes = bool(request.get("resume"))
         job.since = time.monotonic()
         late = ConfigError(f"{title}: no worker has come in {self.config.wait_seconds:g} s")
         job.timer = self._loop.call_later(self.config.wait_seconds, job.end, late)
@@ -344,7 +388,7 @@ class Hub:
         if job.timer is not None and len(job.members) == 1:
             job.timer.cancel()
             job.timer = self._loop.call_later(says.seconds, self._miss, job, says.seconds)
-        session.answer({"cores": self.config.cores})
+        session.answer({"cores": self.config.cores, "resume": int(job.resumes)})
         return job, says.rank
 
     def _says(self, request: Mapping[str, Any]) -> Joining:
@@ -358,6 +402,7 @@ class Hub:
                 transport=str(request["transport"]),
                 silence=float(request["silence"]),
                 tcp_streams=int(request["tcp_streams"]),
+                resumes=bool(request.get("resumes")),
             )
             resolve({}, says.settings)
         except (ConfigError, KeyError, OverflowError, TypeError, ValueError) as wrong:
@@ -378,10 +423,17 @@ class Hub:
             if rank or job.tenant is None:
                 raise proof.BadProof(f"a frame {kind!r}, which worker 0 of a running job sends")
             job.tenant.asked(kind, body)
-        elif len(body) > MOST_BYTES:
+            return
+        if len(body) > MOST_BYTES:
             raise proof.BadProof("a long frame is no request for an exchange")
-        elif (op := proof.as_request(kind, body).get("op")) == "bye":
+        request = proof.as_request(kind, body)
+        if (op := request.get("op")) == "bye":
             job.leave(rank)
+        elif op == "save" and rank == 0 and job.tenant is not None:
+            number, seconds = request.get("exchange"), request.get("seconds")
+            if type(number) is not int or not isinstance(seconds, int | float) or not 0 <= seconds <= _MOST_TIMEOUT:
+                raise proof.BadProof("a request to save is malformed")
+            job.tenant.save(number, float(seconds))
         else:
             raise proof.BadProof(f"a request {str(op)[:40]!r}")
 
@@ -401,6 +453,8 @@ class Hub:
             config=resolve({}, {**own, **job.first.config(base)}),
             weight=space.weight,
             cores=self.config.cores,
+            resumes=job.resumes,
+            store=None if self._store is None else self._store.job(job.namespace, job.name),
         )
 
         def over(why: str, kind: str) -> None:
@@ -420,8 +474,8 @@ class Hub:
         self._books.hold(self.config, job.namespace, "the job", job.held, needs)
         job.held = needs
 
-    def _claim(self, space: str, old: Needs, new: Needs) -> None:
-        self._books.hold(self.config, space, "the exchange", old, new)
+    def _claim(self, space: str, who: str, old: Needs, new: Needs) -> None:
+        self._books.hold(self.config, space, who, old, new)
 
     def _ended(self, job: HostedJob, why: str, kind: str) -> None:
         if why and job.ended is None:
@@ -450,12 +504,12 @@ class Hub:
 
     # ---- the administrator -----------------------------------------------------------------------------------------
 
-    def _administer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _administer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         kind = request.get("op")
         if kind == "status":
             return self._status()
         if kind == "jobs":
-            return {"jobs": [self._told(job) for job in self.jobs.values()]}
+            return {"jobs": await self._all_told()}
         if kind == "evict":
             space, _, name = str(request.get("job")).partition("/")
             job = self.jobs.get((space, name))
@@ -502,6 +556,15 @@ class Hub:
             "counts": dict(sorted(self._books.counts.items())),
         }
 
+    async def _all_told(self) -> list[dict[str, Any]]:
+        """Tells of the jobs, and of those that do not run and have saved state."""
+        every = [] if self._store is None else await asyncio.to_thread(self._store.saved)
+        found = {job.title: self._told(job) for job in self.jobs.values()}
+        for one in every:
+            told = found.setdefault(one.title, {"job": one.title, **_SAVED})
+            told["saved"] = {"step": one.step, "bytes": one.nbytes, "seconds": one.seconds}
+        return list(found.values())
+
     def _told(self, job: HostedJob) -> dict[str, Any]:
         return {
             "job": job.title,
@@ -511,6 +574,7 @@ class Hub:
             "exchanges": 0 if job.tenant is None else job.tenant.exchanges,
             "memory": 0 if job.tenant is None else job.tenant.memory,
             "seconds": time.monotonic() - job.since,
+            "saved": None,
         }
 
 

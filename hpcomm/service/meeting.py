@@ -37,6 +37,7 @@ class Joining:
     transport: str
     silence: float
     tcp_streams: int
+    resumes: bool = True  # whether its library can resume a job
 
     @property
     def settings(self) -> dict[str, object]:
@@ -75,6 +76,7 @@ class HostedJob:
     timer: asyncio.TimerHandle | None = None
     since: float = 0.0
     held: Needs = NOTHING
+    resumes: bool = False  # from its saved state
     _rounds: dict[bytes, dict[int, bytes]] = field(default_factory=dict)
     _begun: Counter[bytes] = field(default_factory=Counter)  # rounds of each group
 
@@ -106,6 +108,8 @@ class HostedJob:
             return f"rank {says.rank} came to hub {self.index}, where rank 0 alone comes"
         if says.size > most:
             return f"it has {says.size} workers, and the namespace allows {most} for a job"
+        if self.resumes and not says.resumes:
+            return f"rank {says.rank} has a library that cannot resume a job: give it the hub's version of hpcomm"
         if says.rank in self.members:
             return f"two workers say that they are rank {says.rank}"
         first = self.first

@@ -1,5 +1,6 @@
 """The ranks of a job at a hub, on the side of a worker: they meet over its connections to the hubs."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from .connection import ANSWER_SECONDS, HubConnection
 from .handle import ServiceHandle
 
 _ROUNDS = 2  # of a context's meeting: versions, then addresses
-_LOOK_SECONDS = 5e-3
+_LOOK_SECONDS = 1.0
 _GRACE = 2.0  # seconds by which a rank waits longer than the hub, whose error names the missing ranks
 
 
@@ -25,6 +26,7 @@ class WorkerMeeting:
         self.handle, self.rank, self.size, self.config = handle, rank, size, config
         self.secret = proof.secret_of(token, handle.nonce)
         self._until = time.monotonic() + config.init_seconds
+        self.cores, self.resumes = 0, False
         self._all: list[HubConnection] = []
         try:
             for index in range(len(handle.hubs) if rank == 0 else 1):
@@ -51,13 +53,14 @@ class WorkerMeeting:
                     "transport": config.transport,
                     "silence": config.silence,
                     "tcp_streams": config.tcp_streams,
+                    "resumes": 1,
                 },
                 left,
             )
         except BaseException:
             connection.close()
             raise
-        self.cores = int(answer["cores"])
+        self.cores, self.resumes = int(answer["cores"]), bool(answer["resume"])
         return connection
 
     @property
@@ -98,10 +101,10 @@ class WorkerMeeting:
         """Says that this rank is done."""
         self.tell(b"J", b'{"op": "bye"}')
 
-    def refusal(self, seconds: float) -> HpcommError | None:
-        """Returns why the hub has ended the job, if it says so within so many seconds. For a rank that expects no data
-        of the hub."""
-        return self._all[0].refusal(seconds)
+    def refusal(self, wake: int) -> HpcommError | None:
+        """Waits until the hub ends the job, and returns why, or until the descriptor `wake` has a byte, or a second has
+        passed. For a rank that expects no data of the hub."""
+        return self._all[0].refusal(_LOOK_SECONDS, wake)
 
     def ended(self) -> str:
         """Returns why a hub has ended the job, or ""."""
@@ -148,7 +151,8 @@ class Ranks:
     def watched(self, abort: Callable[[str], None]) -> Iterator[None]:
         """Lets a thread listen to the hub while the ranks connect to each other: the hub knows first if one of them has
         died, and then aborts this rank's wait."""
-        thread = threading.Thread(target=self._watch, args=(abort,), name="hpcomm-service", daemon=True)
+        wake = os.eventfd(0, os.EFD_CLOEXEC)
+        thread = threading.Thread(target=self._watch, args=(abort, wake), name="hpcomm-service", daemon=True)
         thread.start()
         try:
             yield
@@ -159,11 +163,13 @@ class Ranks:
         finally:
             self._over = True
             self._met.set()
+            os.eventfd_write(wake, 1)
             thread.join()
+            os.close(wake)
 
-    def _watch(self, abort: Callable[[str], None]) -> None:
+    def _watch(self, abort: Callable[[str], None], wake: int) -> None:
         self._met.wait()
         while not self._over and self.refusal is None:
-            self.refusal = self._meeting.refusal(_LOOK_SECONDS)
+            self.refusal = self._meeting.refusal(wake)
         if self.refusal is not None:
             abort(str(self.refusal))

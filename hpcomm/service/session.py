@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import HpcommError
-from . import proof
+from . import proof, refusals
 
 MOST_BYTES = 64 << 10  # of a frame to the hub, if nothing else is said
 _MOST_DUE = 64  # frames that wait for a tenant to take them
@@ -93,7 +93,7 @@ class Session:
         self.send(b"J", json.dumps(found).encode())
 
     def refuse(self, wrong: HpcommError) -> None:
-        self.send(b"X", f"{type(wrong).__name__}\n{wrong}".encode("utf-8", "replace"))
+        self.send(b"X", refusals.packed(wrong))
         self.close()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from .. import errors
 from ..config import Config
@@ -14,9 +15,10 @@ from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..exchange.arguments import refuse
 from ..launch import Group
-from . import proof
-from .books import NOTHING, Needs
+from . import proof, saving
+from .books import Holding, Needs
 from .described import Described, Served
+from .store import JobStore
 
 _CLOSE_SECONDS = 30.0  # for the end of exchanges that all workers have closed
 _LOOK_SECONDS = 5.0
@@ -38,6 +40,8 @@ class Terms:
         secret: the secret of the job's contexts.
         weight: the share of the hub's cores for each exchange.
         cores: the hub's cores.
+        resumes: whether the job's exchanges begin with their saved state.
+        store: the job's saved state; None if the hub keeps none.
     """
 
     title: str
@@ -48,6 +52,8 @@ class Terms:
     config: Config
     weight: float
     cores: int
+    resumes: bool = False
+    store: JobStore | None = None
 
 
 class Stopped(HpcommError):
@@ -70,6 +76,14 @@ class _Asked:
     body: bytes
 
 
+@dataclass(frozen=True)
+class _Save:
+    """The workers save an exchange, by its number. seconds: how long they wait."""
+
+    exchange: int
+    seconds: float
+
+
 class _TenantContext(Context):
     """The hub's context in a job."""
 
@@ -88,7 +102,7 @@ class Tenant:
         self,
         terms: Terms,
         post: Callable[[bytes], None],
-        claim: Callable[[Needs, Needs], None],
+        claim: Callable[[str, Needs, Needs], None],
         over: Callable[[str, str], None],
         count: Callable[[str], None],
     ) -> None:
@@ -96,16 +110,18 @@ class Tenant:
 
         Args:
             post: sends this hub's part of a round of the meeting.
-            claim: takes the needs of an exchange from the namespace's quotas, in place of earlier ones. Raises
-                ConfigError if a quota has no room for it.
+            claim: takes from the namespace's quotas what an exchange or a save needs, in place of what it held before.
+                The first argument is the word for it. Raises ConfigError if a quota has no room for it.
             over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
             count: counts an event by its name.
         """
         self.terms, self._post, self._claim, self._over, self._count = terms, post, claim, over, count
         self.rank, self.size = terms.rank, terms.workers + terms.hubs
-        self._inbox: queue.SimpleQueue[_Asked | _Stop | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Asked | _Save | _Stop | None] = queue.SimpleQueue()
         self._parts: queue.SimpleQueue[list[bytes] | _Stop] = queue.SimpleQueue()
         self._serving: list[_Serving] = []
+        self._made_so_far = 0  # exchanges
+        self._saver = saving.JobSaver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
         self._context: Context | None = None
         self._up = False
         # the first reason why the job ends; no exception, since the traceback of one would keep the context alive
@@ -133,9 +149,16 @@ class Tenant:
 
     def asked(self, kind: bytes, body: bytes) -> None:
         """Makes an exchange, together with the workers. Raises BadProof if too many requests wait."""
+        self._ask(_Asked(kind, body))
+
+    def save(self, exchange: int, seconds: float) -> None:
+        """Saves an exchange, together with the workers. Raises BadProof if too many requests wait."""
+        self._ask(_Save(exchange, seconds))
+
+    def _ask(self, asked: _Asked | _Save) -> None:
         if self._inbox.qsize() >= _MOST_ASKED:
             raise proof.BadProof(f"{_MOST_ASKED} requests for exchanges wait already")
-        self._inbox.put(_Asked(kind, body))
+        self._inbox.put(asked)
 
     def take(self, parts: list[bytes]) -> None:
         """Takes the data of all ranks of a round."""
@@ -210,13 +233,16 @@ class Tenant:
             while (asked := self._next(context)) is not None:
                 if isinstance(asked, _Stop):
                     raise Stopped(asked.why)
-                self._make(context, asked)
+                if isinstance(asked, _Save):
+                    self._save(context, asked)
+                else:
+                    self._make(context, asked)
             self._join(_CLOSE_SECONDS)
             context.close()
         except Exception as failed:
             context.abort(self._fail(failed).why)
 
-    def _next(self, context: Context) -> "_Asked | _Stop | None":
+    def _next(self, context: Context) -> "_Asked | _Save | _Stop | None":
         """Waits for what comes next. Looks now and then whether a worker has died: a child that it has forked may keep
         its connection to the hub open."""
         while True:
@@ -229,25 +255,45 @@ class Tenant:
 
     def _make(self, context: Context, asked: _Asked) -> None:
         """Makes an exchange and lets a thread serve it, or tells the workers why not."""
-        held = _Holding(self._claim)
+        held = self._held("the exchange")
         try:
             exchange = self._made(context, asked, held)
+        except BaseException as failed:
+            held.free()
+            if isinstance(failed, _FATAL) or not isinstance(failed, HpcommError):
+                raise
+            self._count("refused: exchange")  # every rank has raised it; the job may try again
+            return
+        try:
+            back = not self.terms.resumes or self._restore(context, exchange)
             name = f"serves {self.terms.title}"
             thread = threading.Thread(target=self._serve, args=(exchange, held), name=name, daemon=True)
             thread.start()
-        except _FATAL:
-            held.free()
-            raise
-        except HpcommError:  # every rank has raised it; the job may try again
-            held.free()
-            self._count("refused: exchange")
         except BaseException:
             held.free()
             raise
-        else:
-            self._serving = [*(one for one in self._serving if one.thread.is_alive()), _Serving(thread, held)]
+        number = self._made_so_far if back else -1  # the workers close an exchange that could not come back
+        self._made_so_far += back
+        alive = (one for one in self._serving if one.thread.is_alive())
+        self._serving = [*alive, _Serving(thread, held, number, exchange)]
 
-    def _made(self, context: Context, asked: _Asked, held: "_Holding") -> Served:
+    def _restore(self, context: Context, exchange: Served) -> bool:
+        """Restores an exchange, together with the workers. Returns whether it did."""
+        held = self._held("the restore")
+        back = self._saver.restore(context, self._made_so_far, exchange, held, saving.SECONDS)
+        self._count("exchanges restored" if back else "refused: restore")
+        return back
+
+    def _save(self, context: Context, asked: _Save) -> None:
+        """Saves an exchange, together with the workers."""
+        served = next((one.exchange for one in self._serving if one.number == asked.exchange), None)
+        saved = self._saver.save(context, asked.exchange, served, self._held("the save"), asked.seconds)
+        self._count("saves" if saved else "refused: save")
+
+    def _held(self, who: str) -> Holding:
+        return Holding(partial(self._claim, who))
+
+    def _made(self, context: Context, asked: _Asked, held: Holding) -> Served:
         terms = self.terms
         maps = [peer.maps or peer.rank == context.rank for peer in context.peers]
         far, far_hubs = (part.count(False) for part in (maps[: terms.workers], maps[terms.workers :]))
@@ -260,13 +306,14 @@ class Tenant:
             described.plan(terms.workers, terms.hubs)
             lanes = described.descriptors(far, far_hubs, context.rank, terms.config.tcp_streams)
             # A tenant chooses the chunks, so its plan may give a hub more than its share.
-            held.hold(described.memory(terms.workers, terms.hubs, far, context.rank), lanes)
+            kept = _READ * len(asked.body)  # the description, for saves
+            held.hold(described.memory(terms.workers, terms.hubs, far, context.rank) + kept, lanes)
         except HpcommError as wrong:
             refuse(context, wrong)
             raise
         return described.exchange(context, terms.weight)
 
-    def _serve(self, exchange: Served, held: "_Holding") -> None:
+    def _serve(self, exchange: Served, held: Holding) -> None:
         """Serves an exchange until all workers have closed it; then frees it."""
         try:
             exchange.serve()
@@ -278,25 +325,11 @@ class Tenant:
             held.free()
 
 
-class _Holding:
-    """What an exchange holds of the namespace's quotas."""
-
-    def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
-        self.needs, self._claim = NOTHING, claim
-
-    def hold(self, nbytes: int, descriptors: int = 0) -> None:
-        """Holds so much, in place of the amount before. Raises ConfigError if a quota has no room for it."""
-        new = Needs(nbytes, descriptors)
-        self._claim(self.needs, new)
-        self.needs = new
-
-    def free(self) -> None:
-        self.hold(0)
-
-
 @dataclass(frozen=True)
 class _Serving:
     """An exchange that a thread serves."""
 
     thread: threading.Thread
-    held: _Holding
+    held: Holding
+    number: int
+    exchange: Served

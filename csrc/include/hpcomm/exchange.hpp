@@ -127,6 +127,17 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         report(hpc_exchange_close(get(), timeout));
     }
 
+    // Lets the hubs save an exchange of a service (hpc_service_save); returns how many steps they have saved.
+    std::uint64_t save(Service &service, double timeout = default_timeout, Report report = {}) {
+        std::uint64_t steps = 0;
+        report(hpc_service_save(service.get(), get(), timeout, &steps));
+        return steps;
+    }
+    // Returns the steps with which it began: those of its save if the job resumes.
+    std::uint64_t steps(const Service &service) const noexcept {
+        return hpc_service_steps(service.get(), get());
+    }
+
     // Returns the address for the next gradient of key, in the key's wire format.
     template <class T = float> T *gradient(int key, double timeout = default_timeout, Report report = {}) {
         void *gradient = nullptr;

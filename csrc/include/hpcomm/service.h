@@ -67,6 +67,18 @@ HPC_API int hpc_service_cores(const hpc_service *service);
 HPC_API int hpc_service_exchange(hpc_service *service, const hpc_hub *const *hubs, const hpc_hosts *const *racks,
                                  const hpc_exchange_config *config, double timeout, hpc_exchange **exchange);
 
+/* Lets the hubs save an exchange that hpc_service_exchange has made (collective over the workers): its parameters, the
+ * rule's state and hyper-parameters, and its steps. Each worker calls it with no push or pull pending. *steps gets how
+ * many steps were saved, unless steps is NULL. timeout: seconds for all workers to come and the hubs to write;
+ * negative: 600. HPC_ERR_CONFIG: the hub saves nothing, a quota has no room, or a file cannot be written; the save
+ * before it is kept. HPC_ERR_INVALID: a call is pending. HPC_ERR_UNSUPPORTED: workers apply. After these the exchange
+ * goes on. */
+HPC_API int hpc_service_save(hpc_service *service, hpc_exchange *exchange, double timeout, uint64_t *steps);
+
+/* Returns the steps with which an exchange began: those of its save in a job that was created to resume, e.g. by
+ * `hpcomm hub create --resume`; otherwise 0. */
+HPC_API uint64_t hpc_service_steps(const hpc_service *service, const hpc_exchange *exchange);
+
 /* Returns notice i, a sentence that a hub has told this job, such as that it drains and ends the job in 60 s; NULL past
  * the last one. If a hub has ended the job, the last one says why. */
 HPC_API const char *hpc_service_notice(hpc_service *service, int i);
@@ -109,6 +121,20 @@ HPC_API uint64_t hpc_description_memory(const hpc_description *description, int 
  * streams: hpc_config.tcp_streams. */
 HPC_API int hpc_description_descriptors(const hpc_description *description, int far, int far_hubs, int rank,
                                         int streams);
+
+/* A key of a description, and the plan that has the key as its key `number`; plan is NULL until the plans are made. The
+ * pointers are valid as long as the description. */
+typedef struct hpc_described_key {
+    const char *name;
+    uint64_t count;
+    const hpc_rule *rule;
+    const hpc_plan *plan;
+    int number;
+} hpc_described_key;
+
+/* Describes key i: the keys are numbered as in the exchange. HPC_ERR_INVALID if there are not so many; records no
+ * error. */
+HPC_API int hpc_description_key(const hpc_description *description, int i, hpc_described_key *key);
 
 /* Makes a hub's end of the exchange, while the workers call hpc_service_exchange. The plans must be made. weight:
  * hpc_exchange_config.weight. The hub then calls hpc_exchange_serve. */
