@@ -1,6 +1,6 @@
 """Presets: for each paper a function that returns an Exchange configured as in the paper."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -39,6 +39,8 @@ def parameter_hub(
     affinity: str | None = None,
     interfaces: int | None = None,
     apply_at: str | None = None,
+    racks: Sequence[Sequence[int]] | None = None,
+    top: str | None = None,
     consistency: Consistencies = BSP,
     rule: RuleOrRules | None = None,
     **options: "Unpack[More]",
@@ -55,6 +57,8 @@ def parameter_hub(
     interfaces: int | None = None,
     apply_at: str | None = None,
     tree: Trees = None,
+    racks: Sequence[Sequence[int]] | None = None,
+    top: str | None = None,
     consistency: Consistencies = BSP,
     rule: RuleOrRules | None = None,
     **options: "Unpack[More]",
@@ -70,6 +74,8 @@ def parameter_hub(
     interfaces: int | None = None,
     apply_at: str | None = None,
     tree: Trees = None,
+    racks: Sequence[Sequence[int]] | None = None,
+    top: str | None = None,
     consistency: Consistencies = BSP,
     rule: RuleOrRules | None = None,
     **options: "Unpack[More]",
@@ -89,6 +95,10 @@ def parameter_hub(
             Hierarchy, give topology=Hierarchy(apply_at=...). servers="hub": the hubs of a context of connect_service
             serve (docs/service.md), and a HubExchange is made, which they save and restore. They take no code: rules
             and codecs are those of hpcomm. placement and tree are left out then.
+        racks: with servers="hub": racks[i] are the workers of the rack that hub i of the job serves. Each host folds
+            its updates, then each rack's hub, and hubs exchange the folds (section 3.4). None: the hubs share all keys.
+            Elsewhere give topology=Hierarchy(racks=...).
+        top: with racks, "sharded" (the default) or "ring": how hubs exchange folds, as in Hierarchy.
         options: further arguments of Exchange. If plan is given, it is used instead of a topology.
     """
     given = {
@@ -103,8 +113,13 @@ def parameter_hub(
     if isinstance(servers, str) and servers == "hub":
         del named["servers"]
         hub_rule = or_default(rule, _RULE, getattr(ctx, "rank", -1))
-        return hub_exchange(ctx, params, topology, named, consistency, hub_rule, options)
+        return hub_exchange(ctx, params, topology, named, consistency, hub_rule, options, racks, top)
     try:
+        for name, value in (("racks", racks), ("top", top)):
+            if value is not None:
+                raise InvalidArgument(
+                    f"{name} is {value!r} and servers is not 'hub': give topology=Hierarchy({name}={value!r})"
+                )
         if named and topology not in ("auto", "flat"):
             raise InvalidArgument(f"topology and {next(iter(named))} are given: give the topology alone")
         own = ParameterServer(**named) if named else topology

@@ -169,6 +169,12 @@ def caller(hub: Served) -> socket.socket:
     return socket.create_connection((where.host, where.port), timeout=SECONDS)
 
 
+def status(where: str) -> dict[str, Any]:
+    """What a hub tells its administrator, who may be a worker of a test."""
+    with closing(HubConnection(address(where), ADMIN, TOKENS["admin"].encode(), SECONDS)) as hub:
+        return hub.ask({"op": "status"})
+
+
 def asking(hub: Served, namespace: str = "a") -> HubConnection:
     """A connection for requests of a tenant that is no hpcomm."""
     return HubConnection(address(hub.where), namespace, TOKENS[namespace].encode(), SECONDS)

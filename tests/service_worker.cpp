@@ -101,8 +101,7 @@ hpcomm::Exchange exchange_of(hpcomm::Service &service, Case &its) {
     return hpcomm::Exchange(service, its.hubs[0], its.rules[0], values.data(), its.configs[0]);
 }
 
-void train(hpcomm::Service &service, Case its) {
-    hpcomm::Exchange exchange = exchange_of(service, its);
+void train_at(hpcomm::Service &service, hpcomm::Exchange &exchange) {
     const int rank = service.context().rank();
     for (int step = 0; step < STEPS; step++) {
         std::vector<hpcomm::Ticket> tickets;
@@ -115,6 +114,37 @@ void train(hpcomm::Service &service, Case its) {
     }
     for (int key = 0; key < 3; key++) print_bits(exchange.params(key), all[static_cast<std::size_t>(key)].count);
     exchange.close();
+}
+
+void train(hpcomm::Service &service, Case its) {
+    hpcomm::Exchange exchange = exchange_of(service, its);
+    train_at(service, exchange);
+}
+
+hpcomm::Exchange at_racks(hpcomm::Service &service, hpcomm::HostsConfig racks) {
+    const std::vector<float> w = numbers(W, 1), b = numbers(B, 2), big = numbers(BIG, 3);
+    const float *values[] = {w.data(), b.data(), big.data()};
+    return hpcomm::Exchange(service, racks, hpcomm::Rule("nesterov", {0.5, 0.0, 0.9}), values);
+}
+
+// Trains at hubs of racks, by which the hubs fold and in a ring; before that, prints the refusal of a rank in no rack.
+void train_in_racks(hpcomm::Service &service) {
+    hpcomm::HostsConfig racks;
+    racks.keys = all;
+    racks.chunk = CHUNK;
+    racks.cores = 0;
+    racks.groups = hpcomm::rack_groups(service.context(), {{0, 2}, {1}});
+    try {
+        at_racks(service, racks);
+    } catch (const hpcomm::InvalidArgument &wrong) {
+        std::cout << wrong.what() << '\n';
+    }
+    racks.groups = hpcomm::rack_groups(service.context(), {{0, 2}, {1, 3}});
+    for (const hpc_top top : {HPC_TOP_SHARDED, HPC_TOP_RING}) {
+        racks.top = top;
+        hpcomm::Exchange exchange = at_racks(service, racks);
+        train_at(service, exchange);
+    }
 }
 
 void hold(hpcomm::Service &service) {
@@ -229,6 +259,7 @@ int run(const std::string &mode, int rank, int size, const std::string &transpor
     hpcomm::Service service({}, {}, rank, size, config);
     if (mode == "train")
         for (Case (*its)() : {plain, rounded, pieces, groups}) train(service, its());
+    if (mode == "racks") train_in_racks(service);
     if (mode == "save") save(service, rounded());
     if (mode == "hold") hold(service);
     if (mode == "refused") be_refused(service);

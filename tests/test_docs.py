@@ -30,6 +30,7 @@ FENCE = re.compile(r"^```python(?: ranks=(\d+))?\n(.*?)^```$", re.MULTILINE | re
 LEFT_OUT = {
     "from cluster.hosts import": "hosts need root or user namespaces; tests/cluster has its like",
     "hpcomm.connect_service()": "it needs a hub; tests/test_service.py has its like",
+    'servers="hub", racks=': "it needs hubs; tests/test_service_racks.py has its like",
     "allgather_objects(bool(ctx.notices))": "it needs a hub; tests/test_service_saving.py has its like",
     "ex.put_back(np.load": "it needs a hub; tests/test_service_saving.py has its like",
     "ctx.bandwidth(": "it probes links between hosts; tests/cluster has its like",

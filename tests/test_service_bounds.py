@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import SECONDS, TOKENS, Served, asking, caller, join, joining, rest, run, said, train
+from served import SECONDS, TOKENS, Served, asking, caller, join, joining, rest, run, said, status, train
 
 import hpcomm
 from hpcomm.cli.hub import print_now
-from hpcomm.service import ADMIN, HubConnection, address, proof, session
+from hpcomm.service import address, proof, session
 from hpcomm.service import handle as handles
 from hpcomm.service import hub as hubs
 from hpcomm.service.config import read_config
@@ -355,11 +355,6 @@ def test_a_quota_of_descriptors_bounds_the_exchanges_of_a_job(hub: Served) -> No
     assert first == ["", ""]
     assert second[0] == "InvalidArgument"
     assert re.search(r"the exchange needs 3 descriptors, and namespace 'tiny' has \d of 31 left", second[1])
-
-
-def status(where: str) -> dict[str, Any]:
-    with closing(HubConnection(address(where), ADMIN, TOKENS["admin"].encode(), SECONDS)) as hub:
-        return hub.ask({"op": "status"})
 
 
 def count_descriptors(handle: str, token: str, where: str) -> tuple[int, int]:

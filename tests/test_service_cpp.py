@@ -180,6 +180,33 @@ def test_a_worker_in_cpp_uses_two_hubs(
         each.wait(partial(is_idle, each))
 
 
+def train_in_racks(handle: str, token: str) -> list[str]:
+    """What a worker in Python prints where one in C++ trains in racks."""
+    values = {name: numbers(name, 1 + i) for i, name in enumerate(SHAPES)}
+    case: dict[str, Any] = {"rule": hpcomm.Nesterov(lr=0.5), "plan": hpcomm.PlanOptions(chunk_bytes=4096)}
+    with join(handle, token, transport="shm") as ctx:
+        found = said(lambda: hpcomm.parameter_hub(ctx, values, servers="hub", racks=[[0, 2], [1]], **case))[1:]
+        for top in ("sharded", "ring"):
+            with hpcomm.parameter_hub(ctx, values, servers="hub", racks=[[0, 2], [1, 3]], top=top, **case) as ex:
+                for step in range(3):
+                    ex.step({name: numbers(name, 13 * ctx.rank + 5 * step + 3 * i) for i, name in enumerate(SHAPES)})
+                found += [digest(ex.params[name]) for name in SHAPES]
+        return found
+
+
+def test_workers_in_cpp_have_hubs_of_racks(hub: Served, own_hub: Served, worker: Path) -> None:
+    handle = hpcomm.create_service([hub.where, own_hub.where], "a", TOKENS["a"])
+    cpp = [Worker(worker, hub, handle, "racks", rank, 4) for rank in (0, 1)]
+    variables = [{"RANK": str(rank), "WORLD_SIZE": "4"} for rank in (2, 3)]
+    python = mpi.start(variables, train_in_racks, handle, TOKENS["a"], timeout=SECONDS).values
+    for one in cpp:
+        told, *digests = one.lines()
+        assert "the rack of rank 3 is -1: must be the number of a hub, 0 to 63; name the rank in one rack" in told
+        assert digests == python[0][1:] == python[1][1:]
+        assert digests[:3] == digests[3:]
+    assert "rank 3 is in none of racks: each worker is in one" in python[0][0]
+
+
 def save(handle: str, token: str, transport: str) -> list[str]:
     """What a worker in Python prints where one in C++ saves."""
     found = []

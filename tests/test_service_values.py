@@ -17,6 +17,7 @@ from hpcomm.service.books import Holding
 from hpcomm.service.config import read_config
 from hpcomm.service.described import Described
 from hpcomm.service.tenant import Tenant, Terms, _Asked
+from hpcomm.topology import Request
 
 
 class MessageWritten(Exception):
@@ -27,15 +28,27 @@ class Told(hpcomm.Exchange):
     """An exchange that ends when it is described."""
 
     def _announce(self, plans: list[Plan], configs: list[Any]) -> None:
-        raise MessageWritten(_core.description_write([plan.arguments for plan in plans], configs))
+        raise MessageWritten(_core.description_write([self.arguments_of(plan) for plan in plans], configs))
+
+    def arguments_of(self, plan: Plan) -> Any:
+        return plan.arguments
 
 
-def a_message(values: dict[str, Any] | None = None, **given: Any) -> bytes:
+class ToldOfRacks(Told):
+    """The same with the arguments of a job of four workers, in two racks that have a hub each."""
+
+    def arguments_of(self, plan: Plan) -> Any:
+        hosts, racks = [[0, 1], [2], [3], [4], [5]], [[0, 1, 4], [2, 3, 5]]
+        topology = hpcomm.Hierarchy(hosts, racks, servers=[4, 5])
+        return topology.compile(Request(plan.keys, 6, chunk_bytes=16384)).arguments
+
+
+def a_message(values: dict[str, Any] | None = None, told_by: type[Told] = Told, **given: Any) -> bytes:
     """The message that describes an exchange of a world of one."""
     case = {"rule": hpcomm.SGD(lr=0.5), "plan": hpcomm.PlanOptions(cores=1), **given}
     topology = hpcomm.ParameterServer("CC", apply_at=case.pop("apply_at", "owners"))
     with hpcomm.init() as ctx, pytest.raises(MessageWritten) as told:
-        Told(ctx, {"w": VALUES["w"]} if values is None else values, topology, **case)
+        told_by(ctx, {"w": VALUES["w"]} if values is None else values, topology, **case)
     return bytes(told.value.args[0])
 
 
@@ -86,6 +99,45 @@ def test_a_hub_survives_descriptions_with_changed_bytes() -> None:
     assert 0 < taken < 500
 
 
+RACKED: dict[str, Any] = {"told_by": ToldOfRacks, "values": {"w": VALUES["w"], "b": VALUES["b"]}}
+WORKERS, HUBS = 4, 2  # of such a job
+
+
+def test_a_hub_survives_racks_with_changed_bytes() -> None:
+    message, chance, taken = a_message(**RACKED), random.Random(2), 0
+    first = message.index((4).to_bytes(4, "little") + bytes(5) + bytes(4 * 2))  # the number of workers; top and apart
+    end = first + 9 + 2 * 4 * WORKERS
+    for n in range(first, end):
+        with pytest.raises(hpcomm.InvalidArgument, match="the description of an exchange: "):
+            Described(message[:n], 1)
+    for _ in range(300):
+        changed = bytearray(message)
+        for _ in range(chance.randint(1, 2)):
+            changed[chance.randrange(first, end)] = chance.choice((0, 1, 2, 3, 127, 255))
+        try:
+            one = Described(bytes(changed), 1)
+            one.plan(WORKERS, HUBS)
+            assert one.memory(WORKERS, HUBS, 2, WORKERS) > 0
+            taken += 1
+        except hpcomm.InvalidArgument:
+            pass
+    assert 0 < taken < 300
+
+
+def test_a_bound_on_memory_counts_what_a_hub_folds_and_relays() -> None:
+    flat, racked = a_description(values=RACKED["values"]), Described(a_message(**RACKED), 1)
+    for one in (flat, racked):
+        one.plan(WORKERS, HUBS)
+    elements = sum(value.size for value in RACKED["values"].values())
+    grown = [sum(one.memory(WORKERS, HUBS, 0, WORKERS + hub) for hub in range(HUBS)) for one in (flat, racked)]
+    # The owner of an element has a slot for the fold of the other rack. The other hub has a fold, and a slot for the
+    # parameters. Hub 4 has a slot for the fold of the host of ranks 0 and 1.
+    assert grown[1] - grown[0] > 4 * 4 * elements
+    assert racked.descriptors(0, 1, WORKERS, 1) == 1 + 2
+    assert racked.descriptors(WORKERS, 0, WORKERS, 1) == 1 + 2 * 2
+    assert flat.descriptors(WORKERS, 1, WORKERS, 1) == 1 + 2 * WORKERS
+
+
 def test_a_hub_takes_only_values_in_range() -> None:
     def changed(message: bytes, old: bytes, new: bytes) -> bytes:
         assert message.count(old) == 1
@@ -98,8 +150,8 @@ def test_a_hub_takes_only_values_in_range() -> None:
         (changed(plain, b"\x01\0w\x08", b"\x01\0\0\x08"), "the name of key 0 is malformed"),
         (changed(plain, (21000).to_bytes(8, "little"), bytes(8)), "has no elements"),
         (changed(plain, (21000).to_bytes(8, "little"), (1 << 46).to_bytes(8, "little")), "a hub takes 1048576 chunks"),
-        (changed(plain, b"hpcx\x01", b"hpcx\x02"), "its version is 2, not 1"),
-        (changed(plain, b"hpcx\x01\0\0\0\x01", b"hpcx\x01\0\0\0\x02"), "it ends too early"),
+        (changed(plain, b"hpcx\x02", b"hpcx\x01"), "its version is 1, not 2"),
+        (changed(plain, b"hpcx\x02\0\0\0\x01", b"hpcx\x02\0\0\0\x02"), "it ends too early"),
     ):
         with pytest.raises(hpcomm.InvalidArgument, match=f"the description of an exchange: .*{wrong}"):
             Described(message, 1)
@@ -120,7 +172,7 @@ def test_a_hub_needs_memory_for_the_rows_that_it_owns() -> None:
     first, second = (one.memory(2, 2, 0, rank) for rank in (2, 3))
     assert first - second == 4 * (2 * (16 << 10) - VALUES["w"].size)
     assert (first + second) // 2 == one.memory(2, 2, 0)
-    assert one.descriptors(2, 3) == 1 + 2 * 1 * 3 * 2
+    assert one.descriptors(2, 1, 2, 3) == 1 + 2 * 1 * 3 * 2
 
 
 def test_an_exchange_has_the_weight_of_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:

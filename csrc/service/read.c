@@ -174,6 +174,42 @@ static int check_plan(const hpc_hub *hub, int cores) {
                   (unsigned long long)(hub->least > 0 ? hub->least : hub->chunk), HPC_DESCRIPTION_ROWS);
 }
 
+static int rising(const void *a, const void *b) {
+    const int x = *(const int *)a, y = *(const int *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int count_hosts(hpc_described_scheme *s) {
+    const int n = s->racks.n;
+    int *hosts = malloc((size_t)n * sizeof *hosts);
+    if (hosts == NULL) return no_memory();
+    memcpy(hosts, s->groups, (size_t)n * sizeof *hosts);
+    qsort(hosts, (size_t)n, sizeof *hosts, rising);
+    for (int w = 0; w < n; w++) {
+        const int begins = w == 0 || hosts[w] != hosts[w - 1];
+        s->n_hosts += begins;
+        s->n_shared += begins && w + 1 < n && hosts[w + 1] == hosts[w];
+    }
+    free(hosts);
+    return HPC_OK;
+}
+
+static int unpack_racks(hpc_unpacker *u, hpc_described_scheme *s) {
+    enum { WORKER_BYTES = HPC_RACK_LEVELS * 4 }; /* of a worker in a message */
+    const uint64_t n = hpc_unpack_number(u, 4);
+    if (n == 0) return HPC_OK;
+    if (n * WORKER_BYTES > (size_t)(u->end - u->at))
+        return refuse("its racks have %llu workers", (unsigned long long)n);
+    s->groups = malloc(HPC_RACK_LEVELS * n * sizeof *s->groups);
+    if (s->groups == NULL) return no_memory();
+    s->racks = (hpc_hub_racks){.n = (int)n, .groups = s->groups};
+    s->racks.top = hpc_unpack_int(u);
+    s->racks.apart = hpc_unpack_number(u, 1) != 0;
+    for (uint64_t i = 0; i < HPC_RACK_LEVELS * n; i++) s->groups[i] = hpc_unpack_int(u);
+    if (u->bad) return fail_short();
+    return hpc_hub_check_racks(&s->racks, s->hub.apply_at) == HPC_OK ? count_hosts(s) : refuse_again();
+}
+
 static int unpack_scheme(hpc_unpacker *u, hpc_description *d, hpc_described_scheme *s, int cores) {
     hpc_exchange_config *f = &s->config;
     hpc_hub *hub = &s->hub;
@@ -189,7 +225,8 @@ static int unpack_scheme(hpc_unpacker *u, hpc_description *d, hpc_described_sche
     hub->chunk = hpc_unpack_number(u, 8);
     hub->least = hpc_unpack_number(u, 8);
     f->progress = HPC_PROGRESS_THREAD;
-    status = u->bad ? fail_short() : unpack_keys(u, d, s);
+    status = u->bad ? fail_short() : unpack_racks(u, s);
+    if (status == HPC_OK) status = unpack_keys(u, d, s);
     return status == HPC_OK ? check_plan(hub, cores) : status;
 }
 
@@ -236,6 +273,7 @@ void hpc_description_free(hpc_description *d) {
     for (int i = 0; i < d->n_schemes; i++) {
         hpc_described_scheme *s = &d->schemes[i];
         for (int k = 0; s->names != NULL && k < s->hub.n_keys; k++) free(s->names[k]);
+        free(s->groups);
         free(s->keys);
         free(s->names);
         free(s->wires);
@@ -269,14 +307,18 @@ int hpc_description_key(const hpc_description *d, int i, hpc_described_key *key)
 
 /* ---- memory and descriptors ---- */
 
+/* Returns whether a hub goes on while a worker has not taken its parameters, so puts need copies of them. */
+static int goes_on(const hpc_exchange_config *f) {
+    return f->consistency == HPC_ASYNC || f->staleness != 0 || f->quorum != 0;
+}
+
 /* Returns how many bytes each element of a key needs. depth: slots of each worker whose memory the hub does not map. */
 static double bytes_each(const hpc_described_scheme *s, int k, int far, int depth) {
     const hpc_exchange_config *f = &s->config;
     const int receives = s->hub.apply_at != HPC_AT_OWNERS, pieces = s->wires[k] >= HPC_THRESHOLD;
-    const int apart = f->consistency == HPC_ASYNC || f->staleness != 0 || f->quorum != 0;
     double values = 1.0 + s->rules[k]->slots + (f->split != 0) + 2 * pieces + (s->codecs_out[k] != HPC_F32);
-    if (receives) values += 2.0 * depth;     /* sums of versions, and their encodings */
-    values += (double)far * (depth + apart); /* slots for updates, and a copy for puts */
+    if (receives) values += 2.0 * depth;          /* sums of versions, and their encodings */
+    values += (double)far * (depth + goes_on(f)); /* slots for updates, and a copy for puts */
     return 4 * values;
 }
 
@@ -299,12 +341,49 @@ static void count_owned(const hpc_plan *plan, int rank, double *owned) {
     }
 }
 
+/* Returns how many bytes the rows of a hub need that grow with elements, if each rack has a hub: of rows that it owns,
+ * of folds that it forwards, and of parameters that it relays. */
+static double bytes_of_rows(const hpc_described_scheme *s, int far, int rank) {
+    const hpc_exchange_config *f = &s->config;
+    double bytes = 0;
+    for (int i = 0; i < s->plan->n_rows; i++) {
+        const hpc_row *row = &s->plan->rows[i];
+        if (row->owner != rank) continue;
+        int in = 0, out = 0, pushes = 0, answers = 0; /* from and to rows, and from and to workers */
+        for (int e = 0; e < row->n_in; e++) *(row->in[e].row < 0 ? &pushes : &in) += 1;
+        for (int e = 0; e < row->n_out; e++) *(row->out[e].row < 0 ? &answers : &out) += 1;
+        const int pieces = s->wires[row->key] >= HPC_THRESHOLD;
+        double values = (double)s->hub.depth * (in + (pushes < far ? pushes : far)); /* slots */
+        if (row->action == HPC_APPLY) {
+            values += 1.0 + s->rules[row->key]->slots + (f->split != 0) + 2 * pieces;
+            values += s->codecs_out[row->key] != HPC_F32;
+            values += goes_on(f) * (double)(out + (answers < far ? answers : far)); /* copies for puts */
+        } else if (row->action == HPC_FORWARD) {
+            values += 2.0 + 2 * pieces; /* a fold, its encoding and its residual */
+        }
+        bytes += 4 * values * (double)row->count + 64.0 * s->hub.depth * in;
+    }
+    return bytes;
+}
+
+/* Returns a bound on the bytes of the scheme's rows, of all ranks, and of what makes them, without elements. */
+static double bytes_of_table(const hpc_described_scheme *s, int workers, int hubs, int far, int depth) {
+    const double receivers = s->hub.apply_at != HPC_AT_OWNERS ? workers : 0; /* each has a row of each chunk */
+    double each = ROW_BYTES + 64.0 * workers + 64.0 * far * depth + RECEIVER_BYTES * receivers;
+    if (s->racks.n > 0) {
+        each += 2.0 * ROW_BYTES * (hubs + s->n_shared);  /* forwards and relays */
+        each += 64.0 * (workers + 2.0 * hubs);           /* edges, which chunks do not share */
+        each += sizeof(int) * (6.0 + s->n_hosts + hubs); /* leaders of groups, while the plan is made */
+    }
+    return chunks(&s->hub) * each;
+}
+
 static double scheme_bytes(const hpc_described_scheme *s, int workers, int hubs, int far, int rank, double *owned) {
     const int depth = s->hub.apply_at != HPC_AT_OWNERS && s->hub.depth < 2 ? 2 : s->hub.depth;
-    const double receivers = s->hub.apply_at != HPC_AT_OWNERS ? workers : 0; /* each has a row of each chunk */
-    double bytes = chunks(&s->hub) * (ROW_BYTES + 64.0 * workers + 64.0 * far * depth + RECEIVER_BYTES * receivers);
+    const int by_rows = s->racks.n > 0 && s->plan != NULL && rank >= 0;
+    double bytes = bytes_of_table(s, workers, hubs, far, depth) + (by_rows ? bytes_of_rows(s, far, rank) : 0);
     for (int k = 0; k < s->hub.n_keys; k++) owned[k] = rank < 0 ? (double)s->hub.keys[k].count / hubs : 0;
-    if (rank >= 0 && s->plan != NULL) count_owned(s->plan, rank, owned);
+    if (rank >= 0 && s->plan != NULL && !by_rows) count_owned(s->plan, rank, owned);
     for (int k = 0; k < s->hub.n_keys; k++)
         bytes += owned[k] * bytes_each(s, k, far, depth) + bytes_of_vectors(s, k, far, depth);
     return bytes;
@@ -321,8 +400,34 @@ uint64_t hpc_description_memory(const hpc_description *d, int workers, int hubs,
     return bytes < 0x1p63 ? (uint64_t)bytes : UINT64_MAX;
 }
 
-int hpc_description_descriptors(const hpc_description *d, int far, int streams) {
-    double n = 0;
-    for (int i = 0; i < d->n_schemes; i++) n += 1 + 2.0 * d->schemes[i].hub.cores * streams * far;
+/* Returns how many descriptors a hub needs for each lane: one for each rank with which its rows exchange bytes, unless
+ * it maps the rank's memory. near: room for a mark for each rank. */
+static int peers_of(const hpc_description *d, const hpc_plan *plan, int far, int far_hubs, int rank, char *near) {
+    int workers = 0, hubs = 0;
+    memset(near, 0, (size_t)(d->workers + d->hubs));
+    near[rank] = 1;
+    for (int i = 0; i < plan->n_rows; i++) {
+        const hpc_row *row = &plan->rows[i];
+        if (row->owner != rank || (i > 0 && row[-1].owner == rank && row->in == row[-1].in && row->out == row[-1].out))
+            continue; /* rows of a hub that serves all share their edges */
+        for (int e = 0; e < row->n_in + row->n_out; e++) {
+            const int peer = e < row->n_in ? row->in[e].rank : row->out[e - row->n_in].rank;
+            if (near[peer]) continue;
+            near[peer] = 1;
+            *(peer < d->workers ? &workers : &hubs) += 1;
+        }
+    }
+    return (workers < far ? workers : far) + (hubs < far_hubs ? hubs : far_hubs);
+}
+
+int hpc_description_descriptors(const hpc_description *d, int far, int far_hubs, int rank, int streams) {
+    if (d->schemes[d->n_schemes - 1].plan == NULL || rank < d->workers || rank >= d->workers + d->hubs) return INT_MAX;
+    char *near = malloc((size_t)(d->workers + d->hubs));
+    double n = near == NULL ? INT_MAX : 0;
+    for (int i = 0; i < d->n_schemes && near != NULL; i++) {
+        const hpc_described_scheme *s = &d->schemes[i];
+        n += 1 + 2.0 * s->hub.cores * streams * peers_of(d, s->plan, far, far_hubs, rank, near);
+    }
+    free(near);
     return n < INT_MAX ? (int)n : INT_MAX;
 }

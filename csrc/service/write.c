@@ -156,8 +156,26 @@ static int pack_key(hpc_packer *p, const hpc_hub *hub, const hpc_exchange_config
     return HPC_OK;
 }
 
-static int pack_scheme(hpc_packer *p, const hpc_hub *hub, const hpc_exchange_config *f, hpc_packer *last) {
-    int status = check_hub(hub, f);
+static void pack_racks(hpc_packer *p, const hpc_hub_racks *racks) {
+    hpc_pack_int(p, racks->n);
+    if (racks->n == 0) return;
+    hpc_pack_int(p, racks->top);
+    hpc_pack_number(p, racks->apart != 0, 1);
+    for (int i = 0; i < HPC_RACK_LEVELS * racks->n; i++) hpc_pack_int(p, racks->groups[i]);
+}
+
+/* hosts: NULL: no racks. */
+static int pack_scheme(hpc_packer *p, const hpc_hub *hub, const hpc_hosts *hosts, const hpc_exchange_config *f,
+                       hpc_packer *last) {
+    hpc_hub of_hosts;
+    hpc_hub_racks racks = {0};
+    int status = hosts == NULL ? HPC_OK : hpc_hub_check_hosts(hosts);
+    if (status == HPC_OK && hosts != NULL) {
+        hpc_hub_of_hosts(hosts, &of_hosts, &racks);
+        hub = &of_hosts;
+        status = hpc_hub_check_racks(&racks, hosts->apply_at);
+    }
+    if (status == HPC_OK) status = check_hub(hub, f);
     if (status != HPC_OK) return status;
     const int numbers[] = {f->consistency,  f->staleness, f->quorum,     hub->cores,
                            hub->interfaces, hub->depth,   hub->affinity, hub->apply_at};
@@ -167,25 +185,28 @@ static int pack_scheme(hpc_packer *p, const hpc_hub *hub, const hpc_exchange_con
     hpc_pack_double(p, f->grace);
     hpc_pack_number(p, hub->chunk, 8);
     hpc_pack_number(p, hub->least, 8);
+    pack_racks(p, &racks);
     hpc_pack_int(p, hub->n_keys);
     for (int k = 0; k < hub->n_keys && status == HPC_OK; k++) status = pack_key(p, hub, f, k, last);
     return status;
 }
 
-int64_t hpc_description_write(const hpc_hub *const *hubs, const hpc_exchange_config *config, void *message,
-                              size_t cap) {
+int64_t hpc_description_write(const hpc_hub *const *hubs, const hpc_hosts *const *racks,
+                              const hpc_exchange_config *config, void *message, size_t cap) {
     unsigned char bytes[FORM_BYTES];
     hpc_packer p = {message, message == NULL ? 0 : cap, 0}, last = {bytes, sizeof bytes, 0};
     int n = 0, keys = 0, status = HPC_OK;
-    if (hubs == NULL || config == NULL)
-        return hpc_fail(HPC_ERR_INVALID, op_describe, "exchange: %s is NULL", hubs == NULL ? "hubs" : "config");
+    if ((hubs == NULL && racks == NULL) || config == NULL)
+        return hpc_fail(HPC_ERR_INVALID, op_describe, "exchange: %s is NULL", config == NULL ? "config" : "hubs");
     for (const hpc_exchange_config *f = config; f != NULL; f = f->next) n++;
     hpc_pack(&p, "hpcx", 4);
     hpc_pack_int(&p, HPC_DESCRIPTION_VERSION);
     hpc_pack_int(&p, n);
-    for (const hpc_exchange_config *f = config; f != NULL && status == HPC_OK; f = f->next) {
-        status = pack_scheme(&p, *hubs, f, &last);
-        if (status == HPC_OK) keys += (*hubs++)->n_keys;
+    for (int i = 0; i < n && status == HPC_OK; i++, config = config->next) {
+        const hpc_hosts *hosts = racks == NULL ? NULL : racks[i];
+        const hpc_hub *hub = hubs == NULL ? NULL : hubs[i];
+        status = pack_scheme(&p, hub, hosts, config, &last);
+        if (status == HPC_OK) keys += hosts != NULL ? hosts->n_keys : hub->n_keys;
     }
     if (status != HPC_OK) return status;
     if (p.used <= HPC_DESCRIPTION_BYTES && keys <= HPC_DESCRIPTION_KEYS) return (int64_t)p.used;

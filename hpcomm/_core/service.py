@@ -10,15 +10,41 @@ from .status import check, checking, text
 
 
 def description_write(hubs: list[Any], configs: list[tuple[Any, object]]) -> bytes:
-    """Returns the message that describes an exchange. hubs: an hpc_hub for each of configs, which are made by
-    exchange_config."""
+    """Returns the message that describes an exchange.
+
+    Args:
+        hubs: an hpc_hub or, if each rack has a hub, an hpc_hosts for each of configs.
+        configs: values of exchange_config.
+    """
     own = [_without_filters(config) for config, _ in configs]
-    given = ffi.new("const hpc_hub *[]", hubs), chained([config for config, _ in own])
+    racks = [_of_workers(one) if ffi.typeof(one) is _HOSTS else (ffi.NULL, None) for one in hubs]
+    flat = [ffi.NULL if ffi.typeof(one) is _HOSTS else one for one in hubs]
+    given = (
+        ffi.new("const hpc_hub *[]", flat),
+        ffi.new("const hpc_hosts *[]", [one for one, _ in racks]),
+        chained([config for config, _ in own]),
+    )
     n = int(lib.hpc_description_write(*given, ffi.NULL, 0))
     check(min(0, n))
     message = ffi.new("unsigned char[]", n)
     lib.hpc_description_write(*given, message, n)
     return bytes(ffi.buffer(message, n))
+
+
+_HOSTS = ffi.typeof("hpc_hosts *")
+
+
+def _of_workers(hosts: Any) -> tuple[Any, object]:
+    """Returns a copy of the arguments of a plan with servers, without the servers. The second element has what the copy
+    points to."""
+    made = ffi.new("hpc_hosts *", hosts[0])
+    working = [i for i in range(made.n_workers) if not made.serves[i]]
+    groups = ffi.new(
+        "int[]", [made.groups[level * made.n_workers + i] for level in range(made.n_levels) for i in working]
+    )
+    made.groups, made.n_workers = groups, len(working)
+    made.leads = made.serves = ffi.NULL
+    return made, groups
 
 
 def _without_filters(config: Any) -> tuple[Any, object]:
@@ -55,7 +81,7 @@ def description_memory(description: Any, workers: int, hubs: int, far: int, rank
 
 
 description_plan = checking(lib.hpc_description_plan)
-description_descriptors: Callable[[Any, int, int], int] = lib.hpc_description_descriptors
+description_descriptors: Callable[[Any, int, int, int, int], int] = lib.hpc_description_descriptors
 
 
 class DescribedKey(NamedTuple):

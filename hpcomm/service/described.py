@@ -89,9 +89,15 @@ class Described:
         """Makes the plans among workers, which have the first ranks, and hubs, which only serve."""
         _core.description_plan(self._handle, workers, hubs)
 
-    def descriptors(self, far: int, streams: int) -> int:
-        """Returns a bound on the descriptors of its lanes. streams: the setting tcp_streams."""
-        return _core.description_descriptors(self._handle, far, streams)
+    def descriptors(self, far: int, far_hubs: int, rank: int, streams: int) -> int:
+        """Returns a bound on the descriptors of its lanes, after plan.
+
+        Args:
+            far, far_hubs: the numbers of workers, and of other hubs, whose memory the hub does not map.
+            rank: the hub's rank.
+            streams: the setting tcp_streams.
+        """
+        return _core.description_descriptors(self._handle, far, far_hubs, rank, streams)
 
     def exchange(self, context: Context, weight: float) -> "Served":
         """Makes the hub's end of the exchange. Collective: the workers make theirs."""

@@ -1,7 +1,7 @@
 """Exchanges at a hub, on the side of a worker."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,10 +16,13 @@ from ..exchange import encoders as encoding
 from ..exchange.arguments import refuse
 from ..exchange.options import Consistencies, EngineOptions, check_keywords, engine_options, plan_options
 from ..exchange.shards import SHARED, Shard
+from ..graphs.places import as_list
 from ..optim import RuleOrRules
 from ..plan import Plan
-from ..topology import ParameterServer
+from ..stage import whole
+from ..topology import Hierarchy, ParameterServer
 from ..topology.given import Given
+from ..topology.protocol import Topology
 from . import saving
 from .context import HubSide, ServiceContext
 from .described import check, with_cores
@@ -190,11 +193,15 @@ def hub_exchange(
     consistency: Consistencies,
     rule: RuleOrRules,
     options: "More",
+    racks: Sequence[Sequence[int]] | None = None,
+    top: str | None = None,
 ) -> HubExchange:
     """Makes an exchange whose owners are the hubs of a ServiceContext; the rest of parameter_hub.
 
     Args:
         given: fields of ParameterServer that the user gave, without servers.
+        racks: racks[i] are the workers whose rack has hub i. None: all hubs serve all workers.
+        top: as in Hierarchy. None: "sharded".
     """
     if not isinstance(ctx, ServiceContext) or ctx._served is None:
         raise InvalidArgument(f"servers is 'hub' and ctx {ctx!r}: must be a context of connect_service")
@@ -207,13 +214,55 @@ def hub_exchange(
         chosen = with_cores(plan_options(plan, more), meeting.cores)
         engine = engine_options(options.get("engine", EngineOptions()), more)
         check(consistency, rule, chosen, engine)
-        hubs = range(meeting.size, meeting.size + meeting.hubs)
-        servers = ParameterServer("NCS", servers=hubs, **given)
+        servers = _topology(served, given, racks, top)
     except Exception as wrong:
         refuse(served, wrong)
         raise
     timeout = options.get("timeout")
     return HubExchange(served, params, servers, consistency, rule, plan=chosen, engine=engine, timeout=timeout)
+
+
+def _topology(
+    served: HubSide, given: Mapping[str, Any], racks: Sequence[Sequence[int]] | None, top: str | None
+) -> Topology:
+    """Returns the topology of the workers and the hubs."""
+    workers, hubs = served.meeting.size, range(served.meeting.size, served.size)
+    if racks is None:
+        if top is not None:
+            raise InvalidArgument(f"top is {top!r} and racks None: it says how racks exchange their folds: give racks")
+        return ParameterServer("NCS", servers=hubs, **given)
+    if given:
+        name, value = next(iter(given.items()))
+        raise InvalidArgument(f"{name} is {value!r} and racks are given: leave {name} out")
+    rack_of = _rack_of(racks, workers, len(hubs))
+    hosts: dict[tuple[int, int], list[int]] = {}
+    for rank in range(workers):  # workers of one host fold together inside their rack
+        hosts.setdefault((rack_of[rank], served.hosts[rank]), []).append(rank)
+    with_hubs = [[*rack, hub] for rack, hub in zip(racks, hubs, strict=True)]
+    return Hierarchy(list(hosts.values()), with_hubs, servers=hubs, top="sharded" if top is None else top)
+
+
+def _rack_of(racks: object, workers: int, hubs: int) -> dict[int, int]:
+    """Returns the number of each worker's rack. Raises InvalidArgument unless each hub has a rack, each rack a worker,
+    and each worker one rack."""
+    groups = as_list("racks", racks)
+    if len(groups) != hubs:
+        raise InvalidArgument(
+            f"racks has {len(groups)} racks and the job {hubs} hubs: give the workers of each hub's rack"
+        )
+    found: dict[int, int] = {}
+    for i, group in enumerate(groups):
+        ranks = as_list(f"racks[{i}]", group)
+        if not ranks:
+            raise InvalidArgument(f"racks[{i}] is empty: name a worker, or create the job with fewer hubs")
+        for rank in (whole(f"racks[{i}]", one, 0, workers - 1) for one in ranks):
+            if rank in found:
+                raise InvalidArgument(f"rank {rank} is in racks[{found[rank]}] and racks[{i}]: name it once")
+            found[rank] = i
+    missing = next((rank for rank in range(workers) if rank not in found), None)
+    if missing is not None:
+        raise InvalidArgument(f"rank {missing} is in none of racks: each worker is in one")
+    return found
 
 
 def _check_left_out(topology: Given, given: Mapping[str, Any], plan: object) -> None:

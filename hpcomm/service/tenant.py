@@ -303,7 +303,8 @@ class Tenant:
 
     def _made(self, context: Context, asked: _Asked, held: Holding) -> Served:
         terms = self.terms
-        far = sum(not peer.maps for peer in context.peers[: terms.workers])
+        maps = [peer.maps or peer.rank == context.rank for peer in context.peers]
+        far, far_hubs = (part.count(False) for part in (maps[: terms.workers], maps[terms.workers :]))
         try:
             held.hold(_READ * len(asked.body))
             if asked.kind == b"R":  # a worker has refused its own arguments
@@ -311,7 +312,7 @@ class Tenant:
             described = Described(asked.body, terms.cores)
             held.hold(described.memory(terms.workers, terms.hubs, far))
             described.plan(terms.workers, terms.hubs)
-            lanes = described.descriptors(far, terms.config.tcp_streams)
+            lanes = described.descriptors(far, far_hubs, context.rank, terms.config.tcp_streams)
             # A tenant chooses the chunks, so its plan may give a hub more than its share.
             kept = _READ * len(asked.body)  # the description, for saves
             held.hold(described.memory(terms.workers, terms.hubs, far, context.rank) + kept, lanes)

@@ -47,6 +47,8 @@ class Options(TypedDict, total=False):
     progress: Progress
     placement: str
     servers: int | Iterable[int] | str
+    racks: Sequence[Sequence[int]]
+    top: str
 
 
 SERVER_OPTIONS = tuple(field.name for field in fields(ParameterServer))

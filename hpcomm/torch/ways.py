@@ -366,7 +366,8 @@ class Ways:
 
     def _cluster(self, exchange: Exchange | None) -> Cluster:
         size = self._ctx.size
-        return Cluster(size, size if exchange is None else len(exchange.plan.servers), len(set(self._ctx.hosts)))
+        servers = size if exchange is None else min(len(exchange.plan.servers), size)  # hubs may be more than workers
+        return Cluster(size, servers, len(set(self._ctx.hosts)))
 
     def _layer(self, name: str) -> Layer:
         key = self._named[name]

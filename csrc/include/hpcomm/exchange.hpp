@@ -101,11 +101,26 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
               config.values = values;
               return create(service, &hub, &config, 1, timeout, out);
           }) {}
+    // The same with a hub for each rack: of racks the members workers, leads and serves are left out, and groups come
+    // from rack_groups.
+    Exchange(Service &service, const HostsConfig &racks, const hpc_rule &rule, const float *const *values,
+             ExchangeConfig config = {}, double timeout = default_timeout, Report report = {})
+        : Handle(report, [&](hpc_exchange **out) {
+              config.rule = &rule;
+              config.values = values;
+              return create(service, &racks, &config, 1, timeout, out);
+          }) {}
     // The same of several configurations, each with its own rule, values and arguments of a plan.
     Exchange(Service &service, const std::vector<HubConfig> &hubs, const std::vector<ExchangeConfig> &configs,
              double timeout = default_timeout, Report report = {})
         : Handle(report, [&](hpc_exchange **out) {
               return create(service, hubs.data(), configs.data(), std::min(hubs.size(), configs.size()), timeout, out);
+          }) {}
+    Exchange(Service &service, const std::vector<HostsConfig> &racks, const std::vector<ExchangeConfig> &configs,
+             double timeout = default_timeout, Report report = {})
+        : Handle(report, [&](hpc_exchange **out) {
+              return create(service, racks.data(), configs.data(), std::min(racks.size(), configs.size()), timeout,
+                            out);
           }) {}
 
     void close(double timeout = default_timeout, Report report = {}) {
@@ -367,15 +382,37 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
         return hpc_exchange_create(context.get(), c.data(), timeout, out);
     }
 
-    static int create(const Service &service, const HubConfig *hubs, const ExchangeConfig *configs, std::size_t n,
+    static hpc_hub args_of(const HubConfig &config) {
+        return config.hub();
+    }
+    static hpc_hosts args_of(const HostsConfig &config) {
+        return config.hosts();
+    }
+    static const hpc_hub *const *hubs_of(const std::vector<const hpc_hub *> &given) {
+        return given.data();
+    }
+    static const hpc_hub *const *hubs_of(const std::vector<const hpc_hosts *> &) {
+        return nullptr;
+    }
+    static const hpc_hosts *const *racks_of(const std::vector<const hpc_hub *> &) {
+        return nullptr;
+    }
+    static const hpc_hosts *const *racks_of(const std::vector<const hpc_hosts *> &given) {
+        return given.data();
+    }
+
+    // Config: a HubConfig, or a HostsConfig of racks.
+    template <class Config>
+    static int create(const Service &service, const Config *hubs, const ExchangeConfig *configs, std::size_t n,
                       double timeout, hpc_exchange **out) {
+        using Args = decltype(args_of(*hubs));
         std::vector<hpc_exchange_config> c(configs, configs + n);
-        std::vector<hpc_hub> args(n);
-        std::vector<const hpc_hub *> addresses(n);
+        std::vector<Args> args(n);
+        std::vector<const Args *> addresses(n);
         std::vector<CodecsByKey> codecs;
         codecs.reserve(n); // c points into them
         for (std::size_t i = 0; i < n; i++) {
-            args[i] = hubs[i].hub();
+            args[i] = args_of(hubs[i]);
             addresses[i] = &args[i];
             if (i > 0) c[i - 1].next = &c[i];
             if (configs[i].codecs.empty()) continue;
@@ -384,7 +421,8 @@ class Exchange : public Handle<hpc_exchange, hpc_exchange_free> {
             c[i].codecs = codecs.back().data();
             if (c[i].refusal == nullptr) c[i].refusal = codecs.back().refusal();
         }
-        return hpc_service_exchange(service.get(), addresses.data(), n == 0 ? nullptr : c.data(), timeout, out);
+        return hpc_service_exchange(service.get(), hubs_of(addresses), racks_of(addresses), n == 0 ? nullptr : c.data(),
+                                    timeout, out);
     }
 };
 

@@ -196,34 +196,66 @@ struct HostsConfig {
     hpc_apply_at apply_at = HPC_AT_OWNERS;
     std::size_t least = 0; // least bytes of a chunk; above 0 every core gets an equal part of a key (hpc_hosts)
 
-    int plan(const Context &context, hpc_plan **out) const {
-        const std::vector<int> working = detail::all_unless(workers, context);
-        const std::size_t n = working.size();
-        std::vector<int> grouped = groups, leading = leads;
-        if (grouped.empty())
-            for (int rank : working) grouped.push_back(detail::lowest_on_host(context, rank));
-        leading.resize(n, 0);
-        std::vector<int> serving = serves;
-        serving.resize(n, 0);
+    // Returns the arguments for C, without the ranks, leads and serves. They point into this object, which must stay as
+    // it is while they are used. n: the number of workers; 0: half as many as groups has elements.
+    hpc_hosts hosts(std::size_t n = 0) const {
         hpc_hosts hosts;
         hpc_plan_args_init("hosts", &hosts, sizeof hosts);
+        if (n == 0) n = groups.size() / 2;
         detail::set_common(hosts, *this);
         detail::set_codecs_out(hosts, *this);
-        hosts.workers = working.data();
         hosts.n_workers = static_cast<int>(n);
-        hosts.n_levels = grouped.size() % n == 0 ? static_cast<int>(grouped.size() / n) : 0;
-        hosts.groups = grouped.data();
-        hosts.leads = leads.empty() ? nullptr : leading.data();
+        hosts.n_levels = n > 0 && groups.size() % n == 0 ? static_cast<int>(groups.size() / n) : 0;
+        hosts.groups = groups.data();
         hosts.top = top;
         hosts.sum = sum;
         hosts.apart = apart || each;
         hosts.each = each;
         hosts.apply_at = apply_at;
         hosts.least = least;
-        hosts.serves = serves.empty() ? nullptr : serving.data();
-        return hpc_plan_make("hosts", &hosts, out);
+        return hosts;
+    }
+
+    int plan(const Context &context, hpc_plan **out) const {
+        const std::vector<int> working = detail::all_unless(workers, context);
+        const std::size_t n = working.size();
+        std::vector<int> grouped = groups, leading = leads, serving = serves;
+        if (grouped.empty())
+            for (int rank : working) grouped.push_back(detail::lowest_on_host(context, rank));
+        leading.resize(n, 0);
+        serving.resize(n, 0);
+        hpc_hosts made = hosts(n);
+        made.workers = working.data();
+        made.groups = grouped.data();
+        made.n_levels = grouped.size() % n == 0 ? static_cast<int>(grouped.size() / n) : 0;
+        made.leads = leads.empty() ? nullptr : leading.data();
+        made.serves = serves.empty() ? nullptr : serving.data();
+        return hpc_plan_make("hosts", &made, out);
     }
 };
+
+// Returns HostsConfig::groups of racks that have a hub each: racks[i] are the workers of hub i. The hosts are those of
+// the context; workers of one host fold together if they are in one rack. -1 for a worker that is not in one rack,
+// which an exchange refuses.
+inline std::vector<int> rack_groups(const Context &context, const std::vector<std::vector<int>> &racks) {
+    const std::size_t n = static_cast<std::size_t>(context.size());
+    std::vector<int> groups(2 * n, -1), times(n, 0);
+    for (std::size_t i = 0; i < racks.size(); i++)
+        for (int rank : racks[i])
+            if (rank >= 0 && rank < context.size()) {
+                groups[n + static_cast<std::size_t>(rank)] = static_cast<int>(i);
+                times[static_cast<std::size_t>(rank)]++;
+            }
+    for (std::size_t r = 0; r < n; r++) {
+        if (times[r] != 1) groups[n + r] = -1;
+        groups[r] = static_cast<int>(r);
+        const int host = detail::lowest_on_host(context, static_cast<int>(r));
+        for (std::size_t first = r; first-- > 0;)
+            if (detail::lowest_on_host(context, static_cast<int>(first)) == host && groups[n + first] == groups[n + r])
+                groups[r] = static_cast<int>(first);
+    }
+    return groups;
+}
 
 // A broadcast over a tree. Members and defaults are those in hpc_tree.
 struct TreeConfig {

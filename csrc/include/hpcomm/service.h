@@ -57,11 +57,15 @@ HPC_API int hpc_service_cores(const hpc_service *service);
  *   config  as for hpc_exchange_create, but its members plan are ignored
  *   hubs    hubs[i]: the arguments of the plan of config, of config->next and so on. Their workers and servers are
  *           ignored. cores 0: as many as the hub has; interfaces 0: as many as the hubs' NICs
+ *   racks   racks[i], unless NULL: the arguments of a plan in place of hubs[i], in which each hub serves a rack, folds
+ *           for it and relays to it (PHub, section 3.4). n_workers is the number of workers, n_levels 2: groups[0][w]
+ * is the host of rank w, groups[1][w] the number of the hub of its rack, 0 for the first hub of the handle. Each hub
+ * has a worker. workers is ignored; leads and serves are NULL; cores 0: as many as the hub has. NULL: no racks
  * HPC_ERR_INVALID: the arguments are wrong on some rank; they hold a rule or a codec of the user's own, since a hub
  * runs none of its tenants' code; or the namespace has too little memory left. HPC_ERR_CONFIG: ranks gave different
  * arguments. */
-HPC_API int hpc_service_exchange(hpc_service *service, const hpc_hub *const *hubs, const hpc_exchange_config *config,
-                                 double timeout, hpc_exchange **exchange);
+HPC_API int hpc_service_exchange(hpc_service *service, const hpc_hub *const *hubs, const hpc_hosts *const *racks,
+                                 const hpc_exchange_config *config, double timeout, hpc_exchange **exchange);
 
 /* Lets the hubs save an exchange that hpc_service_exchange has made (collective over the workers): its parameters, the
  * rule's state and hyper-parameters, and its steps. Each worker calls it with no push or pull pending. *steps gets how
@@ -93,8 +97,8 @@ enum { HPC_DESCRIPTION_BYTES = 8 << 20, HPC_DESCRIPTION_KEYS = 100000, HPC_DESCR
 /* Writes the message that describes an exchange at hubs (the arguments of hpc_service_exchange) into message, unless
  * cap is too small. It has no values, no ranks and no addresses of code. Returns how many bytes the message has;
  * HPC_ERR_INVALID for arguments that a hub does not take. */
-HPC_API int64_t hpc_description_write(const hpc_hub *const *hubs, const hpc_exchange_config *config, void *message,
-                                      size_t cap);
+HPC_API int64_t hpc_description_write(const hpc_hub *const *hubs, const hpc_hosts *const *racks,
+                                      const hpc_exchange_config *config, void *message, size_t cap);
 
 /* A description of an exchange, read from a message. */
 typedef struct hpc_description hpc_description;
@@ -112,8 +116,11 @@ HPC_API int hpc_description_plan(hpc_description *description, int workers, int 
  * of workers whose memory the hub does not map. rank: the hub's rank, once the plans are made; -1: a hub that has an
  * equal share of the keys, whatever the plans are. */
 HPC_API uint64_t hpc_description_memory(const hpc_description *description, int workers, int hubs, int far, int rank);
-/* Returns a bound on the descriptors that its lanes need at a hub. streams: hpc_config.tcp_streams. */
-HPC_API int hpc_description_descriptors(const hpc_description *description, int far, int streams);
+/* Returns a bound on the descriptors that its lanes need at a hub, once the plans are made. far_hubs: the number of
+ * other hubs whose memory the hub does not map; without racks it exchanges nothing with them. rank: the hub's rank.
+ * streams: hpc_config.tcp_streams. */
+HPC_API int hpc_description_descriptors(const hpc_description *description, int far, int far_hubs, int rank,
+                                        int streams);
 
 /* A key of a description, and the plan that has the key as its key `number`; plan is NULL until the plans are made. The
  * pointers are valid as long as the description. */

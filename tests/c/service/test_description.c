@@ -1,5 +1,6 @@
 /* The description of an exchange: what is written comes back, and what a hub does not take is refused in a sentence. */
 #include "check.h"
+#include "plan/plan.h"
 #include "service/description.h"
 
 enum { N = 3, MOST = 4096 };
@@ -43,7 +44,7 @@ static void init(arguments *a) {
 
 static int64_t written(const arguments *a, unsigned char message[MOST]) {
     const hpc_hub *hubs[] = {&a->hub};
-    return hpc_description_write(hubs, &a->config, message, MOST);
+    return hpc_description_write(hubs, NULL, &a->config, message, MOST);
 }
 
 static void test_it_comes_back(void) {
@@ -157,7 +158,7 @@ static void test_other_arguments_are_refused(void) {
     const hpc_key longest[] = {{long_name, 1, 0}, keys[1], keys[2]};
     a.hub.keys = longest;
     check_refused(&a, "the name of key 0 has 1025 bytes: a hub takes 1 to 1024");
-    CHECK_EQ(hpc_description_write(NULL, &a.config, NULL, 0), HPC_ERR_INVALID);
+    CHECK_EQ(hpc_description_write(NULL, NULL, &a.config, NULL, 0), HPC_ERR_INVALID);
 }
 
 static void test_an_exchange_needs_its_plans(void) {
@@ -173,7 +174,131 @@ static void test_an_exchange_needs_its_plans(void) {
     hpc_description_free(d);
 }
 
+/* ---- racks ---- */
+
+enum { WORKERS = 4, HUBS = 2 };
+
+static const int groups[] = {0, 0, 2, 3, 0, 0, 1, 1}; /* hosts, then racks */
+
+typedef struct racked {
+    arguments a;
+    hpc_hosts hosts;
+} racked;
+
+static void init_racks(racked *r) {
+    init(&r->a);
+    memset(r->a.wires, 0, sizeof r->a.wires);
+    r->a.codecs[2] = NULL;
+    hpc_hub_to_hosts(&r->a.hub, &(hpc_hub_racks){WORKERS, groups, HPC_TOP_SHARDED, 1}, &r->hosts);
+}
+
+static int64_t written_racks(const racked *r, unsigned char message[MOST]) {
+    const hpc_hosts *racks[] = {&r->hosts};
+    return hpc_description_write(NULL, racks, &r->a.config, message, MOST);
+}
+
+static hpc_description *read_racks(const racked *r) {
+    unsigned char message[MOST];
+    hpc_description *d = NULL;
+    CHECK_OK(hpc_description_read(message, (size_t)written_racks(r, message), 4, &d));
+    return d;
+}
+
+static void test_racks_come_back_with_the_plan_of_a_hierarchy(void) {
+    const int all[] = {0, 1, 2, 3, 4, 5}, serves[] = {0, 0, 0, 0, 1, 1};
+    const int planned[] = {0, 0, 2, 3, 9, 9, 0, 0, 1, 1, 0, 1};
+    racked r;
+    hpc_plan *plan = NULL;
+    init_racks(&r);
+    hpc_description *d = read_racks(&r);
+    const hpc_described_scheme *s = d->schemes;
+    CHECK(s->racks.n == WORKERS && s->racks.top == HPC_TOP_SHARDED && s->racks.apart == 1);
+    CHECK(memcmp(s->racks.groups, groups, sizeof groups) == 0);
+    CHECK(s->n_hosts == 3 && s->n_shared == 1);
+    CHECK_OK(hpc_description_plan(d, WORKERS, HUBS));
+    r.hosts.workers = all, r.hosts.n_workers = WORKERS + HUBS, r.hosts.groups = planned, r.hosts.serves = serves;
+    CHECK_OK(hpc_plan_make("hosts", &r.hosts, &plan));
+    CHECK_OK(hpc_plan_check(plan, WORKERS + HUBS));
+    CHECK(hpc_plan_digest(plan) == hpc_plan_digest(s->plan));
+    hpc_plan_free(plan);
+    hpc_description_free(d);
+}
+
+/* Without racks a hub exchanges data with all workers, and in racks with those of its own and the other hubs. */
+static void test_lanes_of_a_rack_reach_its_workers_and_other_hubs(void) {
+    racked r;
+    unsigned char message[MOST];
+    hpc_description *flat = NULL;
+    init_racks(&r);
+    hpc_description *d = read_racks(&r);
+    CHECK_OK(hpc_description_read(message, (size_t)written(&r.a, message), 4, &flat));
+    CHECK_OK(hpc_description_plan(d, WORKERS, HUBS));
+    CHECK_OK(hpc_description_plan(flat, WORKERS, HUBS));
+    CHECK_EQ(hpc_description_descriptors(flat, WORKERS, HUBS - 1, WORKERS, 1), 1 + 2 * 4 * WORKERS);
+    CHECK_EQ(hpc_description_descriptors(d, WORKERS, HUBS - 1, WORKERS + 1, 1), 1 + 2 * 4 * (2 + HUBS - 1));
+    CHECK_EQ(hpc_description_descriptors(d, 1, 0, WORKERS, 1), 1 + 2 * 4);
+    hpc_description_free(flat);
+    hpc_description_free(d);
+}
+
+static void check_plan_refused(const int *wrong, int workers, int hubs, const char *why) {
+    racked r;
+    init_racks(&r);
+    if (wrong != NULL) r.hosts.groups = wrong;
+    hpc_description *d = read_racks(&r);
+    CHECK_STATUS(hpc_description_plan(d, workers, hubs), HPC_ERR_INVALID);
+    CHECK_MESSAGE(why);
+    hpc_description_free(d);
+}
+
+static void test_racks_that_do_not_fit_the_job_are_refused(void) {
+    static const int same[] = {0, 1, 2, 3, 0, 0, 0, 0}, split[] = {0, 1, 2, 2, 0, 0, 0, 1};
+    check_plan_refused(NULL, 3, HUBS, "racks have 4 workers, and the job has 3");
+    check_plan_refused(NULL, WORKERS, 1, "rank 2 is in rack 1, and the job has 1 hubs: each rack has one hub");
+    check_plan_refused(NULL, WORKERS, 3, "no worker is in the rack of hub 2");
+    check_plan_refused(same, WORKERS, HUBS, "no worker is in the rack of hub 1");
+    check_plan_refused(split, WORKERS, HUBS, "ranks 2 and 3 share group 2 of level 0");
+}
+
+static void check_racks_refused(const racked *r, const char *why) {
+    unsigned char message[MOST];
+    CHECK_STATUS((int)written_racks(r, message), HPC_ERR_INVALID);
+    CHECK_MESSAGE(why);
+}
+
+static void test_racks_out_of_range_are_refused(void) {
+    const int no_host[] = {0, -1, 2, 3, 0, 0, 1, 1}, no_rack[] = {0, 0, 2, 3, 0, -1, 1, 1};
+    const int beyond[] = {0, 0, 2, 3, 0, 0, 64, 1};
+    racked r;
+    init_racks(&r);
+    r.hosts.groups = no_host;
+    check_racks_refused(&r, "the host of rank 1 is -1");
+    r.hosts.groups = no_rack;
+    check_racks_refused(&r, "the rack of rank 1 is -1: must be the number of a hub, 0 to 63");
+    r.hosts.groups = beyond;
+    check_racks_refused(&r, "the rack of rank 2 is 64");
+    init_racks(&r);
+    r.hosts.top = 2;
+    check_racks_refused(&r, "top is 2");
+    init_racks(&r);
+    r.hosts.apply_at = HPC_AT_RECEIVERS;
+    check_racks_refused(&r, "apply_at is 1 and racks are given");
+    init_racks(&r);
+    r.hosts.serves = groups;
+    check_racks_refused(&r, "serves is given beside racks");
+    init_racks(&r);
+    r.hosts.n_levels = 1;
+    check_racks_refused(&r, "give hosts and racks, so 2 levels");
+    init_racks(&r);
+    r.hosts.size = 8;
+    check_racks_refused(&r, "not of hpc_plan_args_init");
+}
+
 int main(void) {
+    test_racks_come_back_with_the_plan_of_a_hierarchy();
+    test_lanes_of_a_rack_reach_its_workers_and_other_hubs();
+    test_racks_that_do_not_fit_the_job_are_refused();
+    test_racks_out_of_range_are_refused();
     test_it_comes_back();
     test_code_of_a_user_is_refused();
     test_other_arguments_are_refused();

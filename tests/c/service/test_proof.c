@@ -151,7 +151,7 @@ static void test_arguments(void) {
     hpc_config config = {.size = 1};
     CHECK_STATUS(hpc_service_connect("hub://h:1/a/b/0123456789abcdef0123456789abcdef", "t", 1, 0, 1, &config, &service),
                  HPC_ERR_INVALID);
-    CHECK_STATUS(hpc_service_exchange(NULL, NULL, NULL, 1, &exchange), HPC_ERR_INVALID);
+    CHECK_STATUS(hpc_service_exchange(NULL, NULL, NULL, NULL, 1, &exchange), HPC_ERR_INVALID);
     CHECK_STATUS(hpc_service_close(NULL), HPC_ERR_INVALID);
     CHECK_STATUS(hpc_service_abort(NULL, "why"), HPC_ERR_INVALID);
     CHECK(hpc_service_context(NULL) == NULL && hpc_service_cores(NULL) == 0 && hpc_service_notice(NULL, 0) == NULL);
