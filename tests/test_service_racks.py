@@ -1,6 +1,7 @@
 """Jobs whose racks have a hub each (PHub, section 3.4)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def train_all(handle: str, token: str) -> list[str]:
         return found
 
 
-def bits(values: dict[str, Any]) -> str:
+def bits(values: Mapping[str, Any]) -> str:
     return "".join(array.tobytes().hex() for array in values.values())
 
 
@@ -103,6 +104,36 @@ def go_apart(handle: str, token: str) -> list[float]:
 @on_both
 def test_racks_may_go_apart(hubs: list[Served], ranks_by: str) -> None:
     assert run(4, go_apart, created(hubs)) == [[-12.0] * 2] * 4
+
+
+def step_and_save(handle: str, token: str, top: str) -> list[Any]:
+    """The steps with which an exchange begins, and its parameters before and after a step that is saved."""
+    with join(handle, token) as ctx:
+        case: dict[str, Any] = {"racks": RACKS, "top": top, "rule": hpcomm.Adam(lr=0.125)}
+        with hpcomm.parameter_hub(ctx, VALUES, servers="hub", **case) as ex:
+            found = [ex.clock, bits(ex.params)]
+            trained(ex, ctx.rank, 1)
+            ex.save()
+            return [*found, bits(ex.params)]
+
+
+def test_hubs_of_racks_save_and_restore(tmp_path: Path) -> None:
+    hubs = []
+    for i in range(2):
+        (tmp_path / f"{i}").mkdir()
+        hubs.append(Served(tmp_path / f"{i}", drain_seconds=0, checkpoints="saved"))
+    where = [one.where for one in hubs]
+    handle = hpcomm.create_service(where, "a", TOKENS["a"], "racked")
+    saved = run(4, step_and_save, handle, "sharded")
+    for one in hubs:
+        one.wait(lambda one=one: one.jobs()["a/racked"] == "saved")  # type: ignore[misc]
+    handle = hpcomm.create_service(where, "a", TOKENS["a"], "racked", resume=True)
+    again = run(4, step_and_save, handle, "ring")
+    for (begun, _, after), (went_on, before, end) in zip(saved, again, strict=True):
+        assert (begun, went_on) == (0, 1)
+        assert before == after == saved[0][2]
+        assert end == again[0][2] != before
+    assert [one.end() for one in hubs] == [0, 0]
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
