@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 from .codec import Threshold
 from .consistency import BSP, NOTIFY_ACK
@@ -24,45 +24,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .exchange.options import More, MoreButCodec
-    from .service import HubExchange
 
 _RULE = Nesterov()
 
 
-@overload
-def parameter_hub(
-    ctx: Context,
-    params: Mapping[str, Any],
-    *,
-    servers: Literal["hub"],
-    topology: Given = "auto",
-    affinity: str | None = None,
-    interfaces: int | None = None,
-    apply_at: str | None = None,
-    racks: Sequence[Sequence[int]] | None = None,
-    top: str | None = None,
-    consistency: Consistencies = BSP,
-    rule: RuleOrRules | None = None,
-    **options: "Unpack[More]",
-) -> "HubExchange": ...
-@overload
-def parameter_hub(
-    ctx: Context,
-    params: Mapping[str, Any],
-    *,
-    topology: Given = "auto",
-    placement: str | None = None,
-    servers: int | Iterable[int] | str | None = None,
-    affinity: str | None = None,
-    interfaces: int | None = None,
-    apply_at: str | None = None,
-    tree: Trees = None,
-    racks: Sequence[Sequence[int]] | None = None,
-    top: str | None = None,
-    consistency: Consistencies = BSP,
-    rule: RuleOrRules | None = None,
-    **options: "Unpack[More]",
-) -> Exchange: ...
 def parameter_hub(
     ctx: Context,
     params: Mapping[str, Any],

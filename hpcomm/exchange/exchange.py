@@ -23,7 +23,7 @@ from ..codec import Products, WireFormat
 from ..codec.base import number
 from ..consistency import BSP
 from ..context import Context
-from ..errors import HpcommError, InvalidArgument, Timeout
+from ..errors import HpcommError, InvalidArgument, NotSupported, Timeout
 from ..model import saved_seconds
 from ..optim import SGD, RuleOrRules
 from ..plan import Plan
@@ -528,6 +528,10 @@ class Exchange(Calls):
         except Exception as refused:  # restore tells it to the other ranks, which wait for this one
             wrong = refused
         self._state.restore(shards, wrong, limit)
+
+    def save(self, timeout: float | None = None) -> int:
+        """Lets the hubs of the exchange save it: HubExchange.save. Other exchanges raise NotSupported."""
+        raise NotSupported("save: no hub serves this exchange: use a Checkpointer, or state_dict")
 
     def _check_rows(self, op: str) -> None:
         self._check_idle(op)
