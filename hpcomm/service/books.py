@@ -60,7 +60,7 @@ class Books:
 
 
 class Holding:
-    """What an exchange or a save holds of the namespace's quotas."""
+    """The holdings of an exchange or a save in the namespace's quotas."""
 
     def __init__(self, claim: Callable[[Needs, Needs], None]) -> None:
         self.needs, self._claim = NOTHING, claim

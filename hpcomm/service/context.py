@@ -112,7 +112,7 @@ class ServiceContext(_MeetsAtHub):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What the hub has told this job so far, in sentences, e.g. that it drains and ends the job in 60 s."""
+        """The words of the hub to this job so far, in sentences, e.g. that it drains and ends the job in 60 s."""
         return () if self._served is None else self._served.meeting.notices()
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class HubExchange(Exchange):
 
     @contextmanager
     def _with_reason(self) -> Iterator[None]:
-        """Adds what the hub has said to the error of a wait, since ranks that fail together blame each other too."""
+        """Adds the hub's words to the error of a wait, since ranks that fail together blame each other too."""
         try:
             yield
         except PeerFailed as failed:
@@ -158,7 +158,7 @@ class HubExchange(Exchange):
         encoding.restore(state.handle, encoding.found(state.encoders, every, state.kind))
 
     def _come_back(self) -> None:
-        """Takes what the hubs restore."""
+        """Takes the restored values of the hubs."""
         context, keys = self.context, len(self._state.facts)
         assert isinstance(context, HubSide)
         table = np.zeros((keys, optim.MOST_ARGS)).tobytes()

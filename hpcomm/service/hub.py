@@ -120,7 +120,7 @@ class Hub:
             notify.send(self._serves, self.tell)
 
     def drain(self, seconds: float) -> None:
-        """Takes no new jobs, and ends those that are left after so many seconds. A later drain replaces this one."""
+        """Takes no new jobs, and ends the jobs that are left after so many seconds. A later drain replaces this one."""
         sentence = f"the hub drains: it ends this job in {seconds:g} s"
         self._drains_at = time.monotonic() + seconds
         told = f"drains: {len(self.jobs)} jobs have {seconds:g} s"
@@ -575,7 +575,7 @@ class Hub:
         }
 
     async def _all_told(self) -> list[dict[str, Any]]:
-        """Tells of the jobs, and of those that do not run and have saved state."""
+        """Tells of the jobs, and of saved jobs that do not run."""
         every = [] if self._store is None else await asyncio.to_thread(self._store.saved)
         found = {job.title: self._told(job) for job in self.jobs.values()}
         for one in every:

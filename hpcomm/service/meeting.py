@@ -27,7 +27,7 @@ def again(wrong: HpcommError) -> HpcommError:
 
 @dataclass(frozen=True)
 class Joining:
-    """What a worker says when it joins a job. All workers must give the same size and settings. The first one's seconds
+    """The words of a worker that joins a job. All workers must give the same size and settings. The first one's seconds
     and timeout count."""
 
     rank: int
@@ -45,7 +45,7 @@ class Joining:
 
     @property
     def needs(self) -> Needs:
-        """What the hub's context needs, beside its exchanges and the workers' connections to the hub."""
+        """The needs of the hub's context, beside its exchanges and the workers' connections to the hub."""
         return Needs(descriptors=_JOB_DESCRIPTORS + _WORKER_DESCRIPTORS * self.size)
 
     def config(self, base: Config) -> dict[str, Any]:

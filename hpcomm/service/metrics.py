@@ -48,7 +48,7 @@ _WORK = (
 
 
 class Metrics:
-    """The server of a hub's metrics, and what it keeps from page to page. All calls are of the hub's own thread.
+    """The server of a hub's metrics, with its counts from page to page. All calls are of the hub's own thread.
 
     Args:
         status: tells of the hub, as `hpcomm hub status`.
@@ -100,7 +100,7 @@ class Metrics:
     # ---- saved state -----------------------------------------------------------------------------------------------
 
     async def _read_saved(self) -> None:
-        """Reads what the folder has, in a thread, one at a time; waits only so long for it."""
+        """Reads the folder, in a thread, one at a time; waits only so long for it."""
         if self._store is None:
             return
         if self._reads is None or self._reads.done():
@@ -149,7 +149,7 @@ class Metrics:
 
 
 def _add_hub(page: Page, status: Mapping[str, Any], started: float) -> None:
-    """Adds what a hub has as a whole."""
+    """Adds the metrics of the whole hub."""
 
     def one(name: str, about: str, value: float) -> None:
         page.gauge(name, about, [({}, value)])

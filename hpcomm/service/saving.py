@@ -38,7 +38,7 @@ _SENTENCE = 480
 
 
 class Told(NamedTuple):
-    """What a rank has told."""
+    """The numbers and the refusal of a rank."""
 
     numbers: tuple[int, ...]
     more: bytes

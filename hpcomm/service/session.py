@@ -62,7 +62,7 @@ class Session:
         return proof.as_request(*await self.receive(timeout))
 
     def send(self, kind: bytes, body: bytes) -> None:
-        """Sends a frame after those that wait already. A tenant that leaves too many untaken loses its connection."""
+        """Sends a frame, after the waiting ones. A tenant that leaves too many untaken loses its connection."""
         if self._closes or self._writer.is_closing():
             return
         at_once = self._sender is None and max(len(body), self._writer.transport.get_write_buffer_size()) <= _SLICE

@@ -73,7 +73,7 @@ class Store:
         return found
 
     def forget(self, space: str, name: str) -> None:
-        """Removes a job's saved state. Raises ConfigError if there is none."""
+        """Removes a job's saved state. Raises ConfigError for a job without any."""
         folder = self.folder / space / name
         if not folder.is_dir():
             raise ConfigError(f"{space}/{name} has no saved state here")
@@ -128,11 +128,11 @@ class JobStore:
         return not any(_files(self._folder))
 
     def newest_run(self) -> int:
-        """Returns the number of the newest run that has a folder; 0 if there is none."""
+        """Returns the number of the newest run that has a folder; 0: no run has one."""
         return max((run for run, _ in _numbered(self._folder, _RUN)), default=0)
 
     def newest_save(self, run: int, exchange: int) -> int:
-        """Returns the number of the newest save of an exchange that has a file here; 0 if there is none."""
+        """Returns the number of the newest save of an exchange that has a file here; 0: no exchange has one."""
         return max((one.step for one in files.listed(self._of(run, exchange)) if one.whole), default=0)
 
     def saves(self, exchange: int, run: int, most: int) -> list[Save]:

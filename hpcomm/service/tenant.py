@@ -32,7 +32,7 @@ _FATAL = (errors.PeerFailed, errors.Timeout, errors.TransportError, errors.AuthE
 
 @dataclass(frozen=True)
 class Terms:
-    """What a hub grants to a job.
+    """The terms that a hub grants to a job.
 
     Attributes:
         title: NAMESPACE/JOB.
@@ -149,7 +149,7 @@ class Tenant:
 
     @property
     def work(self) -> HubWork:
-        """What the hub's cores have done for the job."""
+        """The work of the hub's cores for the job."""
         return self._tally.work
 
     # ---- calls of the hub ------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Tenant:
             context.abort(self._fail(failed).why)
 
     def _next(self, context: Context) -> "_Asked | _Save | _Stop | None":
-        """Waits for what comes next. Looks now and then whether a worker has died: a child that it has forked may keep
+        """Waits for the next request. Looks now and then whether a worker has died: a child that it has forked may keep
         its connection to the hub open."""
         while True:
             try:

@@ -34,7 +34,7 @@ class HubWork:
 
 
 class Tally:
-    """The work for a job's exchanges, those that have ended too. Each thread of the hub may use it."""
+    """The work for a job's exchanges, ended ones too. Each thread of the hub may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

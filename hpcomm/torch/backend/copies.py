@@ -1,4 +1,4 @@
-"""The copies of one call: of tensors with gaps, of tensors that lie apart, and of those that overlap."""
+"""The copies of one call: of tensors with gaps, of tensors that lie apart, and of tensors that overlap."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
