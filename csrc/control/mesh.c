@@ -107,6 +107,7 @@ enum { MOST_ATTEMPTS = HPC_ENDPOINTS + 3, HANG_UPS = 3, DETAIL_BYTES = 512 };
 
 #define REFUSED "the connection to %s was refused: it died, or a firewall rejects the call"
 static const double PROBE_SECONDS = 0.1; /* for one address */
+static const double WORD_SECONDS = 1;    /* for the last word of a rank where no process listens */
 
 /* One address of the peer, and the results of calls to it. */
 typedef struct attempt {
@@ -340,6 +341,14 @@ int hpc_mesh_call(hpc_control *c, int rank, double deadline) {
     return HPC_OK;
 }
 
+/* No process listens at the rank's addresses: it died, or leaves. Its word, or the kernel's, may come a moment later.
+ */
+static void await_word(const hpc_control *c, int rank) {
+    const double deadline = hpc_now() + WORD_SECONDS;
+    while (!hpc_group_has_departed(c->group, rank) && hpc_now() < deadline && !atomic_load(&c->group->closed))
+        poll(NULL, 0, 1);
+}
+
 int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, const char *op, double deadline,
                           int *fd) {
     hpc_link *l = &c->links[rank];
@@ -361,6 +370,7 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
     int called = try_all(c, &calls, &hello, deadline, fd, &reached);
     hpc_watch_end(&c->group->watch, shown, 0, hpc_now());
     if (called != HPC_OK) {
+        if (is_dead(&calls)) await_word(c, rank);
         status = hpc_group_peer_present(c->group, rank, op);
         return status != HPC_OK ? status : fail_calls(c, rank, op, &calls, hpc_now() - start);
     }
