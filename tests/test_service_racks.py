@@ -155,6 +155,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"racks": [[0], [1]], "codec": hpcomm.codec.Factors(1)}, "pairs go from worker to worker: leave servers out"),
     ({"top": "ring"}, "top is 'ring' and racks None: it says how racks exchange their folds: give racks"),
+    ({"topology": Hierarchy(racks=[[0], [1]], leaders=[0])}, "there a Hierarchy gives racks and top alone"),
+    ({"topology": Hierarchy(racks=[[0]])}, "racks has 1 racks and the job 2 hubs: give the workers of each hub's rack"),
 ]
 
 

@@ -48,7 +48,7 @@ def train(handle: str, token: str) -> list[str]:
             found = []
             places: tuple[dict[str, Any], ...] = (
                 {"servers": "hub"},
-                {"servers": "hub", "racks": [[1, 0]], "top": "ring"},
+                {"servers": "hub", "topology": hpcomm.Hierarchy(racks=[[1, 0]], top="ring")},
                 {"placement": "CC"},
             )
             for where in places:
@@ -60,7 +60,7 @@ def train(handle: str, token: str) -> list[str]:
                 told = said(optimizer.state_dict) if "servers" in where and make is not OPTIMIZERS["rmsprop"] else []
                 owners = set(optimizer.exchange.plan.rows.column("owner").tolist())
                 optimizer.close()
-                assert ("racks" in where) == (len(owners) > 1), "the host of a rack folds first"
+                assert ("topology" in where) == (len(owners) > 1), "the host of a rack folds first"
                 assert not told or told[0] == "NotSupported", told
             assert torch.equal(found[0], found[1])
             assert torch.equal(found[0], found[2])

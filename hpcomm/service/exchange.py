@@ -199,6 +199,7 @@ def hub_exchange(
     """Makes an exchange whose owners are the hubs of a ServiceContext; the rest of parameter_hub.
 
     Args:
+        topology: "auto", "flat", or a Hierarchy that gives racks and top in place of the arguments of these names.
         given: fields of ParameterServer that the user gave, without servers.
         racks: racks[i] are the workers whose rack has hub i. None: all hubs serve all workers.
         top: as in Hierarchy. None: "sharded".
@@ -208,6 +209,8 @@ def hub_exchange(
     served = ctx._served
     meeting, plan = served.meeting, options.get("plan")
     try:
+        if isinstance(topology, Hierarchy):
+            topology, racks, top = _told_by(topology, racks, top)
         _check_left_out(topology, given, plan)
         more = {name: value for name, value in options.items() if name not in ("plan", "engine", "timeout")}
         check_keywords(more)
@@ -263,6 +266,13 @@ def _rack_of(racks: object, workers: int, hubs: int) -> dict[int, int]:
     if missing is not None:
         raise InvalidArgument(f"rank {missing} is in none of racks: each worker is in one")
     return found
+
+
+def _told_by(told: Hierarchy, racks: object, top: object) -> tuple[Given, Any, str]:
+    """Returns the arguments topology, racks and top in place of a Hierarchy."""
+    if racks is not None or top is not None or told != Hierarchy(racks=told.racks, top=told.top):
+        raise InvalidArgument(f"topology is {told!r} and servers 'hub': there a Hierarchy gives racks and top alone")
+    return "auto", told.racks or None, told.top
 
 
 def _check_left_out(topology: Given, given: Mapping[str, Any], plan: object) -> None:

@@ -117,7 +117,7 @@ class DistributedOptimizer(Wrapper):
             gradient.
         options: plan (PlanOptions), engine (EngineOptions), reduce, codec_out and progress, as in Exchange; placement
             and servers, as in ParameterServer; servers="hub" if ctx is of connect_service (docs/service.md), and then
-            perhaps racks and top, as in parameter_hub. With placement="NCC" or "NCS" some ranks only serve (PHub,
+            perhaps topology=Hierarchy(racks=..., top=...). With placement="NCC" or "NCS" some ranks only serve (PHub,
             section 2.2). Such a rank makes the same optimizer, and calls serve in place of the training loop. Means are
             then over the workers alone, exchange.plan.workers.
 

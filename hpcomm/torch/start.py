@@ -21,7 +21,7 @@ from ..exchange import Exchange
 from ..exchange.options import EngineOptions, PlanOptions, Progress, Reduce, apart, engine_options, plan_options
 from ..optim import RuleOrRules
 from ..presets import parameter_hub
-from ..topology import ParameterServer
+from ..topology import Hierarchy, ParameterServer
 from ..topology.given import as_topology
 from ..topology.protocol import Topology
 from ..words import unexpected
@@ -47,8 +47,6 @@ class Options(TypedDict, total=False):
     progress: Progress
     placement: str
     servers: int | Iterable[int] | str
-    racks: Sequence[Sequence[int]]
-    top: str
 
 
 SERVER_OPTIONS = tuple(field.name for field in fields(ParameterServer))
@@ -100,9 +98,10 @@ def made(
     rule: RuleOrRules,
     options: Mapping[str, Any],
 ) -> Exchange:
-    """Returns an Exchange of these values. If topology is None, parameter_hub chooses it by the options."""
-    if topology is None:
-        return parameter_hub(ctx, values, rule=rule, consistency=consistency, **options)
+    """Returns an Exchange of these values. If topology is None, or a hub serves, parameter_hub looks at the options."""
+    if topology is None or at_hub(options):
+        where = "auto" if topology is None else topology
+        return parameter_hub(ctx, values, topology=where, rule=rule, consistency=consistency, **options)
     return Exchange(ctx, values, topology, consistency, rule, **options)
 
 
@@ -121,7 +120,7 @@ def placed(topology: Any, options: Mapping[str, Any]) -> Topology:
     """Returns the topology that the argument topology or the options of parameter_hub give. At a hub it is that of the
     workers, who all train."""
     named = server_options(options)
-    if at_hub(options) and topology is None:
+    if at_hub(options) and (topology is None or isinstance(topology, Hierarchy)):
         return ParameterServer()
     if named and topology is not None:
         raise InvalidArgument(f"topology and {next(iter(named))} are given: give the topology alone")
