@@ -16,7 +16,7 @@ from .codec import Codec, Codecs, WireFormat, by_key, by_key_out
 from .errors import InvalidArgument
 from .flow import Flow, drawn
 from .rows import ACTION_OF, CODEC_OF, Rows, distinct
-from .stage import Edge, Key, Row, as_keys, choice, whole
+from .stage import Edge, Key, Row, as_keys, choice, group_numbers, ranks_in, whole
 
 __all__ = ["Edge", "Imbalance", "Key", "Plan", "Row", "Rows"]
 
@@ -154,7 +154,7 @@ class Plan:
         choice("apply_at", apply_at, _core.APPLY_AT)
         own_keys = as_keys(keys)
         size = whole("size", size, 1)
-        own_workers, own_servers = _ranks("workers", workers, size), _ranks("servers", servers, size)
+        own_workers, own_servers = ranks_in("workers", workers, size), ranks_in("servers", servers, size)
         own_keys, codecs = coded(own_keys, codec)
         if apply_at != "owners":
             _check_sums(own_keys, codecs, f"apply_at is {apply_at!r}, where servers send the sum of all updates on")
@@ -234,8 +234,8 @@ class Plan:
         own_keys = as_keys(keys)
         size = whole("size", size, 1)
         groups = group_numbers(levels, size)
-        workers, serving = sorted(groups[0]), set(_ranks("servers", servers, size))
-        own_leaders = workers if leaders is None else _ranks("leaders", leaders, size)
+        workers, serving = sorted(groups[0]), set(ranks_in("servers", servers, size))
+        own_leaders = workers if leaders is None else ranks_in("leaders", leaders, size)
         for name, ranks in (("leader", own_leaders), ("server", serving)):
             if stranger := set(ranks) - set(workers):
                 raise InvalidArgument(
@@ -407,7 +407,7 @@ class Plan:
                 raise InvalidArgument(f"rank {min(missing)} is in none of hosts: each rank is on one")
             given["hosts"] = [numbers[rank] for rank in range(size)]
         if leaders is not None:
-            given["leads"] = np.isin(np.arange(size), _ranks("leaders", leaders, size)).view(np.uint8)
+            given["leads"] = np.isin(np.arange(size), ranks_in("leaders", leaders, size)).view(np.uint8)
         return cls._planned(
             "peer_to_peer",
             own_keys,
@@ -690,38 +690,6 @@ def _cutting(
     return {"chunk": chunk_size(given, usual, keys, codecs, cores), "least": 0}
 
 
-def group_numbers(levels: Sequence[Sequence[Sequence[int]]], size: int) -> list[dict[int, int]]:
-    """Returns, for each level (the innermost first), a dict from each rank to the number of its group.
-
-    Raises:
-        InvalidArgument: a level or a group is empty, a rank is in two groups of a level, or two levels have different
-            ranks.
-    """
-    if not levels:
-        raise InvalidArgument("levels is empty: the innermost level, the hosts, must be there")
-    found: list[dict[int, int]] = []
-    for i, level in enumerate(levels):
-        name = ("hosts", "racks")[i] if i < 2 else f"level {i}"
-        if not level:
-            raise InvalidArgument(f"{name} is empty: a level has one group or more")
-        number: dict[int, int] = {}
-        for g, group in enumerate(level):
-            ranks = _ranks(f"{name}[{g}]", group, size)
-            if not ranks:
-                raise InvalidArgument(f"{name}[{g}] is empty: a group has one rank or more")
-            for rank in ranks:
-                if rank in number:
-                    twice = "twice" if number[rank] == g else f"and {name}[{number[rank]}]"
-                    raise InvalidArgument(f"rank {rank} is in {name}[{g}] {twice}: name it once")
-                number[rank] = g
-        if found and (missing := set(found[0]) - set(number)):
-            raise InvalidArgument(f"rank {min(missing)} is in none of {name}: each level has all ranks")
-        if found and (more := set(number) - set(found[0])):
-            raise InvalidArgument(f"rank {min(more)} is in {name}, but in none of hosts: each level has all ranks")
-        found.append(number)
-    return found
-
-
 _COLUMNS = [field.name for field in fields(Row)]
 _NUMBERS = [name for name in _COLUMNS if name not in ("in_edges", "out_edges")]
 
@@ -766,14 +734,6 @@ def c_keys(keys: Iterable[Key]) -> list[_core.PlanKey]:
 def _numbers(codecs: Sequence[WireFormat]) -> list[int]:
     """Returns C's numbers of codecs."""
     return [_core.WIRES[codec.name] for codec in codecs]
-
-
-def _ranks(name: str, ranks: Iterable[int], size: int) -> list[int]:
-    try:
-        found = list(ranks)
-    except TypeError:
-        raise InvalidArgument(f"{name} is {ranks!r}: must be a sequence of ranks") from None
-    return [whole(name, rank, 0, size - 1) for rank in found]
 
 
 def _places(places: Iterable[tuple[int, int]], size: int) -> tuple[tuple[int, int], ...]:

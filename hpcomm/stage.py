@@ -8,7 +8,7 @@ import difflib
 import math
 import numbers
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 from typing import Any
@@ -241,3 +241,44 @@ def nearest(name: object, names: Collection[str]) -> str:
         return f"did you mean {', '.join(map(repr, close))}?"
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"they are {', '.join(map(repr, list(names)[:8]))}{more}"
+
+
+def ranks_in(name: str, ranks: Iterable[int], size: int) -> list[int]:
+    """Returns ranks of a job of so many. Raises InvalidArgument for other values."""
+    try:
+        found = list(ranks)
+    except TypeError:
+        raise InvalidArgument(f"{name} is {ranks!r}: must be a sequence of ranks") from None
+    return [whole(name, rank, 0, size - 1) for rank in found]
+
+
+def group_numbers(levels: Sequence[Sequence[Sequence[int]]], size: int) -> list[dict[int, int]]:
+    """Returns, for each level (the innermost first), a dict from each rank to the number of its group.
+
+    Raises:
+        InvalidArgument: a level or a group is empty, a rank is in two groups of a level, or two levels have different
+            ranks.
+    """
+    if not levels:
+        raise InvalidArgument("levels is empty: the innermost level, the hosts, must be there")
+    found: list[dict[int, int]] = []
+    for i, level in enumerate(levels):
+        name = ("hosts", "racks")[i] if i < 2 else f"level {i}"
+        if not level:
+            raise InvalidArgument(f"{name} is empty: a level has one group or more")
+        number: dict[int, int] = {}
+        for g, group in enumerate(level):
+            ranks = ranks_in(f"{name}[{g}]", group, size)
+            if not ranks:
+                raise InvalidArgument(f"{name}[{g}] is empty: a group has one rank or more")
+            for rank in ranks:
+                if rank in number:
+                    twice = "twice" if number[rank] == g else f"and {name}[{number[rank]}]"
+                    raise InvalidArgument(f"rank {rank} is in {name}[{g}] {twice}: name it once")
+                number[rank] = g
+        if found and (missing := set(found[0]) - set(number)):
+            raise InvalidArgument(f"rank {min(missing)} is in none of {name}: each level has all ranks")
+        if found and (more := set(number) - set(found[0])):
+            raise InvalidArgument(f"rank {min(more)} is in {name}, but in none of hosts: each level has all ranks")
+        found.append(number)
+    return found

@@ -30,7 +30,7 @@ typedef struct hpc_key_form {
     struct hpc_key_form *before; /* an earlier one */
 } hpc_key_form;
 
-/* What a scheme has beside hpc_hub if each rack has a hub. */
+/* The racks of a scheme, beside hpc_hub, if each rack has a hub. */
 typedef struct hpc_hub_racks {
     int n;             /* workers; 0: no racks */
     const int *groups; /* groups[0][w]: the host of worker w; groups[1][w]: the hub of its rack */

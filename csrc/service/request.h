@@ -15,7 +15,7 @@ int hpc_answer_text(const void *answer, size_t nbytes, const char *name, char *t
 int hpc_request_create(hpc_hub_link *link, int index, hpc_job_place *place, double deadline);
 int hpc_request_keep(hpc_hub_link *link, double deadline);
 
-/* What a worker says of itself when it joins a job. All ranks must say the same settings. */
+/* The words of a worker that joins a job. All ranks must say the same settings. */
 typedef struct hpc_joining {
     int rank, size, tcp_streams;
     double seconds, timeout, silence; /* seconds: how long the hub waits for the other workers */

@@ -22,7 +22,7 @@ static const double LEAST_SECONDS = 600, MOST_SECONDS = 86400;
 
 /* ---- rounds ---- */
 
-/* What all ranks tell in a round. */
+/* The numbers and sentences of all ranks in a round. */
 typedef struct saving_round {
     int n;         /* numbers of each rank */
     size_t more;   /* bytes after these */

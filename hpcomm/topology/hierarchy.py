@@ -10,8 +10,8 @@ from ..consistency import ASYNC, BSP, applies_each, goes_apart
 from ..errors import InvalidArgument
 from ..graphs.places import Groups, as_list, by_name, checked_group, checked_racks, flat
 from ..model import Bandwidths, racks_pay
-from ..plan import Plan, group_numbers
-from ..stage import as_keys, choice, whole
+from ..plan import Plan
+from ..stage import as_keys, choice, group_numbers, whole
 from .by_key import compiled
 from .parameter_server import depth_at_receivers, refused_at_receivers
 from .protocol import Job, Request, Topology
