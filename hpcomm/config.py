@@ -141,6 +141,12 @@ class Config:
     tcp_congestion: str = _setting(
         "", "name", str, 'congestion control of TCP, e.g. "dctcp"; empty: the system\'s, but cubic or reno for bbr'
     )
+    tcp_window: int = _setting(
+        0,
+        "integer",
+        _integer(0, 1 << 30),
+        "bytes that a data connection holds unread: a bound on a peer's bytes on the way; 0: the kernel chooses",
+    )
     devices: str = _setting(
         "", "list", str, 'RDMA ports: "mlx5_0,mlx5_1:1" by prefix, "=mlx5_1" exactly, "^mlx5_2" not these; empty: all'
     )
@@ -192,6 +198,7 @@ class Settings(TypedDict, total=False):
     socket_ifname: str | None
     tcp_streams: int | None
     tcp_congestion: str | None
+    tcp_window: int | None
     devices: str | None
     secret_file: str | os.PathLike[str] | None
     master_port: int | None

@@ -82,7 +82,7 @@ def test_defaults_are_those_of_the_library() -> None:
     c = _ffi.ffi.new("hpc_config *")
     _ffi.lib.hpc_config_init(c)
     config = Config()
-    names = ("timeout", "spin", "loop_seed", "silence", "tcp_streams")
+    names = ("timeout", "spin", "loop_seed", "silence", "tcp_streams", "tcp_window")
     assert {name: getattr(config, name) for name in names} == {name: getattr(c, name) for name in names}
     assert _ffi.lib.HPC_TCP_STREAMS == TCP_STREAMS
 
@@ -101,6 +101,13 @@ def test_a_congestion_control_that_the_kernel_lacks_is_refused() -> None:
         hpcomm.init(tcp_congestion="nocontrol")
     with hpcomm.init(tcp_congestion="reno") as ctx:  # which every kernel has
         assert ctx.config.tcp_congestion == "reno"
+
+
+def test_a_window_has_bytes() -> None:
+    with pytest.raises(ConfigError, match="tcp_window="):
+        resolve({}, {"tcp_window": -1})
+    with hpcomm.init(tcp_window=65536) as ctx:
+        assert ctx.config.tcp_window == 65536
 
 
 # ---- the secret ----------------------------------------------------------------------------------------------------

@@ -219,6 +219,23 @@ def test_where_metrics_are(tmp_path: Path) -> None:
         read_config(file)
 
 
+def test_windows_are_in_proportion_to_weights(tmp_path: Path) -> None:
+    lines = []
+    for name in "abc":
+        (tmp_path / f"{name}.token").write_text(f"a token of namespace {name}")
+        (tmp_path / f"{name}.token").chmod(0o600)
+        lines.append(f'[namespaces.{name}]\ntoken_file = "{name}.token"\nweight = ')
+    for weights, windows in (
+        ((2, 2, 2), (0, 0, 0)),
+        ((1, 3, 1.5), (65536, 196608, 98304)),
+        ((1, 1e6, 1), (16384, 196608, 16384)),
+    ):
+        file = tmp_path / "hub.toml"
+        file.write_text("\n".join(f"{line}{weight}" for line, weight in zip(lines, weights, strict=True)))
+        config = read_config(file)
+        assert tuple(config.window(one) for one in config.namespaces.values()) == windows
+
+
 def test_labels_and_help_are_escaped() -> None:
     odd = 'a\\b"c\nd, {e="f"} \u00e9'
     made = Page()

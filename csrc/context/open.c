@@ -116,6 +116,8 @@ static int check_numbers(const hpc_config *config) {
     if (config->tcp_streams < 1 || config->tcp_streams > HPC_TCP_STREAMS)
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: tcp_streams is %d; it must be 1 to %d", config->tcp_streams,
                         HPC_TCP_STREAMS);
+    if (config->tcp_window < 0)
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: tcp_window is %d; it must be 0 or more", config->tcp_window);
     if (config->threads < 0 || config->threads > HPC_MOST_THREADS)
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: threads is %d; it must be 0 to %d", config->threads,
                         HPC_MOST_THREADS);
@@ -165,6 +167,7 @@ static hpc_context *make(int rank, int size, const hpc_config *config) {
     g->slice = config->slice;
     c->loop_seed = config->loop_seed;
     c->tcp_streams = config->tcp_streams;
+    c->tcp_window = config->tcp_window;
     c->engine = config->engine == NULL ? NULL : hpc_engine_retain(config->engine);
     snprintf(c->tcp_congestion, sizeof c->tcp_congestion, "%s", congestion_of(config));
     return c;

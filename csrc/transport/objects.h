@@ -85,7 +85,7 @@ struct hpc_context {
     struct hpc_tcp *tcp; /* tcp's */
     struct hpc_verbs *verbs;
     hpc_nics *nics; /* verbs's open ports; NULL if it has no usable one */
-    int tcp_streams;
+    int tcp_streams, tcp_window;
     char tcp_congestion[HPC_CONGESTION_BYTES]; /* "": not chosen */
     hpc_reactor *reactor;                      /* NULL: no transport has asked for it */
     int all_remote;                            /* no peer shares memory with this rank */

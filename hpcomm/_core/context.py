@@ -54,7 +54,7 @@ def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...
     c.spin, c.loop_seed, c.transports = config.spin, config.loop_seed, transports
     setattr(c, "yield", config.yield_)
     c.silence, c.interfaces, c.devices, c.timeline = config.silence, interfaces, devices, timeline
-    c.tcp_streams, c.tcp_congestion = config.tcp_streams, congestion
+    c.tcp_streams, c.tcp_congestion, c.tcp_window = config.tcp_streams, congestion, config.tcp_window
     c.slice, c.threads = SLICE, threads
     c.secret, c.secret_bytes = chars, len(secret or b"")
     return c, transports, interfaces, devices, timeline, congestion, chars

@@ -16,6 +16,8 @@ from .handle import HubAddress, address, checked_name
 
 ADMIN = "@admin"  # in the place of a namespace, which cannot have this name
 _MOST_CORES = 64
+# Bytes of tcp_window. Kernels grant as much as the first without a setting of the system, so the largest weight gets it.
+_WIDEST, _NARROWEST = 192 << 10, 16 << 10
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|KiB|MiB|GiB|TiB)")
 
@@ -30,7 +32,7 @@ class Namespace:
         ranks: the most workers of a job.
         memory: the most bytes that the hub holds for all exchanges of the namespace together.
         descriptors: the most descriptors of the hub for all connections, jobs and exchanges of the namespace together.
-        weight: the share of the hub's cores (EngineOptions.weight) of each exchange.
+        weight: the share of the hub's cores (EngineOptions.weight) of each exchange, and of links that it fills.
         checkpoints: the most jobs that may have saved state.
         disk: the most bytes of saved state.
     """
@@ -75,6 +77,14 @@ class HubConfig:
     def token(self, name: str) -> bytes | None:
         """Returns the token of a namespace, or of ADMIN; None if there is no such name."""
         return self.admin if name == ADMIN else self.namespaces[name].token if name in self.namespaces else None
+
+    def window(self, space: Namespace) -> int:
+        """Returns the setting tcp_window for jobs of a namespace: in proportion to the weight, since connections that
+        fill a link share it by their windows. 0 where all weights are equal."""
+        weights = [one.weight for one in self.namespaces.values()]
+        if min(weights) == max(weights):
+            return 0
+        return max(round(_WIDEST * space.weight / max(weights)), _NARROWEST)
 
 
 def read_config(path: str | os.PathLike[str], listen: str | None = None, metrics: str | None = None) -> HubConfig:

@@ -460,7 +460,12 @@ class Hub:
             job.timer.cancel()
         assert job.first is not None
         space, base, loop = self.config.namespaces[job.namespace], self._base, self._loop
-        own = {"socket_ifname": base.socket_ifname, "tcp_congestion": base.tcp_congestion, "devices": base.devices}
+        own = {
+            "tcp_window": self.config.window(space),
+            "socket_ifname": base.socket_ifname,
+            "tcp_congestion": base.tcp_congestion,
+            "devices": base.devices,
+        }
         terms = Terms(
             title=job.title,
             rank=job.first.size + job.index,

@@ -1,6 +1,7 @@
 """What arrives across hosts is what was sent: windows, queues, exchanges and checkpoints give exact numbers."""
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,9 @@ def numbers(seed: int) -> dict[str, Any]:
 # ---- windows -------------------------------------------------------------------------------------------------------
 
 
-def flush_and_notify(desk: Desk, n: int) -> list[Any]:
+def flush_and_notify(desk: Desk, n: int, tcp_window: int = 0) -> list[Any]:
     """To the right: puts that are in place when flush has returned, then events."""
-    with hpcomm.init(desk.world()) as ctx:
+    with hpcomm.init(desk.world(), tcp_window=tcp_window) as ctx:
         right, left = (ctx.rank + 1) % ctx.size, (ctx.rank - 1) % ctx.size
         window = ctx.window((2, n), "int64")
         mine = block(ctx.rank, 1, n)
@@ -65,6 +66,17 @@ def test_flush_means_in_place_and_events_follow_their_data(cluster: Cluster) -> 
         job.go()
         events = [(True, imm, nbytes, True) for step in range(3) for imm, nbytes in ((7 + step, 8 * LARGE), (1000, 0))]
         assert job.values() == [[True, events]] * 4
+
+
+@pytest.mark.parametrize("window", [0, 50000])
+def test_a_connection_holds_little_if_asked(cluster: Cluster, window: int) -> None:
+    with Job(cluster, flush_and_notify, LARGE, window, hosts=cluster.hosts[:2], by="desk") as job:
+        job.reached("flushed")
+        told = cluster.run("h1", ["ss", "-tmnH", "state", "established"], timeout=30).stdout
+        buffers = [int(held) for held in re.findall(r"skmem:\(r\d+,rb(\d+)", told)]
+        job.go()
+        job.values()
+    assert (2 * window in buffers) == (window > 0), told  # the kernel counts its own part, too
 
 
 # ---- queues --------------------------------------------------------------------------------------------------------

@@ -120,6 +120,8 @@ typedef struct hpc_config {
                      For callers that wait in slices, to handle Unix signals in between; 0 */
     const char *tcp_congestion; /* TCP's congestion control, by its name in the kernel ("dctcp"); NULL: the system's,
                                    but cubic or reno if that is bbr */
+    int tcp_window;     /* bytes that a data connection may hold unread, so that a peer has no more of them on the way;
+                           0: the kernel chooses. Connections that share a link get it in proportion to their windows */
     int threads;        /* compute threads of this rank, which need CPUs too, up to HPC_MOST_THREADS; 0 means 1 */
     hpc_engine *engine; /* NULL: the process's (engine.h), or that of the context which hpc_context_shrink shrinks */
 } hpc_config;

@@ -37,7 +37,7 @@ enum {
 /* Sets all options before it publishes the descriptor: another thread may read the link at once, even before an
  * event. */
 int tcp_link_install(tcp_link *l, int stream, int fd) {
-    int none = -1, off = 0, unsent = TCP_MOST_UNSENT;
+    int none = -1, off = 0, unsent = TCP_MOST_UNSENT, window = l->tcp->context->tcp_window;
     if (stream < 0 || stream >= l->n_streams || tcp_stream_fd(&l->streams[stream]) >= 0) return HPC_ERR_INVALID;
     /* Stream 0 is not read while a fence holds it, perhaps longer than the silence limit, until slower streams are
      * read. */
@@ -45,6 +45,8 @@ int tcp_link_install(tcp_link *l, int stream, int fd) {
     /* The kernel sends bytes that it has taken before all later ones. If it holds few unsent bytes, the connections
      * of a rank share its network link evenly to the end. */
     setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
+    if (window > 0 && !hpc_same_host(&l->tcp->context->self, &l->tcp->context->addresses[l->peer]))
+        setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &window, sizeof window);
     hpc_net_set_congestion(fd, l->tcp->context->tcp_congestion);
     if (!atomic_compare_exchange_strong(&l->streams[stream].fd, &none, fd)) return HPC_ERR_INVALID;
     if (tcp_watch(l->tcp, l, stream, fd, 0) != 0) {
