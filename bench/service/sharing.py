@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from bench.common.judge import Promise
 from bench.machine.tenants import jain
 from bench.service import work
+from bench.service.crew import results
 from bench.service.field import HERE, MIB, WEIGHTS, Field, Team, rates
 from bench.service.options import Found, Options, judged, turns
 from bench.service.work import Model
@@ -110,16 +111,24 @@ def training(options: Options, field: Field) -> Iterator[Found]:
 
 
 def weights(options: Options, field: Field) -> Iterator[Found]:
-    """The shares of two tenants with unequal weights."""
+    """The shares of two tenants with unequal weights, where the hub's CPU or its link is always busy."""
     place = field.place
     model, blocks = model_of(options), list[list[float]]()
     teams = [field.at_hub(model, space=space) for space in WEIGHTS]
     pid, seconds = field.hubs[HERE].pid, 2 * length(options, place)
     busy = list[float]()
+    # Over loopback the workers' kernel needs more of their CPU than the hub of its own. So another process takes half of
+    # the hub's CPU, and the hub is always busy.
+    others = [field.fork_server()] if place == "tcp" else []
     for _ in range(options.cycles):
         before = work.processor_of(pid)
+        for other in others:
+            other.start(work.compute, seconds)
         blocks.append(block(teams, seconds))
         busy.append((work.processor_of(pid) - before) / seconds)
+        results(others)
+    for other in others:
+        other.end()
     wrong = [team.wrong(options.plant) for team in teams]
     field.end(*teams)
     shares = [heavy / light for light, heavy in blocks]

@@ -68,6 +68,13 @@ SERVERS: dict[str, threading.Thread] = {}
 PREPARED: list[tuple[Task, dict[str, Any]]] = []
 
 
+def compute(seconds: float) -> None:
+    """Keeps a CPU busy."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
 # ---- to begin, and to end --------------------------------------------------------------------------------------------
 
 
