@@ -20,6 +20,7 @@ from hpcomm.service import ADMIN, HubConnection, address, metrics, web
 from hpcomm.service.config import read_config
 from hpcomm.service.exposition import Page
 from hpcomm.service.handle import HubAddress
+from hpcomm.service.hub import Hub
 
 Found = dict[str, float]  # by the name and the values of labels, with spaces between them
 
@@ -234,6 +235,22 @@ def test_windows_are_in_proportion_to_weights(tmp_path: Path) -> None:
         file.write_text("\n".join(f"{line}{weight}" for line, weight in zip(lines, weights, strict=True)))
         config = read_config(file)
         assert tuple(config.window(one) for one in config.namespaces.values()) == windows
+
+
+def test_nics_are_chosen_by_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCOMM_SOCKET_IFNAME", "=lo")
+    monkeypatch.setenv("HPCOMM_DEVICES", "mlx4")
+    (tmp_path / "a.token").write_text("a token of sixteen bytes")
+    (tmp_path / "a.token").chmod(0o600)
+    file = tmp_path / "hub.toml"
+    spaces = '\n[namespaces.a]\ntoken_file = "a.token"'
+    for written, found in (("", ("=lo", "mlx4")), ('socket_ifname = "eth"\ndevices = ""', ("eth", ""))):
+        file.write_text(written + spaces)
+        base = Hub(lambda: read_config(file), print)._base
+        assert (base.socket_ifname, base.devices) == found
+    file.write_text("devices = 3" + spaces)
+    with pytest.raises(ConfigError, match="devices is 3: must be text"):
+        read_config(file)
 
 
 def test_labels_and_help_are_escaped() -> None:

@@ -117,8 +117,8 @@ def weights(options: Options, field: Field) -> Iterator[Found]:
     teams = [field.at_hub(model, space=space) for space in WEIGHTS]
     pid, seconds = field.hubs[HERE].pid, 2 * length(options, place)
     busy = list[float]()
-    # Over loopback the workers' kernel needs more of their CPU than the hub of its own. So another process takes half of
-    # the hub's CPU, and the hub is always busy.
+    # Over loopback the workers' CPU is busy before the hub's. So another process takes half of the hub's CPU, which is
+    # then always busy.
     others = [field.fork_server()] if place == "tcp" else []
     for _ in range(options.cycles):
         before = work.processor_of(pid)

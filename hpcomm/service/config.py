@@ -16,7 +16,7 @@ from .handle import HubAddress, address, checked_name
 
 ADMIN = "@admin"  # in the place of a namespace, which cannot have this name
 _MOST_CORES = 64
-# Bytes of tcp_window. Kernels grant as much as the first without a setting of the system, so the largest weight gets it.
+# Bytes of tcp_window, for the largest weight and at least. Kernels grant the first without a setting of the system.
 _WIDEST, _NARROWEST = 192 << 10, 16 << 10
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|KiB|MiB|GiB|TiB)")
@@ -62,6 +62,7 @@ class HubConfig:
         namespaces: by name.
         checkpoints: the folder for saved state; None: the hub saves nothing.
         metrics: where the hub serves metrics; None: nowhere.
+        socket_ifname, devices: the NICs for data, as the settings of Config; None: what the environment says.
     """
 
     listen: HubAddress
@@ -73,6 +74,8 @@ class HubConfig:
     namespaces: Mapping[str, Namespace]
     checkpoints: Path | None
     metrics: HubAddress | None
+    socket_ifname: str | None = None
+    devices: str | None = None
 
     def token(self, name: str) -> bytes | None:
         """Returns the token of a namespace, or of ADMIN; None if there is no such name."""
@@ -139,6 +142,8 @@ def _config(table: dict[str, Any], folder: Path, listen: str | None, metrics: st
         namespaces={name: _namespace(name, spaces[name], folder, memory) for name in spaces},
         checkpoints=_folder(of.take("checkpoints", None), folder),
         metrics=_metrics(shown if metrics is None else metrics),
+        socket_ifname=of.text("socket_ifname"),
+        devices=of.text("devices"),
     )
     of.end()
     tokens = [one.token for one in found.namespaces.values()] + ([] if found.admin is None else [found.admin])
@@ -221,6 +226,12 @@ class _Table:
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             raise InvalidArgument(f"{self._prefix}{name} is {value!r}: must be a number from {least:g} to {most:g}")
         return float(value)
+
+    def text(self, name: str) -> str | None:
+        value = self.take(name, None)
+        if value is not None and not isinstance(value, str):
+            raise InvalidArgument(f"{self._prefix}{name} is {value!r}: must be text")
+        return value
 
     def seconds(self, name: str, default: float) -> float:
         return self.number(name, default, 0, math.inf)

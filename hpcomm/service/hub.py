@@ -59,7 +59,7 @@ class Hub:
         """
         self._read, self.tell = read, tell
         self.config = read()
-        self._base = launch.configuration({})
+        self._base = launch.configuration({"socket_ifname": self.config.socket_ifname, "devices": self.config.devices})
         self._books = Books()
         folder = self.config.checkpoints
         self._store = None if folder is None else Store(folder, self._space_named, self._books.count)
