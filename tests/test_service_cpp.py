@@ -17,6 +17,7 @@ from typing import Any
 import mpi
 import numpy as np
 import pytest
+from conftest import TRANSPORTS
 from served import SECONDS, TOKENS, Served, asking, join, joining, said
 from test_service import hang_up_while_connecting
 
@@ -274,7 +275,7 @@ def hold_torch(handle: str, token: str, where: tuple[str, int], transport: str) 
         return digest(model.weight.detach().numpy())
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_hub_serves_jobs_in_python_torch_and_cpp_at_once(hub: Served, worker: Path, transport: str) -> None:
     bodies = [hold, *([hold_torch] if importlib.util.find_spec("torch") else [])]
     found: dict[str, list[str]] = {}

@@ -104,6 +104,7 @@ PYTEST = (
     "test_exchange.py::test_async_applies_each_update_as_it_comes[{over}-NCS]",
     "test_graph_exchange.py::test_what_is_late_is_whole_or_left_out[{over}-ASYNC]",
     "test_service.py::test_a_hub_gives_the_bits_of_a_server_in_the_job[{over}]",
+    "test_service_cpp.py::test_a_hub_serves_jobs_in_python_torch_and_cpp_at_once[{over}]",
 )
 TORCH = (str(ROOT / "tests/test_torch.py"), "-k", "over_a_wire")  # of all its cases, seven minutes
 MORE_PYTEST = (  # of --all
