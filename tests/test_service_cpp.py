@@ -64,10 +64,25 @@ class Worker:
     """A worker in C++, in a process."""
 
     def __init__(
-        self, program: Path, hub: Served, handle: str, mode: str, *args: object, token: str = "a", last: str = "shm"
+        self,
+        program: Path,
+        hub: Served,
+        handle: str,
+        mode: str,
+        *args: object,
+        token: str = "a",
+        last: str = "shm",
+        user: int = -1,
     ) -> None:
-        """args: the rank and the size, if they are not 0 and 1. last: the transport."""
-        env = {**os.environ, "HPCOMM_SERVICE": handle, "HPCOMM_SECRET_FILE": str(hub.folder / f"{token}.token")}
+        """args: the rank and the size, if they are not 0 and 1. last: the transport. user: another user than this
+        process's, which must be root's."""
+        other = {} if user < 0 else {"WORKER_USER": str(user)}
+        env = {
+            **os.environ,
+            **other,
+            "HPCOMM_SERVICE": handle,
+            "HPCOMM_SECRET_FILE": str(hub.folder / f"{token}.token"),
+        }
         line = [str(program), mode, *map(str, args or (0, 1)), last]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self.process = subprocess.Popen(line, env=env, text=True, **pipes)

@@ -73,6 +73,12 @@ static void hang_up(hpc_service *s) {
     s->meeting.n_links = 0;
 }
 
+static void add_user(hpc_service *s, uint32_t user) {
+    for (int i = 0; i < s->n_users; i++)
+        if (s->users[i] == user) return;
+    if (s->n_users < HPC_MOST_USERS) s->users[s->n_users++] = user;
+}
+
 /* Joins the job at the hubs to which this rank is connected: rank 0 at all of them, others at the first one. */
 static int join(hpc_service *s, hpc_token token, const hpc_config *config, double seconds) {
     const double deadline = hpc_now() + seconds;
@@ -85,7 +91,12 @@ static int join(hpc_service *s, hpc_token token, const hpc_config *config, doubl
         status = hpc_hub_link_open(link, &s->place.hubs[i], s->place.space, token, deadline);
         if (status != HPC_OK) return status;
         s->meeting.n_links++;
-        status = hpc_request_join(link, &s->place, &says, &s->cores, &s->resumes, deadline);
+        hpc_granted granted;
+        status = hpc_request_join(link, &s->place, &says, &granted, deadline);
+        if (status != HPC_OK) return status;
+        s->cores = granted.cores;
+        s->resumes = granted.resumes;
+        add_user(s, granted.user);
     }
     return status;
 }
@@ -112,7 +123,10 @@ static int bring_up(hpc_service *s, hpc_token token, const hpc_config *given) {
     hpc_proof_secret(token, s->place.nonce, secret);
     config.secret = secret;
     config.secret_bytes = sizeof secret;
+    config.users = s->users;
+    config.n_users = 0; /* workers share memory with workers of their own user */
     status = hpc_meeting_connect(&s->meeting, HPC_OF_WORKERS, &config, seconds, &s->workers);
+    config.n_users = s->n_users;
     if (status == HPC_OK)
         status = hpc_meeting_connect(&s->meeting, HPC_OF_WORKERS_AND_HUBS, &config, seconds, &s->served);
     return status == HPC_OK ? entitle(s) : status;

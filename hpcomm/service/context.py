@@ -61,7 +61,7 @@ class HubSide(_MeetsAtHub):
 
     def __init__(self, meeting: WorkerMeeting, engine: Any) -> None:
         self.meeting, self.made = meeting, 0  # exchanges so far
-        super().__init__(Ranks(meeting, b"s"), meeting.config, engine, meeting.secret)
+        super().__init__(Ranks(meeting, b"s"), meeting.config, engine, meeting.secret, meeting.users)
 
     def close(self) -> None:
         try:

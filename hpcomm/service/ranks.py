@@ -27,6 +27,7 @@ class WorkerMeeting:
         self.secret = proof.secret_of(token, handle.nonce)
         self._until = time.monotonic() + config.init_seconds
         self.cores, self.resumes = 0, False
+        self._users: dict[int, None] = {}  # of the hubs that this rank has joined
         self._all: list[HubConnection] = []
         try:
             for index in range(len(handle.hubs) if rank == 0 else 1):
@@ -54,6 +55,7 @@ class WorkerMeeting:
                     "silence": config.silence,
                     "tcp_streams": config.tcp_streams,
                     "resumes": 1,
+                    "user": os.geteuid(),
                 },
                 left,
             )
@@ -61,11 +63,17 @@ class WorkerMeeting:
             connection.close()
             raise
         self.cores, self.resumes = int(answer["cores"]), bool(answer["resume"])
+        self._users[int(answer["user"])] = None
         return connection
 
     @property
     def hubs(self) -> int:
         return len(self.handle.hubs)
+
+    @property
+    def users(self) -> list[int]:
+        """The users of the hubs that this rank has joined. The hubs have proven that they know the token."""
+        return list(self._users)[: _core.MOST_USERS]
 
     def exchange(self, group: bytes, data: bytes, size: int, timeout: float) -> list[bytes]:
         """Returns the data of all ranks of a group: b"w", the workers, or b"s", the workers and the hubs."""

@@ -1,0 +1,131 @@
+"""Users of a namespace: workers of other users than the hub's own share memory with it if the namespace lists them."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mpi
+import pytest
+from served import SECONDS, TOKENS, VALUES, Served, join, numbered, said, trained
+from test_service_cpp import Worker
+from test_service_cpp import worker as worker  # a fixture
+from users import user
+
+import hpcomm
+
+TESTS = Path(__file__).parent
+HUB, LISTED, NOBODY, OTHER = 4101, 4102, 65534, 4103
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
+
+
+class HubOfAnotherUser(Served):
+    """A hub of the user HUB. Namespace a lists users, the others do not."""
+
+    def token(self, name: str, token: str) -> None:
+        super().token(name, token)
+        os.chown(self.folder / f"{name}.token", HUB, -1)
+
+    def configure(self, *args: Any, own: dict[str, str] | None = None, **more: Any) -> None:
+        super().configure(*args, own={"a": f'users = ["nobody", {LISTED}]', **(own or {})}, **more)
+
+
+@contextmanager
+def started() -> Iterator[Served]:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's folders are closed to other users
+        os.chown(folder, HUB, -1)
+        become = f"import sys; sys.path.append({str(TESTS)!r}); import users; users.become({HUB})"
+        served = HubOfAnotherUser(Path(folder), become, drain_seconds=0)
+        yield served
+        assert served.end() == 0
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Served]:
+    with started() as served:
+        yield served
+
+
+def train(handle: str, token: str, users: list[int], transport: str) -> list[Any]:
+    """Whether a worker maps the memory of each rank, and a checksum of the parameters."""
+    with user(users[int(os.environ["RANK"])]), join(handle, token, transport=transport) as ctx:
+        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.Nesterov(lr=0.5))
+        maps = [peer.maps or peer.rank == ctx.rank for peer in ex.context.peers]
+        return [maps, "".join(array.tobytes().hex() for array in trained(ex, ctx.rank).values())]
+
+
+def refused(handle: str, token: str, users: list[int], transport: str) -> list[str]:
+    return said(lambda: train(handle, token, users, transport))
+
+
+def workers(hub: Served, users: list[int], body: Any = train, transport: str = "shm,tcp", space: str = "a") -> Any:
+    variables = numbered(len(users))
+    return mpi.start(variables, body, hub.create(space), TOKENS[space], users, transport, timeout=SECONDS).values
+
+
+@pytest.mark.parametrize("listed", [LISTED, NOBODY])
+def test_workers_of_a_listed_user_share_memory_with_the_hub(hub: Served, listed: int) -> None:
+    shared = workers(hub, [listed] * 2)
+    assert [maps for maps, _ in shared] == [[True] * 3] * 2
+    own = workers(hub, [HUB] * 2)
+    assert own == shared
+
+
+@pytest.mark.parametrize(("other", "space"), [(OTHER, "a"), (LISTED, "b"), (0, "a")])
+def test_workers_of_other_users_use_tcp(hub: Served, other: int, space: str) -> None:
+    apart = workers(hub, [other] * 2, space=space)
+    assert [maps for maps, _ in apart] == [[True, True, False]] * 2
+    assert apart[0][1] == workers(hub, [HUB] * 2)[0][1]
+
+
+def test_workers_of_two_users_use_tcp_between_them(hub: Served) -> None:
+    both = workers(hub, [LISTED, NOBODY, OTHER])
+    assert [maps for maps, _ in both] == [
+        [True, False, False, True],
+        [False, True, False, True],
+        [False] * 2 + [True, False],
+    ]
+    assert len({values for _, values in both}) == 1
+
+
+def test_a_user_that_may_not_share_memory_is_named(hub: Served) -> None:
+    before = hub.counts("refused: another user")
+    for kind, told in workers(hub, [OTHER] * 2, refused, "shm"):
+        assert kind == "ConfigError"
+        assert told.endswith(
+            f"transport is 'shm', and user {OTHER} may share no memory with the hub: add {OTHER} to `users` of "
+            "namespace 'a' in hub.toml, or allow tcp too"
+        )
+    assert hub.counts("refused: another user") > before
+    for kind, told in workers(hub, [LISTED, NOBODY], refused, "shm"):
+        assert kind == "NotSupported"
+        assert f"rank 0 runs as user {LISTED} and rank 1 as user {NOBODY}: ranks of two users share memory" in told
+
+
+def test_a_reload_changes_the_users_of_later_jobs() -> None:
+    with started() as hub:
+        assert workers(hub, [OTHER])[0][0] == [True, False]
+        hub.configure(own={"a": f"users = [{OTHER}]"})
+        hub.reload("reload: 4 namespaces")
+        assert workers(hub, [OTHER])[0][0] == [True, True]
+        hub.configure(own={"a": 'users = ["no such user"]'})
+        hub.reload("namespaces.a.users[0] is 'no such user': this host has no user of this name")
+        assert workers(hub, [OTHER])[0][0] == [True, True]
+
+
+def test_workers_in_cpp_are_known_by_their_users(hub: Served, worker: Path) -> None:
+    def printed(number: int, transport: str) -> list[str]:
+        handle = hub.create()
+        both = [Worker(worker, hub, handle, "train", rank, 2, last=transport, user=number) for rank in (0, 1)]
+        first, second = (one.lines() for one in both)
+        assert first == second
+        return first
+
+    shared = printed(LISTED, "shm")
+    assert len(shared) == 12
+    assert printed(OTHER, "shm,tcp") == printed(HUB, "shm") == shared
+    kind, told = printed(OTHER, "shm")
+    assert kind == "ConfigError"
+    assert f"add {OTHER} to `users` of namespace 'a' in hub.toml" in told
