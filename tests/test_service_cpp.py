@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from served import SECONDS, TOKENS, Served, asking, join, joining, said
 from test_service import hang_up_while_connecting
+from test_service_users import HUB, LISTED, OTHER, by_root, started
 
 import hpcomm
 
@@ -77,15 +78,10 @@ class Worker:
         """args: the rank and the size, if they are not 0 and 1. last: the transport. user: another user than this
         process's, which must be root's."""
         other = {} if user < 0 else {"WORKER_USER": str(user)}
-        env = {
-            **os.environ,
-            **other,
-            "HPCOMM_SERVICE": handle,
-            "HPCOMM_SECRET_FILE": str(hub.folder / f"{token}.token"),
-        }
+        its = {"HPCOMM_SERVICE": handle, "HPCOMM_SECRET_FILE": str(hub.folder / f"{token}.token"), **other}
         line = [str(program), mode, *map(str, args or (0, 1)), last]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        self.process = subprocess.Popen(line, env=env, text=True, **pipes)
+        self.process = subprocess.Popen(line, env={**os.environ, **its}, text=True, **pipes)
 
     def until_it_holds(self) -> None:
         assert self.process.stdout is not None
@@ -175,6 +171,24 @@ def test_workers_in_cpp_have_the_bits_of_workers_in_python(
     assert not others or run_python(others, handle, transport) == [expected]
     for one in cpp:
         assert one.lines() == expected
+
+
+@by_root
+def test_workers_in_cpp_are_known_by_their_users(worker: Path) -> None:
+    def printed(hub: Served, number: int, transport: str) -> list[str]:
+        handle = hub.create()
+        both = [Worker(worker, hub, handle, "train", rank, 2, last=transport, user=number) for rank in (0, 1)]
+        first, second = (one.lines() for one in both)
+        assert first == second
+        return first
+
+    with started() as hub:
+        shared = printed(hub, LISTED, "shm")
+        assert len(shared) == 12
+        assert printed(hub, OTHER, "shm,tcp") == printed(hub, HUB, "shm") == shared
+        kind, told = printed(hub, OTHER, "shm")
+        assert kind == "ConfigError"
+        assert f"add {OTHER} to `users` of namespace 'a' in hub.toml" in told
 
 
 def is_idle(hub: Served) -> bool:

@@ -10,15 +10,14 @@ from typing import Any
 import mpi
 import pytest
 from served import SECONDS, TOKENS, VALUES, Served, join, numbered, said, trained
-from test_service_cpp import Worker
-from test_service_cpp import worker as worker  # a fixture
 from users import user
 
 import hpcomm
 
 TESTS = Path(__file__).parent
 HUB, LISTED, NOBODY, OTHER = 4101, 4102, 65534, 4103
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
+by_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
+pytestmark = by_root
 
 
 class HubOfAnotherUser(Served):
@@ -28,8 +27,13 @@ class HubOfAnotherUser(Served):
         super().token(name, token)
         os.chown(self.folder / f"{name}.token", HUB, -1)
 
-    def configure(self, *args: Any, own: dict[str, str] | None = None, **more: Any) -> None:
-        super().configure(*args, own={"a": f'users = ["nobody", {LISTED}]', **(own or {})}, **more)
+    def configure(
+        self,
+        names: tuple[str, ...] = ("a", "b"),
+        more: dict[str, Any] | None = None,
+        own: dict[str, str] | None = None,
+    ) -> None:
+        super().configure(names, more, {"a": f'users = ["nobody", {LISTED}]', **(own or {})})
 
 
 @contextmanager
@@ -108,24 +112,8 @@ def test_a_reload_changes_the_users_of_later_jobs() -> None:
     with started() as hub:
         assert workers(hub, [OTHER])[0][0] == [True, False]
         hub.configure(own={"a": f"users = [{OTHER}]"})
-        hub.reload("reload: 4 namespaces")
+        hub.reload("reload: 2 namespaces")
         assert workers(hub, [OTHER])[0][0] == [True, True]
         hub.configure(own={"a": 'users = ["no such user"]'})
         hub.reload("namespaces.a.users[0] is 'no such user': this host has no user of this name")
         assert workers(hub, [OTHER])[0][0] == [True, True]
-
-
-def test_workers_in_cpp_are_known_by_their_users(hub: Served, worker: Path) -> None:
-    def printed(number: int, transport: str) -> list[str]:
-        handle = hub.create()
-        both = [Worker(worker, hub, handle, "train", rank, 2, last=transport, user=number) for rank in (0, 1)]
-        first, second = (one.lines() for one in both)
-        assert first == second
-        return first
-
-    shared = printed(LISTED, "shm")
-    assert len(shared) == 12
-    assert printed(OTHER, "shm,tcp") == printed(HUB, "shm") == shared
-    kind, told = printed(OTHER, "shm")
-    assert kind == "ConfigError"
-    assert f"add {OTHER} to `users` of namespace 'a' in hub.toml" in told
