@@ -21,11 +21,17 @@ pytestmark = by_root
 
 
 class HubOfAnotherUser(Served):
-    """A hub of the user HUB. Namespace a lists users, the others do not."""
+    """A hub of another user. Namespace a lists users, the others do not."""
+
+    def __init__(self, folder: Path, owner: int) -> None:
+        self._owner = owner
+        os.chown(folder, owner, -1)
+        become = f"import sys; sys.path.append({str(TESTS)!r}); import users; users.become({owner})"
+        super().__init__(folder, become, drain_seconds=0)
 
     def token(self, name: str, token: str) -> None:
         super().token(name, token)
-        os.chown(self.folder / f"{name}.token", HUB, -1)
+        os.chown(self.folder / f"{name}.token", self._owner, -1)
 
     def configure(
         self,
@@ -37,11 +43,9 @@ class HubOfAnotherUser(Served):
 
 
 @contextmanager
-def started() -> Iterator[Served]:
+def started(owner: int = HUB) -> Iterator[Served]:
     with tempfile.TemporaryDirectory() as folder:  # pytest's folders are closed to other users
-        os.chown(folder, HUB, -1)
-        become = f"import sys; sys.path.append({str(TESTS)!r}); import users; users.become({HUB})"
-        served = HubOfAnotherUser(Path(folder), become, drain_seconds=0)
+        served = HubOfAnotherUser(Path(folder), owner)
         yield served
         assert served.end() == 0
 
@@ -65,8 +69,12 @@ def refused(handle: str, token: str, users: list[int], transport: str) -> list[s
 
 
 def workers(hub: Served, users: list[int], body: Any = train, transport: str = "shm,tcp", space: str = "a") -> Any:
-    variables = numbered(len(users))
-    return mpi.start(variables, body, hub.create(space), TOKENS[space], users, transport, timeout=SECONDS).values
+    return run_as(users, body, hub.create(space), transport, space)
+
+
+def run_as(users: list[int], body: Any, handle: str, transport: str, space: str = "a") -> Any:
+    given = handle, TOKENS[space], users, transport
+    return mpi.start(numbered(len(users)), body, *given, timeout=SECONDS).values
 
 
 @pytest.mark.parametrize("listed", [LISTED, NOBODY])
@@ -92,6 +100,13 @@ def test_workers_of_two_users_use_tcp_between_them(hub: Served) -> None:
         [False] * 2 + [True, False],
     ]
     assert len({values for _, values in both}) == 1
+
+
+def test_all_workers_know_the_users_of_all_hubs(hub: Served) -> None:
+    with started(OTHER) as second:
+        handle = hpcomm.create_service([hub.where, second.where], "a", TOKENS["a"])
+        found = run_as([LISTED] * 2, train, handle, "shm,tcp")
+    assert [maps for maps, _ in found] == [[True] * 4] * 2
 
 
 def test_a_user_that_may_not_share_memory_is_named(hub: Served) -> None:

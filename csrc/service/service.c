@@ -101,6 +101,20 @@ static int join(hpc_service *s, hpc_token token, const hpc_config *config, doubl
     return status;
 }
 
+/* Lets all workers know the users of the hubs, of which rank 0 has joined each (collective). */
+static int learn_users(hpc_service *s, double timeout) {
+    const int n = s->meeting.n_hubs < HPC_MOST_USERS ? s->meeting.n_hubs : HPC_MOST_USERS;
+    uint32_t mine[HPC_MOST_USERS], *all;
+    if (n < 2) return HPC_OK;
+    all = malloc((size_t)s->meeting.size * (size_t)n * sizeof *all);
+    if (all == NULL) return hpc_fail(HPC_ERR_MEMORY, op_connect, "no memory for the users of %d hubs", n);
+    for (int i = 0; i < n; i++) mine[i] = s->users[i % s->n_users];
+    const int status = hpc_allgather(s->workers, mine, all, (size_t)n * sizeof *all, timeout);
+    for (int i = 0; i < n && status == HPC_OK; i++) add_user(s, all[i]);
+    free(all);
+    return status;
+}
+
 static int entitle(hpc_service *s) {
     char title[HPC_TITLE_BYTES];
     snprintf(title, sizeof title, "%.30s/%.22s, workers", s->place.space, s->place.job);
@@ -126,6 +140,7 @@ static int bring_up(hpc_service *s, hpc_token token, const hpc_config *given) {
     config.users = s->users;
     config.n_users = 0; /* workers share memory with workers of their own user */
     status = hpc_meeting_connect(&s->meeting, HPC_OF_WORKERS, &config, seconds, &s->workers);
+    if (status == HPC_OK) status = learn_users(s, seconds);
     config.n_users = s->n_users;
     if (status == HPC_OK)
         status = hpc_meeting_connect(&s->meeting, HPC_OF_WORKERS_AND_HUBS, &config, seconds, &s->served);
