@@ -175,20 +175,21 @@ def test_workers_in_cpp_have_the_bits_of_workers_in_python(
 
 @by_root
 def test_workers_in_cpp_are_known_by_their_users(worker: Path) -> None:
-    def printed(hub: Served, number: int, transport: str) -> list[str]:
-        handle = hub.create()
+    def printed(handle: str, number: int, transport: str) -> list[str]:
         both = [Worker(worker, hub, handle, "train", rank, 2, last=transport, user=number) for rank in (0, 1)]
         first, second = (one.lines() for one in both)
         assert first == second
         return first
 
-    with started() as hub:
-        shared = printed(hub, LISTED, "shm")
+    with started(HUB, OTHER) as hub, started(OTHER, HUB) as second:
+        shared = printed(hub.create(), LISTED, "shm")
         assert len(shared) == 12
-        assert printed(hub, OTHER, "shm,tcp") == printed(hub, HUB, "shm") == shared
-        kind, told = printed(hub, OTHER, "shm")
+        assert printed(second.create(), HUB + 9, "shm,tcp") == shared
+        both = hpcomm.create_service([hub.where, second.where], "a", TOKENS["a"])
+        assert printed(both, LISTED, "shm") == shared
+        kind, told = printed(second.create(), HUB + 9, "shm")
         assert kind == "ConfigError"
-        assert f"add {OTHER} to `users` of namespace 'a' in hub.toml" in told
+        assert f"add {HUB + 9} to `users` of namespace 'a' in hub.toml" in told
 
 
 def is_idle(hub: Served) -> bool:

@@ -23,8 +23,8 @@ pytestmark = by_root
 class HubOfAnotherUser(Served):
     """A hub of another user. Namespace a lists users, the others do not."""
 
-    def __init__(self, folder: Path, owner: int) -> None:
-        self._owner = owner
+    def __init__(self, folder: Path, owner: int, also: int) -> None:
+        self._owner, self._lists = owner, f'users = ["nobody", {LISTED}, {also}]'
         os.chown(folder, owner, -1)
         become = f"import sys; sys.path.append({str(TESTS)!r}); import users; users.become({owner})"
         super().__init__(folder, become, drain_seconds=0)
@@ -39,15 +39,19 @@ class HubOfAnotherUser(Served):
         more: dict[str, Any] | None = None,
         own: dict[str, str] | None = None,
     ) -> None:
-        super().configure(names, more, {"a": f'users = ["nobody", {LISTED}]', **(own or {})})
+        super().configure(names, more, {"a": self._lists, **(own or {})})
 
 
 @contextmanager
-def started(owner: int = HUB) -> Iterator[Served]:
+def started(owner: int = HUB, also: int = LISTED) -> Iterator[Served]:
+    """A hub of a user. also: one more user that it lists."""
     with tempfile.TemporaryDirectory() as folder:  # pytest's folders are closed to other users
-        served = HubOfAnotherUser(Path(folder), owner)
-        yield served
-        assert served.end() == 0
+        served = HubOfAnotherUser(Path(folder), owner, also)
+        try:
+            yield served
+        finally:
+            code = served.end()
+        assert code == 0
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +123,30 @@ def test_a_user_that_may_not_share_memory_is_named(hub: Served) -> None:
         )
     assert hub.counts("refused: another user") > before
     for kind, told in workers(hub, [LISTED, NOBODY], refused, "shm"):
-        assert kind == "NotSupported"
-        assert f"rank 0 runs as user {LISTED} and rank 1 as user {NOBODY}: ranks of two users share memory" in told
+        assert kind == "ConfigError"
+        assert "may share no memory with rank" in told
+        assert told.endswith("run all workers as one user, or allow tcp too")
+
+
+def meet(transport: str) -> list[str]:
+    """The names of the transports to both ranks of a job, or its error."""
+    world = mpi.world()
+    assert world is not None
+
+    def found() -> list[str]:
+        with user(LISTED + world.rank), hpcomm.init(world, transport=transport, timeout=15) as ctx:
+            return [peer.transport for peer in ctx.peers]
+
+    try:
+        return found()
+    except hpcomm.NotSupported as error:
+        return [str(error)]
+
+
+def test_ranks_of_two_users_share_no_memory_without_a_hub() -> None:
+    assert mpi.spawn(2, meet, "shm,tcp").values == [["self", "tcp"], ["tcp", "self"]]
+    for (told,) in mpi.spawn(2, meet, "shm").values:
+        assert f"rank 0 runs as user {LISTED} and rank 1 as user {LISTED + 1}: ranks of two users share memory" in told
 
 
 def test_a_reload_changes_the_users_of_later_jobs() -> None:

@@ -347,15 +347,18 @@ class Hub:
         if theirs != mine:
             raise self._counted("another version", f"the hub runs hpcomm {mine}, and this process {theirs}")
 
-    def _check_user(self, space: Namespace, says: Joining) -> None:
-        """Raises ConfigError for a worker that may use shared memory alone, and whose user is not listed."""
-        shares_only = set(says.transport.split(",")) <= set(_core.transports("mapped"))
-        if shares_only and not space.shares(says.user):
-            raise self._counted(
-                "another user",
-                f"transport is {says.transport!r}, and user {says.user} may share no memory with the hub: add "
-                f"{says.user} to `users` of namespace {space.name!r} in hub.toml, or allow tcp too",
-            )
+    def _check_user(self, space: Namespace, job: HostedJob, says: Joining) -> None:
+        """Raises ConfigError for a worker that may use shared memory alone, and whose user lets it share none with the
+        hub or with other workers."""
+        if not set(says.transport.split(",")) <= set(_core.transports("mapped")):
+            return
+        told = f"transport is {says.transport!r}, and user {says.user} may share no memory with"
+        if not space.shares(says.user):
+            fix = f"add {says.user} to `users` of namespace {space.name!r} in hub.toml"
+            raise self._counted("another user", f"{told} the hub: {fix}, or allow tcp too")
+        if job.first is not None and job.first.user != says.user:
+            other = f"rank {job.first.rank}, which runs as user {job.first.user}"
+            raise self._counted("another user", f"{told} {other}: run all workers as one user, or allow tcp too")
 
     def _counted(self, what: str, sentence: str) -> ConfigError:
         self._books.count(f"refused: {what}")
@@ -400,7 +403,7 @@ class Hub:
             raise
         try:
             self._check_version(request)
-            self._check_user(space, says)
+            self._check_user(space, job, says)
         except ConfigError as wrong:
             raise again(job.end(ConfigError(f"{job.title}: rank {says.rank}: {wrong}"))) from None
         if not job.members:
