@@ -10,6 +10,7 @@ from typing import Any
 import mpi
 import pytest
 from served import SECONDS, TOKENS, VALUES, Served, join, numbered, said, trained
+from test_stranger import heard_by_another_user, listeners
 from users import user
 
 import hpcomm
@@ -147,6 +148,19 @@ def test_ranks_of_two_users_share_no_memory_without_a_hub() -> None:
     assert mpi.spawn(2, meet, "shm,tcp").values == [["self", "tcp"], ["tcp", "self"]]
     for (told,) in mpi.spawn(2, meet, "shm").values:
         assert f"rank 0 runs as user {LISTED} and rank 1 as user {LISTED + 1}: ranks of two users share memory" in told
+
+
+def ask_the_hub(handle: str, token: str, users: list[int], transport: str) -> list[int]:
+    """What each listener of the hub tells a user of the namespace, of whom it takes calls, about the job."""
+    with user(users[0]), join(handle, token, transport=transport) as ctx:
+        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub")
+        os.setresuid(0, 0, 0)
+        return [heard_by_another_user(name) for name in listeners([ex.context.peers[-1].pid])[1]]
+
+
+def test_a_hub_tells_a_listed_user_nothing_about_other_jobs(hub: Served) -> None:
+    (heard,) = workers(hub, [LISTED], ask_the_hub)  # by nobody, which is listed too
+    assert heard == [0]
 
 
 def test_a_reload_changes_the_users_of_later_jobs() -> None:
