@@ -175,19 +175,19 @@ def test_workers_in_cpp_have_the_bits_of_workers_in_python(
 
 @by_root
 def test_workers_in_cpp_are_known_by_their_users(worker: Path) -> None:
-    def printed(handle: str, number: int, transport: str) -> list[str]:
-        both = [Worker(worker, hub, handle, "train", rank, 2, last=transport, user=number) for rank in (0, 1)]
+    def printed(at: Served, handle: str, number: int, transport: str) -> list[str]:
+        both = [Worker(worker, at, handle, "train", rank, 2, last=transport, user=number) for rank in (0, 1)]
         first, second = (one.lines() for one in both)
         assert first == second
         return first
 
-    with started(HUB, OTHER) as hub, started(OTHER, HUB) as second:
-        shared = printed(hub.create(), LISTED, "shm")
+    with started(HUB, OTHER) as one, started(OTHER, HUB) as two:
+        shared = printed(one, one.create(), LISTED, "shm")
         assert len(shared) == 12
-        assert printed(second.create(), HUB + 9, "shm,tcp") == shared
-        both = hpcomm.create_service([hub.where, second.where], "a", TOKENS["a"])
-        assert printed(both, LISTED, "shm") == shared
-        kind, told = printed(second.create(), HUB + 9, "shm")
+        assert printed(two, two.create(), HUB + 9, "shm,tcp") == shared
+        both = hpcomm.create_service([one.where, two.where], "a", TOKENS["a"])
+        assert printed(one, both, LISTED, "shm") == shared
+        kind, told = printed(one, one.create(), HUB + 9, "shm")
         assert kind == "ConfigError"
         assert f"add {HUB + 9} to `users` of namespace 'a' in hub.toml" in told
 
