@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -144,10 +144,19 @@ class Context(Collectives, Messages):
         "size",
     )
 
-    def __init__(self, group: Group, config: Config, engine: Any = NULL, secret: bytes | None = None) -> None:
-        """secret: the job's secret; None: the one in config.secret_file."""
+    def __init__(
+        self,
+        group: Group,
+        config: Config,
+        engine: Any = NULL,
+        secret: bytes | None = None,
+        users: Sequence[int] = (),
+    ) -> None:
+        """secret: the job's secret; None: the one in config.secret_file. users: other users, by their numbers, whose
+        ranks share memory with this rank if they name its user too."""
         secret, sources = read_secret(config.secret_file) if secret is None else secret, Sources()
-        handle = _core.context_create(group.rank, group.size, config, launch.threads(), secret, engine, sources)
+        threads = launch.threads()
+        handle = _core.context_create(group.rank, group.size, config, threads, secret, engine, sources, users)
         self._begin(handle, config, secret, sources)
         try:
             self._connect(group)

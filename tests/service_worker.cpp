@@ -1,13 +1,14 @@
 // service_worker.cpp - a worker of a job at a hub, which tests/test_service_cpp.py starts:
 //     service_worker MODE RANK SIZE TRANSPORT
-// The job is that of HPCOMM_SERVICE, the token that of HPCOMM_SECRET_FILE. It prints the bits of its parameters, or the
-// class and the sentence of the error that ends it.
+// The job is that of HPCOMM_SERVICE, the token that of HPCOMM_SECRET_FILE. WORKER_USER is a user as whom it runs. It
+// prints the bits of its parameters, or the class and the sentence of the error that ends it.
 #include <hpcomm/hpcomm.hpp>
 
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
 #include <string>
 #include <sys/wait.h>
@@ -256,7 +257,12 @@ int run(const std::string &mode, int rank, int size, const std::string &transpor
     if (!transport.empty()) config.transports = transport.c_str();
     config.timeout = 15;
     if (mode == "alone") config.init_timeout = 0.5;
-    hpcomm::Service service({}, {}, rank, size, config);
+    std::string token; // read by root
+    if (const char *user = std::getenv("WORKER_USER")) {
+        std::getline(std::ifstream(std::getenv("HPCOMM_SECRET_FILE")), token);
+        if (setuid(static_cast<uid_t>(std::atoi(user))) != 0) return 3;
+    }
+    hpcomm::Service service({}, token, rank, size, config);
     if (mode == "train")
         for (Case (*its)() : {plain, rounded, pieces, groups}) train(service, its());
     if (mode == "racks") train_in_racks(service);

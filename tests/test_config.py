@@ -87,6 +87,16 @@ def test_defaults_are_those_of_the_library() -> None:
     assert _ffi.lib.HPC_TCP_STREAMS == TCP_STREAMS
 
 
+def test_wrong_lists_of_users_are_refused() -> None:
+    c, out = _ffi.ffi.new("hpc_config *"), _ffi.ffi.new("hpc_context **")
+    for users, n, sentence in (([1] * 33, 33, "n_users is 33; it must be 0 to 32"), (None, 1, "users is NULL while")):
+        _ffi.lib.hpc_config_init(c)
+        kept = _ffi.ffi.NULL if users is None else _ffi.ffi.new("uint32_t[]", users)
+        c.users, c.n_users = kept, n
+        assert _ffi.lib.hpc_context_create(0, 1, c, out) < 0
+        assert sentence in _ffi.ffi.string(_ffi.lib.hpc_last_error().message).decode()
+
+
 @pytest.mark.parametrize("value", [1.5, None, "1.5", [1]])
 def test_integers_are_not_rounded(value: object) -> None:
     if value is None:

@@ -20,6 +20,7 @@ import pytest
 from conftest import TRANSPORTS
 from served import SECONDS, TOKENS, Served, asking, join, joining, said
 from test_service import hang_up_while_connecting
+from test_service_users import HUB, LISTED, OTHER, by_root, started
 
 import hpcomm
 
@@ -65,13 +66,23 @@ class Worker:
     """A worker in C++, in a process."""
 
     def __init__(
-        self, program: Path, hub: Served, handle: str, mode: str, *args: object, token: str = "a", last: str = "shm"
+        self,
+        program: Path,
+        hub: Served,
+        handle: str,
+        mode: str,
+        *args: object,
+        token: str = "a",
+        last: str = "shm",
+        user: int = -1,
     ) -> None:
-        """args: the rank and the size, if they are not 0 and 1. last: the transport."""
-        env = {**os.environ, "HPCOMM_SERVICE": handle, "HPCOMM_SECRET_FILE": str(hub.folder / f"{token}.token")}
+        """args: the rank and the size, if they are not 0 and 1. last: the transport. user: another user than this
+        process's, which must be root's."""
+        other = {} if user < 0 else {"WORKER_USER": str(user)}
+        its = {"HPCOMM_SERVICE": handle, "HPCOMM_SECRET_FILE": str(hub.folder / f"{token}.token"), **other}
         line = [str(program), mode, *map(str, args or (0, 1)), last]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        self.process = subprocess.Popen(line, env=env, text=True, **pipes)
+        self.process = subprocess.Popen(line, env={**os.environ, **its}, text=True, **pipes)
 
     def until_it_holds(self) -> None:
         assert self.process.stdout is not None
@@ -161,6 +172,25 @@ def test_workers_in_cpp_have_the_bits_of_workers_in_python(
     assert not others or run_python(others, handle, transport) == [expected]
     for one in cpp:
         assert one.lines() == expected
+
+
+@by_root
+def test_workers_in_cpp_are_known_by_their_users(worker: Path) -> None:
+    def printed(at: Served, handle: str, number: int, transport: str) -> list[str]:
+        both = [Worker(worker, at, handle, "train", rank, 2, last=transport, user=number) for rank in (0, 1)]
+        first, second = (one.lines() for one in both)
+        assert first == second
+        return first
+
+    with started(HUB, OTHER) as one, started(OTHER, HUB) as two:
+        shared = printed(one, one.create(), LISTED, "shm")
+        assert len(shared) == 12
+        assert printed(two, two.create(), HUB + 9, "shm,tcp") == shared
+        both = hpcomm.create_service([one.where, two.where], "a", TOKENS["a"])
+        assert printed(one, both, LISTED, "shm") == shared
+        kind, told = printed(one, one.create(), HUB + 9, "shm")
+        assert kind == "ConfigError"
+        assert f"add {HUB + 9} to `users` of namespace 'a' in hub.toml" in told
 
 
 def is_idle(hub: Served) -> bool:

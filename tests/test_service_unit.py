@@ -109,6 +109,7 @@ def test_a_configuration_is_checked_before_it_is_served(tmp_path: Path) -> None:
     does = f"the hub listens at 127.0.0.1:7700, serves metrics at [::1]:9, saves into {tmp_path / 'saved'}"
     told = f"{does}, has no administrator, and has the namespaces a\n"
     assert checked(good, "--metrics", "[::1]:9") == (0, told)
+    assert checked(f'{good}\nusers = ["root", 7]')[1].endswith("and has the namespaces a (users 0, 7)\n")
     assert checked(f"cores = 0\n{good}") == (2, f"hpcomm hub: {file}: cores is 0: must be 1 to 64\n")
     status, told = checked(good.replace("a.token", "none.token"))
     assert status == 2

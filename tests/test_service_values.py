@@ -1,6 +1,7 @@
 """The values that a tenant and its hub exchange: descriptions, handles, configurations and arguments."""
 
 import math
+import os
 import random
 import re
 from pathlib import Path
@@ -243,6 +244,17 @@ def test_variables_that_number_no_rank_are_told(env: dict[str, str], sentence: s
         ('[namespaces.a]\ntoken_file = "t"\nmemory = "8 GB"', "namespaces.a.memory is '8 GB': must be bytes"),
         ('[namespaces."@admin"]\ntoken_file = "t"', "the name of a namespace is '@admin'"),
         ('[namespaces.a]\ntoken_file = "t"\n[namespaces.b]\ntoken_file = "t"', "two token files hold the same token"),
+        (
+            '[namespaces.a]\ntoken_file = "t"\nusers = "root"',
+            "namespaces.a.users is 'root': must be a list of at most 32",
+        ),
+        (
+            '[namespaces.a]\ntoken_file = "t"\nusers = [0, "no such"]',
+            "namespaces.a.users[1] is 'no such': this host has no",
+        ),
+        ('[namespaces.a]\ntoken_file = "t"\nusers = [true]', "namespaces.a.users[0] is True: must be an int"),
+        ('[namespaces.a]\ntoken_file = "t"\nusers = [-1]', "namespaces.a.users[0] is -1: must be 0 to 4294967294"),
+        (f'[namespaces.a]\ntoken_file = "t"\nusers = {list(range(33))}', "must be a list of at most 32 users"),
         ("no toml", "is no TOML"),
     ],
 )
@@ -253,6 +265,18 @@ def test_a_wrong_configuration_is_told(tmp_path: Path, text: str, sentence: str)
     with pytest.raises(hpcomm.ConfigError) as told:
         read_config(tmp_path / "hub.toml")
     assert sentence in str(told.value)
+
+
+def test_users_are_names_and_numbers(tmp_path: Path) -> None:
+    (tmp_path / "t").touch(0o600)
+    (tmp_path / "t").write_text("sixteen bytes and more", encoding="utf-8")
+    text = '[namespaces.a]\ntoken_file = "t"\nusers = ["root", 1001, 0]\n'
+    (tmp_path / "hub.toml").write_text(f'{text}[namespaces.b]\ntoken_file = "u"', encoding="utf-8")
+    (tmp_path / "u").touch(0o600)
+    (tmp_path / "u").write_text("sixteen other bytes", encoding="utf-8")
+    spaces = read_config(tmp_path / "hub.toml").namespaces
+    assert (spaces["a"].users, spaces["b"].users) == ((0, 1001), ())
+    assert [spaces["a"].shares(user) for user in (1001, 1002, os.geteuid())] == [True, False, True]
 
 
 def test_a_hub_on_a_large_host_has_64_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

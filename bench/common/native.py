@@ -100,6 +100,8 @@ class Config(ctypes.Structure):
         ("tcp_congestion", _chars),
         ("threads", _int),
         ("engine", _pointer),
+        ("users", _pointer),
+        ("n_users", _int),
     ]
 
 

@@ -57,6 +57,7 @@ static int check_addresses(const hpc_context *c) {
 /* Returns whether transports judge two ranks alike, whatever the third rank with which they connect them. */
 static int are_alike(const hpc_address *a, const hpc_address *b, int in_one_process) {
     if (a->devices.state == HPC_VERBS_READY || a->devices.state != b->devices.state || !hpc_same_host(a, b)) return 0;
+    if (memcmp(&a->control.users, &b->control.users, sizeof a->control.users) != 0) return 0;
     if ((a->control.endpoints[0].family != 0) != (b->control.endpoints[0].family != 0)) return 0;
     return !in_one_process ||
            (a->control.pid == b->control.pid && a->control.pid_namespace == b->control.pid_namespace);
@@ -145,7 +146,7 @@ static unsigned char links_for(const hpc_context *c, size_t rank) {
     int one_host = t->caps & HPC_CAP_ONE_HOST;
     int calls = t->accept_lane != NULL; /* its lanes call the TCP listeners, also on one host */
     if (t->caps & HPC_CAP_ONE_PROCESS) return HPC_LINK_UNIX;
-    if (one_host || (hpc_same_host(self, peer) && !calls)) links |= HPC_LINK_UNIX;
+    if (one_host || (hpc_can_share(self, peer) && !calls)) links |= HPC_LINK_UNIX;
     if (one_host && hpc_transport_across_hosts(hpc_transport_names(self), self, peer) == NULL) return links;
     if (hpc_both_listen(self, peer)) links |= HPC_LINK_TCP;
     return links;

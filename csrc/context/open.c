@@ -121,6 +121,9 @@ static int check_numbers(const hpc_config *config) {
     if (config->threads < 0 || config->threads > HPC_MOST_THREADS)
         return hpc_fail(HPC_ERR_CONFIG, "init", "init: threads is %d; it must be 0 to %d", config->threads,
                         HPC_MOST_THREADS);
+    if (config->n_users < 0 || config->n_users > HPC_MOST_USERS)
+        return hpc_fail(HPC_ERR_CONFIG, "init", "init: n_users is %d; it must be 0 to %d", config->n_users,
+                        HPC_MOST_USERS);
     return HPC_OK;
 }
 
@@ -135,6 +138,8 @@ static int check_config(int rank, int size, const hpc_config *config) {
     if (config->secret == NULL && config->secret_bytes > 0)
         return hpc_fail(HPC_ERR_INVALID, "init", "init: secret is NULL while secret_bytes is %zu",
                         config->secret_bytes);
+    if (config->users == NULL && config->n_users > 0)
+        return hpc_fail(HPC_ERR_INVALID, "init", "init: users is NULL while n_users is %d", config->n_users);
     if (config->engine != NULL && !hpc_engine_is_mine(config->engine))
         return hpc_fail(HPC_ERR_INVALID, "init", "init: the engine belongs to the process that forked this one");
     int status = check_numbers(config);
@@ -191,8 +196,15 @@ static int take_memory(hpc_context *c) {
 /* Makes the bell, and the control channel, which shares it with other ranks. */
 static int open_channel(hpc_context *c, const hpc_config *config) {
     const int connects_hosts = hpc_transport_find(config->transports, 0, HPC_CAP_ONE_HOST) != NULL;
-    const hpc_control_config control = {connects_hosts, config->interfaces, config->silence, config->secret,
-                                        config->secret_bytes};
+    const hpc_control_config control = {
+        .tcp = connects_hosts,
+        .interfaces = config->interfaces,
+        .silence = config->silence,
+        .secret = config->secret,
+        .secret_bytes = config->secret_bytes,
+        .users = config->users,
+        .n_users = config->n_users,
+    };
     int status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
     if (status != HPC_OK) return status;
     c->group.bell = hpc_memory_data(c->bell_memory);

@@ -3,17 +3,18 @@
  * A rank has links to its neighbours in a tree of all ranks (control/tree.h). Collectives, and news of ranks that die
  * or leave, travel along these. Other links are made at their first use.
  *
- * Two ranks that can share memory are linked by an abstract Unix socket, others by TCP. A service thread, one for all
- * contexts of a process, reads every link, so a rank that computes for an hour still answers. On a Unix link the kernel
- * reports a peer's death: its socket hangs up, or, if a forked child keeps the socket open, its pidfd becomes readable.
- * Over TCP a host may vanish silently. So neighbours send each other a beat several times within config.silence, and a
- * rank from which nothing came for config.silence has failed. */
+ * Two ranks that can share memory (users.h) are linked by an abstract Unix socket, others by TCP. A service thread, one
+ * for all contexts of a process, reads every link, so a rank that computes for an hour still answers. On a Unix link
+ * the kernel reports a peer's death: its socket hangs up, or, if a forked child keeps the socket open, its pidfd
+ * becomes readable. Over TCP a host may vanish silently. So neighbours send each other a beat several times within
+ * config.silence, and a rank from which nothing came for config.silence has failed. */
 #ifndef HPC_CONTROL_H
 #define HPC_CONTROL_H
 
 #include "control/hello.h"
 #include "base/memory.h"
 #include "control/net.h"
+#include "control/users.h"
 #include "base/wait.h"
 
 enum { HPC_COOKIE_BYTES = 16, HPC_WORDS = 64 };
@@ -27,6 +28,7 @@ typedef struct hpc_control_address {
     unsigned char secret[HPC_COOKIE_BYTES];
     int64_t pid;
     uint64_t pid_namespace;
+    hpc_users users;
     hpc_endpoint endpoints[HPC_ENDPOINTS]; /* at which it listens for TCP */
 } hpc_control_address;
 
@@ -39,6 +41,8 @@ typedef struct hpc_control_config {
     double silence;
     const void *secret; /* hpc_config's; copied */
     size_t secret_bytes;
+    const uint32_t *users; /* hpc_config's; copied */
+    int n_users;
 } hpc_control_config;
 
 /* Opens a control channel: listens, on the service thread. Peers with a Unix link may ring bell. */

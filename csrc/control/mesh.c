@@ -58,16 +58,13 @@ void hpc_mesh_seek(hpc_control *c, int rank, int why) {
 int hpc_mesh_call_unix(const hpc_control *c, int rank) {
     struct sockaddr_un name;
     socklen_t length = hpc_mesh_name(c->links[rank].address.name, &name);
-    struct ucred owner = {.uid = (uid_t)-1};
-    socklen_t owner_bytes = sizeof owner;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0, refused;
     if (fd < 0) return -1;
     do refused = connect(fd, (struct sockaddr *)&name, length) != 0;
     while (refused && errno == EINTR);
     if (refused) error = errno;
     /* Another process may have taken the name after its owner died. */
-    else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0 ||
-             (owner.uid != geteuid() && owner.uid != 0))
+    else if (!hpc_user_is_there(fd, &c->links[rank].address.users.own, 1))
         error = EPERM;
     if (error == 0) return fd;
     close(fd);

@@ -98,6 +98,9 @@ int hpc_control_open(hpc_group *group, hpc_memory *bell, const hpc_control_confi
 
     c->self.pid = getpid();
     c->self.pid_namespace = pid_namespace();
+    c->self.users = (hpc_users){.own = geteuid(), .n = config->n_users};
+    if (config->n_users > 0)
+        memcpy(c->self.users.named, config->users, (size_t)config->n_users * sizeof *config->users);
     c->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     c->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (getrandom(c->self.name, HPC_COOKIE_BYTES, 0) != HPC_COOKIE_BYTES ||

@@ -140,8 +140,7 @@ static void refuse(hpc_control *c, int fd, const char *why) {
 }
 
 static void on_accept(hpc_control *c, int kind) {
-    struct ucred peer;
-    socklen_t length = sizeof peer;
+    const hpc_users *users = &c->self.users;
     double since;
     int fd = -1;
     if (find_place(c, hpc_now(), &since) == NULL) {
@@ -165,8 +164,7 @@ static void on_accept(hpc_control *c, int kind) {
         hpc_close(&fd);
         return;
     }
-    if (kind == HPC_LINK_UNIX &&
-        (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || (peer.uid != geteuid() && peer.uid != 0))) {
+    if (kind == HPC_LINK_UNIX && !hpc_user_is_there(fd, users->named, users->n)) {
         hpc_close(&fd);
         return;
     }
@@ -188,7 +186,7 @@ static void on_unix_caller(hpc_control *c, hpc_stranger *s) {
     int rank, bell = -1, status = hpc_link_read_hello(s->fd, c->group->size, &rank, secret, &bell);
     if (status == HPC_IN_PROGRESS) return;
     int fd = release_place(c, s);
-    if (status == HPC_ERR_INVALID) hpc_jobs_answer(c, fd, rank, secret);
+    if (status == HPC_ERR_INVALID && hpc_user_is_there(fd, NULL, 0)) hpc_jobs_answer(c, fd, rank, secret);
     if (status == HPC_OK && !hpc_same_bytes(secret, c->self.secret, sizeof secret)) status = HPC_ERR_AUTH;
     if (status == HPC_OK && has_failed(c, rank)) hpc_link_turn_down(c, fd);
     if (status == HPC_OK && may_link(c, rank)) {

@@ -17,6 +17,8 @@ struct hpc_service {
     pid_t owner; /* a forked child may only free it */
     int cores;   /* of each hub */
     int resumes; /* whether exchanges begin with their saved state */
+    int n_users;
+    uint32_t users[HPC_MOST_USERS]; /* of the hubs that are known */
     int n_made;
     hpc_made_at_hubs *made; /* the exchanges, by number */
     hpc_job_place place;

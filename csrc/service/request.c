@@ -4,10 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char op_connect[] = "connect_service";
 
-enum { REQUEST_BYTES = 1024, DIGITS = 9 };
+enum { REQUEST_BYTES = 1024, DIGITS = 18 };
 
 /* ---- answers ---- */
 
@@ -69,14 +70,14 @@ static int find(const void *answer, size_t nbytes, const char *name, const char 
     return found && c.at == c.end;
 }
 
-int hpc_answer_number(const void *answer, size_t nbytes, const char *name, int most, int *value) {
+int hpc_answer_number(const void *answer, size_t nbytes, const char *name, int64_t most, int64_t *value) {
     const char *digits;
     size_t n;
-    long number = 0;
+    int64_t number = 0;
     if (!find(answer, nbytes, name, &digits, &n) || *digits == '"' || n > DIGITS) return 0;
     for (size_t i = 0; i < n; i++) number = 10 * number + (digits[i] - '0');
     if (number > most) return 0;
-    *value = (int)number;
+    *value = number;
     return 1;
 }
 
@@ -154,9 +155,10 @@ static const char *decimal(double value, char text[HPC_NAME_TEXT]) {
     return text;
 }
 
-int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, int *cores, int *resumes,
+int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, hpc_granted *granted,
                      double deadline) {
     enum { MOST_CORES = 1 << 16 };
+    int64_t cores, resumes, user;
     char request[REQUEST_BYTES], transports[HPC_NAME_TEXT], texts[3][HPC_NAME_TEXT];
     const unsigned char *answer;
     size_t nbytes;
@@ -167,19 +169,22 @@ int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_j
         return hpc_fail(HPC_ERR_CONFIG, op_connect,
                         "init_timeout is %g, timeout %g and silence %g: at a hub they must be finite", says->seconds,
                         says->timeout, says->silence);
-    const int n =
-        snprintf(request, sizeof request,
-                 "{\"op\": \"join\", \"job\": \"%s\", \"nonce\": \"%s\", \"rank\": %d, \"size\": %d, "
-                 "\"version\": \"%s\", \"seconds\": %s, \"timeout\": %s, \"transport\": \"%s\", "
-                 "\"silence\": %s, \"tcp_streams\": %d, \"resumes\": 1}",
-                 place->job, place->nonce, says->rank, says->size, hpc_version(), decimal(says->seconds, texts[0]),
-                 decimal(says->timeout, texts[1]), transports, decimal(says->silence, texts[2]), says->tcp_streams);
+    const int n = snprintf(request, sizeof request,
+                           "{\"op\": \"join\", \"job\": \"%s\", \"nonce\": \"%s\", \"rank\": %d, \"size\": %d, "
+                           "\"version\": \"%s\", \"seconds\": %s, \"timeout\": %s, \"transport\": \"%s\", "
+                           "\"silence\": %s, \"tcp_streams\": %d, \"resumes\": 1, \"user\": %u}",
+                           place->job, place->nonce, says->rank, says->size, hpc_version(),
+                           decimal(says->seconds, texts[0]), decimal(says->timeout, texts[1]), transports,
+                           decimal(says->silence, texts[2]), says->tcp_streams, (unsigned)geteuid());
     int status = say(link, request, n, deadline);
     if (status == HPC_OK) status = hpc_hub_link_receive(link, 'J', &answer, &nbytes, deadline);
     if (status != HPC_OK) return status;
-    const int good = hpc_answer_number(answer, nbytes, "cores", MOST_CORES, cores) && *cores > 0 &&
-                     hpc_answer_number(answer, nbytes, "resume", 1, resumes);
-    return good ? HPC_OK : fail_answer(link, "join");
+    const int good = hpc_answer_number(answer, nbytes, "cores", MOST_CORES, &cores) && cores > 0 &&
+                     hpc_answer_number(answer, nbytes, "resume", 1, &resumes) &&
+                     hpc_answer_number(answer, nbytes, "user", UINT32_MAX, &user);
+    if (!good) return fail_answer(link, "join");
+    *granted = (hpc_granted){(int)cores, (int)resumes, (uint32_t)user};
+    return HPC_OK;
 }
 
 int hpc_request_bye(hpc_hub_link *link, double deadline) {

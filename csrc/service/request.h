@@ -7,7 +7,7 @@
 
 /* Reads a member of a flat object, whose values are whole numbers and texts without escapes. Each returns whether the
  * object is one and has the member: a number from 0 to most; or a text, which is copied with its 0. */
-int hpc_answer_number(const void *answer, size_t nbytes, const char *name, int most, int *value);
+int hpc_answer_number(const void *answer, size_t nbytes, const char *name, int64_t most, int64_t *value);
 int hpc_answer_text(const void *answer, size_t nbytes, const char *name, char *text, size_t cap);
 
 /* Creates a job at hub number index of place's hubs. place's job and nonce are sent, unless they are empty; they become
@@ -22,8 +22,14 @@ typedef struct hpc_joining {
     const char *transports;
 } hpc_joining;
 
-/* Joins a job; *cores gets how many cores the hub has, *resumes whether the job comes back to its saved state. */
-int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, int *cores, int *resumes,
+/* The answer of a hub to a worker that joins. */
+typedef struct hpc_granted {
+    int cores, resumes; /* resumes: whether the job comes back to its saved state */
+    uint32_t user;      /* of the hub's process */
+} hpc_granted;
+
+/* Joins a job. */
+int hpc_request_join(hpc_hub_link *link, const hpc_job_place *place, const hpc_joining *says, hpc_granted *granted,
                      double deadline);
 /* Says that this rank is done. */
 int hpc_request_bye(hpc_hub_link *link, double deadline);

@@ -73,6 +73,12 @@ static void hang_up(hpc_service *s) {
     s->meeting.n_links = 0;
 }
 
+static void add_user(hpc_service *s, uint32_t user) {
+    for (int i = 0; i < s->n_users; i++)
+        if (s->users[i] == user) return;
+    if (s->n_users < HPC_MOST_USERS) s->users[s->n_users++] = user;
+}
+
 /* Joins the job at the hubs to which this rank is connected: rank 0 at all of them, others at the first one. */
 static int join(hpc_service *s, hpc_token token, const hpc_config *config, double seconds) {
     const double deadline = hpc_now() + seconds;
@@ -85,8 +91,27 @@ static int join(hpc_service *s, hpc_token token, const hpc_config *config, doubl
         status = hpc_hub_link_open(link, &s->place.hubs[i], s->place.space, token, deadline);
         if (status != HPC_OK) return status;
         s->meeting.n_links++;
-        status = hpc_request_join(link, &s->place, &says, &s->cores, &s->resumes, deadline);
+        hpc_granted granted;
+        status = hpc_request_join(link, &s->place, &says, &granted, deadline);
+        if (status != HPC_OK) return status;
+        s->cores = granted.cores;
+        s->resumes = granted.resumes;
+        add_user(s, granted.user);
     }
+    return status;
+}
+
+/* Lets all workers know the users of the hubs, of which rank 0 has joined each (collective). */
+static int learn_users(hpc_service *s, double timeout) {
+    const int n = s->meeting.n_hubs < HPC_MOST_USERS ? s->meeting.n_hubs : HPC_MOST_USERS;
+    uint32_t mine[HPC_MOST_USERS], *all;
+    if (n < 2) return HPC_OK;
+    all = malloc((size_t)s->meeting.size * (size_t)n * sizeof *all);
+    if (all == NULL) return hpc_fail(HPC_ERR_MEMORY, op_connect, "no memory for the users of %d hubs", n);
+    for (int i = 0; i < n; i++) mine[i] = s->users[i % s->n_users];
+    const int status = hpc_allgather(s->workers, mine, all, (size_t)n * sizeof *all, timeout);
+    for (int i = 0; i < n && status == HPC_OK; i++) add_user(s, all[i]);
+    free(all);
     return status;
 }
 
@@ -112,7 +137,11 @@ static int bring_up(hpc_service *s, hpc_token token, const hpc_config *given) {
     hpc_proof_secret(token, s->place.nonce, secret);
     config.secret = secret;
     config.secret_bytes = sizeof secret;
+    config.users = s->users;
+    config.n_users = 0; /* workers share memory with workers of their own user */
     status = hpc_meeting_connect(&s->meeting, HPC_OF_WORKERS, &config, seconds, &s->workers);
+    if (status == HPC_OK) status = learn_users(s, seconds);
+    config.n_users = s->n_users;
     if (status == HPC_OK)
         status = hpc_meeting_connect(&s->meeting, HPC_OF_WORKERS_AND_HUBS, &config, seconds, &s->served);
     return status == HPC_OK ? entitle(s) : status;

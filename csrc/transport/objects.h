@@ -113,9 +113,14 @@ struct hpc_context {
     void (*calls_free)(struct hpc_calls *calls);
 };
 
-/* Returns whether two ranks can share memory and abstract sockets, judged by their addresses. */
+/* Returns whether two ranks see the same abstract sockets, judged by their addresses. */
 static inline int hpc_same_host(const hpc_address *a, const hpc_address *b) {
     return a->host[0] == b->host[0] && a->host[1] == b->host[1];
+}
+
+/* Returns whether two ranks can also share memory, and be linked by an abstract socket: their users allow it. */
+static inline int hpc_can_share(const hpc_address *a, const hpc_address *b) {
+    return hpc_same_host(a, b) && hpc_users_share(&a->control.users, &b->control.users);
 }
 
 /* Returns whether TCP can connect two ranks: each listens on at least one interface. */

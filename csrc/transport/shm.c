@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -20,8 +21,16 @@ typedef struct shm_blob {
 } shm_blob;
 
 static int reaches(const hpc_address *self, const hpc_address *peer, const char **why) {
+    static _Thread_local char told[192];
+    if (hpc_can_share(self, peer)) return 1;
     *why = "another host or network namespace";
-    return self->host[0] == peer->host[0] && self->host[1] == peer->host[1];
+    if (!hpc_same_host(self, peer)) return 0;
+    snprintf(told, sizeof told,
+             "rank %d runs as user %u and rank %d as user %u: ranks of two users share memory at a hub alone, if the "
+             "namespace lists the workers' user (users in hub.toml)",
+             self->rank, self->control.users.own, peer->rank, peer->control.users.own);
+    *why = told;
+    return 0;
 }
 
 /* Each blob has a descriptor of its own. */

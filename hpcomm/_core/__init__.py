@@ -49,6 +49,7 @@ from .collective import (
     work_wait_whole,
 )
 from .context import (
+    MOST_USERS,
     allgather,
     barrier,
     context_abort,

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._ffi import ffi, lib
@@ -11,6 +11,7 @@ from .handle import collected, collecting, collective, gathering, owned
 from .memory import from_buffer
 from .status import NULL, SLICE, check, checking, text
 
+MOST_USERS: int = lib.HPC_MOST_USERS  # of context_create
 context_rank: Callable[[Any], int] = lib.hpc_context_rank
 context_revoke = checking(lib.hpc_context_revoke)
 context_close = checking(lib.hpc_context_close)
@@ -41,7 +42,7 @@ def engine_create() -> Any:
     return owned(out[0], lib.hpc_engine_free, None)
 
 
-def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...]:
+def _settings(config: Any, threads: int, secret: bytes | None, users: Sequence[int] = ()) -> tuple[Any, ...]:
     """Makes an hpc_config from a Config. Returns it with the objects that it points to, which must live as long."""
     transports, interfaces = _chars(config.transport.encode()), _chars(config.socket_ifname.encode())
     devices, timeline = _chars(config.devices.encode()), _chars(os.fsencode(config.timeline))
@@ -57,15 +58,24 @@ def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...
     c.tcp_streams, c.tcp_congestion, c.tcp_window = config.tcp_streams, congestion, config.tcp_window
     c.slice, c.threads = SLICE, threads
     c.secret, c.secret_bytes = chars, len(secret or b"")
-    return c, transports, interfaces, devices, timeline, congestion, chars
+    others = ffi.new("uint32_t[]", list(users))
+    c.users, c.n_users = others, len(others)
+    return c, transports, interfaces, devices, timeline, congestion, chars, others
 
 
 def context_create(
-    rank: int, size: int, config: Any, threads: int, secret: bytes | None, engine: Any, keep: object
+    rank: int,
+    size: int,
+    config: Any,
+    threads: int,
+    secret: bytes | None,
+    engine: Any,
+    keep: object,
+    users: Sequence[int] = (),
 ) -> Any:
     """Creates a context. threads: the number of threads with which this rank itself computes. engine: NULL for the
-    process's own. C copies the secret, and keeps the engine."""
-    settings = _settings(config, threads, secret)
+    process's own. users: other users whose ranks may share memory. C copies the secret, and keeps the engine."""
+    settings = _settings(config, threads, secret, users)
     settings[0].engine = engine
     out = ffi.new("hpc_context **")
     check(lib.hpc_context_create(rank, size, settings[0], out))

@@ -16,7 +16,7 @@ from rich.table import Table
 from ..config import read_secret
 from ..errors import AuthError, HpcommError
 from ..service import ADMIN, HubConnection, address, create_service
-from ..service.config import HubConfig, read_config
+from ..service.config import HubConfig, Namespace, read_config
 from ..service.handle import checked_name
 from ..service.hub import Hub
 
@@ -80,8 +80,12 @@ def _described(config: HubConfig) -> str:
     saves = "saves nothing" if config.checkpoints is None else f"saves into {config.checkpoints}"
     shows = "serves no metrics" if config.metrics is None else f"serves metrics at {config.metrics}"
     asks = "has no administrator" if config.admin is None else "has an administrator"
-    names = ", ".join(config.namespaces)
+    names = ", ".join(f"{name}{_users(one)}" for name, one in config.namespaces.items())
     return f"the hub listens at {config.listen}, {shows}, {saves}, {asks}, and has the namespaces {names}"
+
+
+def _users(space: Namespace) -> str:
+    return f" (users {', '.join(map(str, space.users))})" if space.users else ""
 
 
 @command.command("create")

@@ -2,6 +2,7 @@
 
 import math
 import os
+import pwd
 import re
 import sys
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import _core
 from ..config import read_secret
 from ..errors import ConfigError, InvalidArgument, NotSupported
 from ..stage import whole
@@ -18,6 +20,7 @@ ADMIN = "@admin"  # in the place of a namespace, which cannot have this name
 _MOST_CORES = 64
 # Bytes of tcp_window, for the largest weight and at least. Kernels grant the first without a setting of the system.
 _WIDEST, _NARROWEST = 192 << 10, 16 << 10
+_MOST_USER = (1 << 32) - 2  # the kernel takes the next number for no user
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|KiB|MiB|GiB|TiB)")
 
@@ -35,6 +38,8 @@ class Namespace:
         weight: the share of the hub's cores (EngineOptions.weight) of each exchange, and of links that it fills.
         checkpoints: the most jobs that may have saved state.
         disk: the most bytes of saved state.
+        users: the users, by their numbers, whose workers share memory with the hub if they run on its host. The hub's
+            own user always does.
     """
 
     name: str
@@ -46,6 +51,11 @@ class Namespace:
     weight: float
     checkpoints: int
     disk: int
+    users: tuple[int, ...] = ()
+
+    def shares(self, user: int) -> bool:
+        """Returns whether workers of a user may share memory with the hub."""
+        return user == os.geteuid() or user in self.users
 
 
 @dataclass(frozen=True)
@@ -177,9 +187,26 @@ def _namespace(name: str, table: Any, folder: Path, memory: int) -> Namespace:
         weight=of.number("weight", 1.0, 1e-6, 1e6),
         checkpoints=checkpoints,
         disk=of.size("disk", own * checkpoints),
+        users=_users(f"namespaces.{name}.users", of.take("users", [])),
     )
     of.end()
     return found
+
+
+def _users(what: str, given: Any) -> tuple[int, ...]:
+    """Returns the numbers of users that are given by numbers and names."""
+    if not isinstance(given, list) or len(given) > _core.MOST_USERS:
+        raise InvalidArgument(f"{what} is {given!r}: must be a list of at most {_core.MOST_USERS} users")
+    return tuple(dict.fromkeys(_user(f"{what}[{i}]", one) for i, one in enumerate(given)))
+
+
+def _user(what: str, given: Any) -> int:
+    if not isinstance(given, str):
+        return whole(what, given, 0, _MOST_USER)
+    try:
+        return pwd.getpwnam(given).pw_uid
+    except (KeyError, ValueError):
+        raise InvalidArgument(f"{what} is {given!r}: this host has no user of this name") from None
 
 
 def _token(what: str, file: Any, folder: Path) -> bytes:

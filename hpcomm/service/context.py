@@ -7,7 +7,7 @@ through the hub's port, and both have a secret that is made of the token and of 
 
 from typing import Any, NoReturn
 
-from .. import launch
+from .. import _core, launch
 from .._core import NULL
 from ..context import Context
 from ..errors import NotSupported
@@ -61,7 +61,7 @@ class HubSide(_MeetsAtHub):
 
     def __init__(self, meeting: WorkerMeeting, engine: Any) -> None:
         self.meeting, self.made = meeting, 0  # exchanges so far
-        super().__init__(Ranks(meeting, b"s"), meeting.config, engine, meeting.secret)
+        super().__init__(Ranks(meeting, b"s"), meeting.config, engine, meeting.secret, meeting.users)
 
     def close(self) -> None:
         try:
@@ -97,6 +97,9 @@ class ServiceContext(_MeetsAtHub):
         self.handle, self._served = str(meeting.handle), None
         try:
             super().__init__(Ranks(meeting, b"w"), meeting.config, engine, meeting.secret)
+            meeting.learn_users(
+                lambda data: _core.allgather(self._handle, data, self.size, meeting.config.init_seconds)
+            )
             self._served = HubSide(meeting, engine)
         except BaseException as error:
             meeting.close()

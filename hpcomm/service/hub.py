@@ -347,6 +347,19 @@ class Hub:
         if theirs != mine:
             raise self._counted("another version", f"the hub runs hpcomm {mine}, and this process {theirs}")
 
+    def _check_user(self, space: Namespace, job: HostedJob, says: Joining) -> None:
+        """Raises ConfigError for a worker that may use shared memory alone, and whose user lets it share none with the
+        hub or with other workers."""
+        if not set(says.transport.split(",")) <= set(_core.transports("mapped")):
+            return
+        told = f"transport is {says.transport!r}, and user {says.user} may share no memory with"
+        if not space.shares(says.user):
+            fix = f"add {says.user} to `users` of namespace {space.name!r} in hub.toml"
+            raise self._counted("another user", f"{told} the hub: {fix}, or allow tcp too")
+        if job.first is not None and job.first.user != says.user:
+            other = f"rank {job.first.rank}, which runs as user {job.first.user}"
+            raise self._counted("another user", f"{told} {other}: run all workers as one user, or allow tcp too")
+
     def _counted(self, what: str, sentence: str) -> ConfigError:
         self._books.count(f"refused: {what}")
         return ConfigError(sentence)
@@ -390,6 +403,7 @@ class Hub:
             raise
         try:
             self._check_version(request)
+            self._check_user(space, job, says)
         except ConfigError as wrong:
             raise again(job.end(ConfigError(f"{job.title}: rank {says.rank}: {wrong}"))) from None
         if not job.members:
@@ -405,7 +419,7 @@ class Hub:
         if job.timer is not None and len(job.members) == 1:
             job.timer.cancel()
             job.timer = self._loop.call_later(says.seconds, self._miss, job, says.seconds)
-        session.answer({"cores": self.config.cores, "resume": int(job.resumes)})
+        session.answer({"cores": self.config.cores, "resume": int(job.resumes), "user": os.geteuid()})
         return job, says.rank
 
     def _says(self, request: Mapping[str, Any]) -> Joining:
@@ -419,6 +433,7 @@ class Hub:
                 transport=str(request["transport"]),
                 silence=float(request["silence"]),
                 tcp_streams=int(request["tcp_streams"]),
+                user=int(request["user"]),
                 resumes=bool(request.get("resumes")),
             )
             resolve({}, says.settings)
@@ -477,6 +492,7 @@ class Hub:
             cores=self.config.cores,
             resumes=job.resumes,
             store=None if self._store is None else self._store.job(job.namespace, job.name),
+            users=space.users,
         )
 
         def over(why: str, kind: str) -> None:

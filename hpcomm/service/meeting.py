@@ -37,6 +37,7 @@ class Joining:
     transport: str
     silence: float
     tcp_streams: int
+    user: int  # of the worker's process
     resumes: bool = True  # whether its library can resume a job
 
     @property

@@ -1,6 +1,7 @@
 """The ranks of a job at a hub, on the side of a worker: they meet over its connections to the hubs."""
 
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ class WorkerMeeting:
         self.secret = proof.secret_of(token, handle.nonce)
         self._until = time.monotonic() + config.init_seconds
         self.cores, self.resumes = 0, False
+        self._users: dict[int, None] = {}  # of the hubs that are known
         self._all: list[HubConnection] = []
         try:
             for index in range(len(handle.hubs) if rank == 0 else 1):
@@ -54,6 +56,7 @@ class WorkerMeeting:
                     "silence": config.silence,
                     "tcp_streams": config.tcp_streams,
                     "resumes": 1,
+                    "user": os.geteuid(),
                 },
                 left,
             )
@@ -61,11 +64,27 @@ class WorkerMeeting:
             connection.close()
             raise
         self.cores, self.resumes = int(answer["cores"]), bool(answer["resume"])
+        self._users[int(answer["user"])] = None
         return connection
 
     @property
     def hubs(self) -> int:
         return len(self.handle.hubs)
+
+    @property
+    def users(self) -> list[int]:
+        """The users of the hubs, as far as this rank knows them. Each hub has proven that it knows the token, to this
+        rank or to rank 0."""
+        return list(self._users)[: _core.MOST_USERS]
+
+    def learn_users(self, allgather: Callable[[bytes], list[bytes]]) -> None:
+        """Lets all workers know the users of the hubs, of which rank 0 has joined each. Collective; allgather: of the
+        workers."""
+        n = min(self.hubs, _core.MOST_USERS)
+        if n > 1:
+            numbers = struct.Struct(f"={n}I")
+            all_known = allgather(numbers.pack(*(self.users * n)[:n]))
+            self._users.update(dict.fromkeys(numbers.unpack(all_known[0])))
 
     def exchange(self, group: bytes, data: bytes, size: int, timeout: float) -> list[bytes]:
         """Returns the data of all ranks of a group: b"w", the workers, or b"s", the workers and the hubs."""

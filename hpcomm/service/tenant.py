@@ -43,6 +43,7 @@ class Terms:
         cores: the hub's cores.
         resumes: whether the job's exchanges begin with their saved state.
         store: the job's saved state; None if the hub keeps none.
+        users: the users whose workers share memory with the hub, beside its own.
     """
 
     title: str
@@ -55,6 +56,7 @@ class Terms:
     cores: int
     resumes: bool = False
     store: JobStore | None = None
+    users: tuple[int, ...] = ()
 
 
 class Stopped(HpcommError):
@@ -233,9 +235,10 @@ class Tenant:
             return self._why
 
     def _take_part(self) -> None:
-        context = _TenantContext(self, self.terms.config, secret=self.terms.secret)
+        terms = self.terms
+        context = _TenantContext(self, terms.config, secret=terms.secret, users=terms.users)
         try:
-            context.set_title(f"{self.terms.title}, hub")
+            context.set_title(f"{terms.title}, hub")
             self._up = True
             while (asked := self._next(context)) is not None:
                 if isinstance(asked, _Stop):

@@ -7,7 +7,7 @@ enum { MOST = 1000, CAP = 8 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char text[CAP], *answer = malloc(size + (size == 0));
-    int number = -1;
+    int64_t number = -1;
     REQUIRE(answer != NULL);
     if (size > 0) memcpy(answer, data, size);
     const int has_number = hpc_answer_number(answer, size, "n", MOST, &number);

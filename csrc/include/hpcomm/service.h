@@ -38,7 +38,8 @@ typedef struct hpc_service hpc_service;
  *   handle      the text that hpc_service_create wrote; NULL: that of the variable HPCOMM_SERVICE
  *   token       as in hpc_service_create
  *   rank, size  this worker's number, from 0, and the number of workers
- *   config      NULL: the defaults. Its secret is ignored: the job has a secret made of the token
+ *   config      NULL: the defaults. Its secret and users are ignored: the job has a secret made of the token, and each
+ *               hub proves its user
  * HPC_ERR_CONFIG: the handle is malformed, or its job has ended; workers give different sizes, the same rank or
  * different settings; or a quota. HPC_ERR_AUTH, HPC_ERR_TRANSPORT: as in hpc_service_create. HPC_ERR_TIMEOUT,
  * HPC_ERR_PEER: a worker did not come, or failed. */

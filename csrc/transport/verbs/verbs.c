@@ -15,8 +15,8 @@ static int reaches(const hpc_address *self, const hpc_address *peer, const char 
         *why = told;
         return 0;
     }
-    if (!hpc_same_host(self, peer) && !hpc_both_listen(self, peer)) {
-        *why = "one of them listens on no interface, and the control channel between hosts is TCP";
+    if (!hpc_can_share(self, peer) && !hpc_both_listen(self, peer)) {
+        *why = "one of them listens on no interface, and the control channel between hosts and users is TCP";
         return 0;
     }
     return hpc_transport_rails(self, peer, rails, why) > 0;

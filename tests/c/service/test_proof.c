@@ -121,7 +121,7 @@ static void test_handles(void) {
 static void test_answers(void) {
     static const char answer[] = "{\"cores\": 16, \"job\": \"job-1\"}";
     char text[8];
-    int number = 0;
+    int64_t number = 0;
     CHECK(hpc_answer_number(answer, sizeof answer - 1, "cores", 16, &number) && number == 16);
     CHECK(!hpc_answer_number(answer, sizeof answer - 1, "cores", 15, &number));
     CHECK(!hpc_answer_number(answer, sizeof answer - 1, "job", 99, &number));
