@@ -122,8 +122,8 @@ typedef struct hpc_config {
                                    but cubic or reno if that is bbr */
     int tcp_window;     /* bytes that a data connection may hold unread, so that a peer has no more of them on the way;
                            0: the kernel chooses. Connections that share a link get it in proportion to their windows */
-    int threads;           /* compute threads of this rank, which need CPUs too, up to HPC_MOST_THREADS; 0 means 1 */
-    hpc_engine *engine;    /* NULL: the process's (engine.h), or that of the context which hpc_context_shrink shrinks */
+    int threads;        /* compute threads of this rank, which need CPUs too, up to HPC_MOST_THREADS; 0 means 1 */
+    hpc_engine *engine; /* NULL: the process's (engine.h), or that of the context which hpc_context_shrink shrinks */
     const uint32_t *users; /* other users whose ranks may share memory with this rank, if they name this rank's user
                               too; n_users of them, at most HPC_MOST_USERS; 0: none */
     int n_users;
