@@ -10,7 +10,7 @@
 #include "base/wait.h"
 #include "check.h"
 
-enum { TASKS = 3, ENOUGH = 4000 /* slices */, ROUNDS = 200 };
+enum { TASKS = 3, ENOUGH = 4000 /* slices */, ROUNDS = 40 };
 
 typedef struct made_up {
     hpc_task task;
