@@ -102,10 +102,11 @@ static inline int run(hpc_station *s, int *left, double *due) {
             s->member->fail(s->member->group, failure);
         }
     }
+    /* Read while the station is taken: its member may leave afterwards. */
+    const hpc_group *group = atomic_load_explicit(&s->member->group, memory_order_relaxed);
     leave(s);
     /* This wait may be over before the rest is done: then another one must go on. */
-    if (over && atomic_load_explicit(&s->by, memory_order_relaxed) == HPC_BY_WAITS)
-        hpc_bell_ring(atomic_load_explicit(&s->member->group, memory_order_relaxed)->bell);
+    if (over && atomic_load_explicit(&s->by, memory_order_relaxed) == HPC_BY_WAITS) hpc_bell_ring(group->bell);
     return worked;
 }
 
