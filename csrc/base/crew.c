@@ -295,10 +295,12 @@ hpc_thread *hpc_crew_add(hpc_member *m, hpc_task *task, int number, int cpu, int
     return t;
 }
 
-/* Ends a thread that has no tasks, and takes it out of the engine. */
+/* Ends a thread that has no tasks, and takes it out of the engine. Threads that have removed other tasks still look at
+ * seen. */
 static void end(hpc_thread *t) {
     hpc_engine *e = t->engine;
     pthread_join(t->handle, NULL);
+    while (atomic_load(&t->onlookers) != 0) sched_yield();
     pthread_mutex_lock(&e->lock);
     hpc_thread **at = &e->threads;
     while (*at != t) at = &(*at)->next;
@@ -307,20 +309,28 @@ static void end(hpc_thread *t) {
     free_thread(t);
 }
 
-/* The thread forgets the station before this returns, so the member may then leave. */
+/* The thread forgets the station before this returns, so the member may then leave. A station is freed and no longer
+ * counted in one step: the thread ends when it serves none, and a task that came in between would have a thread that
+ * has ended. */
 void hpc_crew_remove(hpc_thread *t, hpc_task *task) {
     hpc_engine *e = t->engine;
-    hpc_task_remove(task);
+    hpc_task_end(task);
     pthread_mutex_lock(&e->lock);
+    hpc_task_leave(task);
     const int last = --t->n_tasks == 0;
-    if (last) atomic_store(&t->stopping, 1);
+    if (last)
+        atomic_store(&t->stopping, 1);
+    else
+        atomic_fetch_add(&t->onlookers, 1);
     const unsigned change = atomic_fetch_add(&t->changes, 1) + 1;
     pthread_mutex_unlock(&e->lock);
     hpc_engine_ring(e);
-    if (last)
+    if (last) {
         end(t);
-    else
+    } else {
         while ((int)(atomic_load(&t->seen) - change) < 0) sched_yield();
+        atomic_fetch_sub(&t->onlookers, 1);
+    }
 }
 
 int hpc_crew_cpu(const hpc_member *m, int number, int cpu, int dealt) {

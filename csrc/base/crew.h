@@ -19,6 +19,7 @@ struct hpc_thread {
     _Atomic int cpu;                /* -1: not pinned */
     _Atomic int started;            /* hpc_started */
     _Atomic int stopping;           /* its last task has gone */
+    _Atomic int onlookers;          /* threads that wait until it knows a change; it is freed after these waits */
     _Atomic unsigned changes, seen; /* how often its tasks or its CPU have changed, and which change it knows */
     hpc_group group;                /* of its waits: no departure ends them */
     hpc_station *first;             /* the stations that it serves */

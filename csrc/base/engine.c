@@ -102,10 +102,11 @@ static inline int run(hpc_station *s, int *left, double *due) {
             s->member->fail(s->member->group, failure);
         }
     }
+    /* Read while the station is taken: its member may leave afterwards. */
+    const hpc_group *group = atomic_load_explicit(&s->member->group, memory_order_relaxed);
     leave(s);
     /* This wait may be over before the rest is done: then another one must go on. */
-    if (over && atomic_load_explicit(&s->by, memory_order_relaxed) == HPC_BY_WAITS)
-        hpc_bell_ring(atomic_load_explicit(&s->member->group, memory_order_relaxed)->bell);
+    if (over && atomic_load_explicit(&s->by, memory_order_relaxed) == HPC_BY_WAITS) hpc_bell_ring(group->bell);
     return worked;
 }
 
@@ -267,16 +268,25 @@ int hpc_task_add(hpc_member *m, hpc_task *t) {
     return s != NULL;
 }
 
-void hpc_task_remove(hpc_task *t) {
+void hpc_task_end(hpc_task *t) {
     hpc_station *s = t->station;
-    hpc_member *m = s->member;
     hpc_task_hold(t);
     s->task = NULL;
     leave(s);
-    pthread_mutex_lock(&m->engine->lock);
-    if (atomic_exchange(&s->by, HPC_BY_NOBODY) == HPC_BY_WAITS) count_by_waits(m, -1);
-    pthread_mutex_unlock(&m->engine->lock);
+}
+
+void hpc_task_leave(hpc_task *t) {
+    hpc_station *s = t->station;
+    if (atomic_exchange(&s->by, HPC_BY_NOBODY) == HPC_BY_WAITS) count_by_waits(s->member, -1);
     t->station = NULL;
+}
+
+void hpc_task_remove(hpc_task *t) {
+    hpc_engine *e = t->station->member->engine;
+    hpc_task_end(t);
+    pthread_mutex_lock(&e->lock);
+    hpc_task_leave(t);
+    pthread_mutex_unlock(&e->lock);
 }
 
 /* ---- members ---- */

@@ -98,6 +98,10 @@ int hpc_task_add(hpc_member *member, hpc_task *task);
 hpc_station *hpc_task_place(hpc_member *member, hpc_task *task);
 /* Removes a task; after that no thread runs it. */
 void hpc_task_remove(hpc_task *task);
+/* The two steps of hpc_task_remove: hpc_task_end ends the task's runs for good, and hpc_task_leave frees its station.
+ * The engine's lock is held in the second one. */
+void hpc_task_end(hpc_task *task);
+void hpc_task_leave(hpc_task *task);
 
 /* Returns whether the run of a task must stop. */
 static inline int hpc_task_stops(const hpc_task *task) {

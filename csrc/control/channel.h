@@ -336,6 +336,7 @@ struct hpc_control {
     int full;                       /* all places are in use: callers are not accepted */
     int told;                       /* the first refused stranger was reported */
     char refusal[HPC_REASON_BYTES]; /* the last refused caller, and the reason; "": none */
+    double joins_since;             /* when this rank began to connect to its neighbours */
     hpc_endpoint good;              /* an endpoint that led to a peer on another host, so its network works */
     double next_tick;               /* 0: none is due */
     _Atomic int inquiries;          /* some link is wanted */

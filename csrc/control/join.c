@@ -16,7 +16,8 @@
 
 #include "base/overdue.h"
 
-static const double LOOK_SECONDS = 2;       /* until a rank looks for children that have not called */
+static const double LOOK_SECONDS = 0.5;     /* until a rank looks for children that have not called */
+static const double FAR_SECONDS = 2;        /* for those of other hosts: a firewall may refuse this rank's look alone */
 static const double CALLERS_SECONDS = 0.25; /* a rank that failed to connect still answers for so long */
 
 /* Returns whether rank is a neighbour of this rank at the start. */
@@ -120,16 +121,24 @@ static int take_addresses(hpc_control *c, const hpc_control_address *addresses, 
     return any;
 }
 
-/* A child may have died before it called. */
+/* Names the last refused caller, which may have been the child, in the reason why a child counts as failed. */
+static void name_refusal(hpc_control *c, char why[HPC_REASON_BYTES]) {
+    pthread_mutex_lock(&c->lock);
+    if (c->refusal[0] != 0) snprintf(why, HPC_REASON_BYTES, "it refuses calls; a call from %.128s", c->refusal);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* A child may have died before it called, or in its call, or have ended because its call was refused. */
 static double look_for_children(void *arg) {
     hpc_control *c = arg;
     char why[HPC_REASON_BYTES];
-    pthread_mutex_lock(&c->lock);
-    const int refused = c->refusal[0] != 0; /* a child may have ended for that: the timeout says so */
-    pthread_mutex_unlock(&c->lock);
-    for (int r = c->group->rank + 1; r < c->group->size && !refused; r++)
-        if (is_joining(c, r) && hpc_mesh_refuses(c, r, why) && is_joining(c, r))
-            hpc_group_depart(c->group, r, HPC_PEER_FAILED, why);
+    const int all = hpc_now() - c->joins_since >= FAR_SECONDS;
+    for (int r = c->group->rank + 1; r < c->group->size; r++) {
+        if (!is_joining(c, r) || !(all || c->links[r].same_host)) continue;
+        if (!hpc_mesh_refuses(c, r, why) || !is_joining(c, r)) continue;
+        name_refusal(c, why);
+        hpc_group_depart(c->group, r, HPC_PEER_FAILED, why);
+    }
     hpc_mesh_poke(c); /* the service thread tells the neighbours */
     return LOOK_SECONDS;
 }
@@ -142,6 +151,7 @@ static int connect_neighbours(hpc_control *c, double deadline) {
                            .later = look_for_children,
                            .after = LOOK_SECONDS};
     int status = HPC_OK;
+    c->joins_since = hpc_now();
     for (int r = 0; r < c->group->size; r++)
         if (atomic_load(&c->links[r].edge) && hpc_mesh_watch_process(c, r))
             hpc_group_depart(c->group, r, HPC_PEER_FAILED, "its process died"); /* before this rank could connect */

@@ -252,7 +252,8 @@ static void on_tcp_caller(hpc_control *c, hpc_stranger *s) {
     status = hpc_greeting_step(&s->greeting, s->fd, c->key, c->self.name, c->group->rank, c->group->size, &why);
     if (status == HPC_IN_PROGRESS) return;
     if (status == HPC_ERR_AUTH) refuse(c, s->fd, why);
-    if (status == HPC_ERR_TRANSPORT) { /* the caller rejects this rank's proof, or gave up */
+    const int said_hello = s->greeting.hello.magic != 0; /* a look for a child says nothing */
+    if (status == HPC_ERR_TRANSPORT && said_hello) {     /* the caller rejects this rank's proof, gave up, or died */
         hpc_net_peer_text(s->fd, from);
         keep_refusal(c, from, "it hung up before its proof; do all ranks have the same secret?");
     }

@@ -1,5 +1,7 @@
 /* Made-up tasks on the threads of an engine: how a thread divides its work among them. */
+#include <malloc.h>
 #include <math.h>
+#include <pthread.h>
 #include <sched.h>
 #include <string.h>
 
@@ -8,7 +10,7 @@
 #include "base/wait.h"
 #include "check.h"
 
-enum { TASKS = 3, ENOUGH = 4000 /* slices */ };
+enum { TASKS = 3, ENOUGH = 4000 /* slices */, ROUNDS = 40 };
 
 typedef struct made_up {
     hpc_task task;
@@ -171,11 +173,85 @@ static void test_lost(void) {
     close_engine();
 }
 
+static _Atomic int starts;
+
+static void *removes_1(void *arg) {
+    while (!atomic_load(&starts)) sched_yield();
+    remove_task(1);
+    return arg;
+}
+
+/* Adds a task while the others are removed, perhaps to a new thread of the same number. The task runs. */
+static void *adds_2(void *arg) {
+    made_up *its = arg;
+    while (!atomic_load(&starts)) sched_yield();
+    hpc_thread *of = hpc_crew_add(member, &its->task, 0, -1, 1);
+    while (atomic_load(&its->runs) == 0) hpc_engine_ring(engine);
+    hpc_crew_remove(of, &its->task);
+    return NULL;
+}
+
+/* Several threads remove the last tasks of a thread at once, and one adds a task. No remover looks at the thread's
+ * memory when it is freed: the byte that freed memory is filled with would keep it waiting for ever. */
+static void test_removed_at_once(int adds) {
+    pthread_t others[2];
+    mallopt(M_PERTURB, 0x80);
+    open_engine();
+    for (int n = 0; n < ROUNDS; n++) {
+        atomic_store(&starts, 0);
+        for (int i = 0; i < 2; i++) add(i, 1, rest);
+        tasks[2] = (made_up){.task = {.run = rest, .arg = &tasks[2], .weight = 1}};
+        CHECK_EQ(pthread_create(&others[0], NULL, removes_1, NULL), 0);
+        if (adds) CHECK_EQ(pthread_create(&others[1], NULL, adds_2, &tasks[2]), 0);
+        atomic_store(&starts, 1);
+        remove_task(0);
+        for (int i = 0; i <= adds; i++) CHECK_EQ(pthread_join(others[i], NULL), 0);
+    }
+    close_engine();
+}
+
+static void *removes_task(void *arg) {
+    hpc_crew_remove(thread, arg);
+    return NULL;
+}
+
+/* Returns how many stations the thread of number 0 has. */
+static int count_stations(void) {
+    int n = 0;
+    for (const hpc_station *s = atomic_load(&member->stations); s != NULL; s = s->next) n += atomic_load(&s->by) == 0;
+    return n;
+}
+
+/* A thread ends when it serves no station, so it must count no task that has no station. The remover waits for the
+ * lock, so its unlock is a system call, after which this thread is in time to look. */
+static void test_counts(void) {
+    pthread_t remover;
+    open_engine();
+    add(0, 1, rest);
+    for (int n = 0; n < 20; n++) {
+        add(1, 1, rest);
+        pthread_mutex_lock(&engine->lock);
+        CHECK_EQ(pthread_create(&remover, NULL, removes_task, &tasks[1].task), 0);
+        while (!hpc_task_stops(&tasks[1].task)) sched_yield();
+        for (int i = 0; i < 100; i++) sched_yield();
+        pthread_mutex_unlock(&engine->lock);
+        while (count_stations() == 2) hpc_cpu_relax();
+        pthread_mutex_lock(&engine->lock);
+        CHECK_EQ(thread->n_tasks, count_stations());
+        pthread_mutex_unlock(&engine->lock);
+        CHECK_EQ(pthread_join(remover, NULL), 0);
+    }
+    remove_task(0);
+    close_engine();
+}
+
 int main(void) {
     test_shares();
     test_served_inside();
     test_held();
     test_due();
     test_lost();
+    test_counts();
+    for (int adds = 0; adds <= 1; adds++) test_removed_at_once(adds);
     return 0;
 }

@@ -8,6 +8,7 @@
 
 #include <sched.h>
 
+#include "handshake.h"
 #include "node.h"
 
 enum { GONE = 1 };
@@ -105,6 +106,39 @@ static void dead_before(rank *r) {
     CHECK_EQ(hpc_last_error()->status, HPC_ERR_PEER);
     CHECK(ranks_error_names(0));
     CHECK_MESSAGE("it died, or a firewall rejects the call");
+    node_leave(n, NULL);
+}
+
+/* Says hello to rank 0, and hangs up instead of the proof. */
+static void hang_up(const node *n) {
+    char answer[ANSWER];
+    hpc_hello hello = good_hello();
+    hello.purpose = HPC_FOR_CONTROL;
+    hello.from = n->r->rank;
+    hello.to = 0;
+    hello.size = n->r->size;
+    memcpy(hello.name, n->all[0].name, sizeof hello.name);
+    const int fd = node_call_port(1, n->all[0].endpoints[0].port, 0);
+    send_bytes(fd, &hello, sizeof hello);
+    wait_readable(fd);
+    receive_bytes(fd, answer, sizeof answer);
+    close(fd);
+}
+
+/* The last rank has an address, and dies before it calls, or in its call. All others name it soon. */
+static void dead_child(rank *r) {
+    node *n = node_open(r, r->size, 10, NULL);
+    const int child = r->size - 1;
+    const double start = ranks_now();
+    if (r->rank == child && r->arg) hang_up(n);
+    if (r->rank != child) {
+        if (node_connect(n, ALL_TCP, 20) == HPC_OK) CHECK_STATUS(node_meet(n, 20), HPC_ERR_PEER);
+        CHECK_EQ(hpc_last_error()->status, HPC_ERR_PEER);
+        CHECK(ranks_error_names(child));
+        CHECK(ranks_now() - start < 10);
+        CHECK_MESSAGE(r->arg ? "it refuses calls; a call from " : "was refused: it died, or a firewall");
+        if (r->arg) CHECK_MESSAGE("it hung up before its proof");
+    }
     node_leave(n, NULL);
 }
 
@@ -305,6 +339,8 @@ int main(int argc, char **argv) {
         {.name = "late", .size = 3, .run = late, .arg = ALL_TCP, .where = RANKS_SHM, .bare = true},
         {.name = "never", .size = 3, .run = never, .where = RANKS_SHM, .bare = true},
         {.name = "dead-before", .size = 3, .run = dead_before, .where = RANKS_SHM, .bare = true},
+        {.name = "dead-child", .size = 3, .run = dead_child, .arg = 0, .where = RANKS_SHM, .bare = true},
+        {.name = "dead-in-its-call", .size = 2, .run = dead_child, .arg = 1, .where = RANKS_SHM, .bare = true},
         {.name = "wrong-secret", .size = 2, .run = wrong_secret, .where = RANKS_SHM, .bare = true},
         {.name = "wrong-addresses", .size = 2, .run = wrong_addresses, .where = RANKS_SHM, .bare = true},
         {.name = "dead-network", .size = 3, .run = dead_network, .where = RANKS_SHM, .bare = true},
