@@ -144,10 +144,23 @@ class Context(Collectives, Messages):
         "size",
     )
 
-    def __init__(self, group: Group, config: Config, engine: Any = NULL, secret: bytes | None = None) -> None:
-        """secret: the job's secret; None: the one in config.secret_file."""
+    def __init__(
+        self,
+        group: Group,
+        config: Config,
+        engine: Any = NULL,
+        secret: bytes | None = None,
+        door: tuple[str, int] | None = None,
+    ) -> None:
+        """Creates the context and connects it.
+
+        Args:
+            secret: the job's secret; None: the one in config.secret_file.
+            door: the IP address and the port at which the process is called for this context; None: the context listens
+                itself.
+        """
         secret, sources = read_secret(config.secret_file) if secret is None else secret, Sources()
-        handle = _core.context_create(group.rank, group.size, config, launch.threads(), secret, engine, sources)
+        handle = _core.context_create(group.rank, group.size, config, launch.threads(), secret, engine, sources, door)
         self._begin(handle, config, secret, sources)
         try:
             self._connect(group)

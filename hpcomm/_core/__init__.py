@@ -49,6 +49,7 @@ from .collective import (
     work_wait_whole,
 )
 from .context import (
+    DOOR_CALL,
     allgather,
     barrier,
     context_abort,
@@ -58,6 +59,9 @@ from .context import (
     context_connect,
     context_create,
     context_first_ranks,
+    context_lead,
+    context_name,
+    context_take,
     context_host,
     context_notes,
     context_peer,

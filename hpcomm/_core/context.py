@@ -11,6 +11,9 @@ from .handle import collected, collecting, collective, gathering, owned
 from .memory import from_buffer
 from .status import NULL, SLICE, check, checking, text
 
+NAME: int = lib.HPC_CONTEXT_NAME
+DOOR_CALL: int = lib.HPC_DOOR_CALL
+
 context_rank: Callable[[Any], int] = lib.hpc_context_rank
 context_revoke = checking(lib.hpc_context_revoke)
 context_close = checking(lib.hpc_context_close)
@@ -61,12 +64,23 @@ def _settings(config: Any, threads: int, secret: bytes | None) -> tuple[Any, ...
 
 
 def context_create(
-    rank: int, size: int, config: Any, threads: int, secret: bytes | None, engine: Any, keep: object
+    rank: int,
+    size: int,
+    config: Any,
+    threads: int,
+    secret: bytes | None,
+    engine: Any,
+    keep: object,
+    door: tuple[str, int] | None = None,
 ) -> Any:
     """Creates a context. threads: the number of threads with which this rank itself computes. engine: NULL for the
-    process's own. C copies the secret, and keeps the engine."""
+    process's own. door: the IP address and the port at which the context is called (context_take). C copies the secret,
+    and keeps the engine."""
     settings = _settings(config, threads, secret)
     settings[0].engine = engine
+    if door is not None:
+        ip = ffi.new("char[]", door[0].encode())
+        settings[0].door, settings[0].door_port = ip, door[1]
     out = ffi.new("hpc_context **")
     check(lib.hpc_context_create(rank, size, settings[0], out))
     return owned(out[0], lib.hpc_context_free, keep)
@@ -86,6 +100,22 @@ def context_address(context: Any) -> bytes:
     blob = ffi.new("char[]", lib.hpc_address_size())
     check(lib.hpc_context_address(context, blob))
     return bytes(ffi.buffer(blob))
+
+
+def context_name(context: Any) -> bytes:
+    """Returns the name by which callers ask for the context at its door."""
+    name = ffi.new("unsigned char[]", NAME)
+    check(lib.hpc_context_name(context, name))
+    return bytes(ffi.buffer(name))
+
+
+def context_take(context: Any, descriptor: int) -> None:
+    """Gives the context a connection that has come to its door. If it raises, the caller still owns the descriptor."""
+    check(lib.hpc_context_take(context, descriptor))
+
+
+def context_lead(context: Any, rank: int, ip: str, port: int) -> None:
+    check(lib.hpc_context_lead(context, rank, ip.encode(), port))
 
 
 def context_connect(context: Any, addresses: list[bytes], timeout: float) -> None:

@@ -7,7 +7,7 @@ through the hub's port, and both have a secret that is made of the token and of 
 
 from typing import Any, NoReturn
 
-from .. import launch
+from .. import _core, launch
 from .._core import NULL
 from ..context import Context
 from ..errors import NotSupported
@@ -21,6 +21,8 @@ class _MeetsAtHub(Context):
 
     def _connect(self, group: launch.Group) -> None:
         assert isinstance(group, Ranks)
+        for rank, ip, port in group.leads():
+            _core.context_lead(self._handle, rank, ip, port)
         with group.watched(super().abort):
             super()._connect(group)
 

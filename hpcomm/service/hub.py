@@ -22,6 +22,7 @@ from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeo
 from . import notify, proof
 from .books import NOTHING, Books, Needs
 from .config import ADMIN, HubConfig, Namespace
+from .door import CALL, MAGIC, Doors
 from .handle import NONCES, HubAddress, checked_name
 from .meeting import HostedJob, Joining, again
 from .metrics import Metrics
@@ -29,7 +30,8 @@ from .session import MOST_BYTES, Session, hang_up
 from .store import Store
 from .tenant import Tenant, Terms
 
-MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place, unread
+MOST_CALLERS = 64  # connections that have proven nothing yet
+MOST_WAITING = 1024  # more of them may wait for a place, unread
 _UNREAD = 4 << 10  # bytes of a connection that asyncio reads ahead, besides its last read of 256 KiB at most
 _PROOF_SECONDS = 5.0
 _PLACE_SECONDS = 1.0  # until a caller that has proven nothing must give up its place to another one
@@ -69,6 +71,8 @@ class Hub:
         self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
         self._callers: dict[asyncio.StreamWriter, float] = {}
         self._waiting = 0
+        self._freed = asyncio.Event()  # a place
+        self._doors = Doors()
         self._drains_at: float | None = None
         self._end: asyncio.TimerHandle | None = None  # of the drain
         self._was_told = False  # by a first SIGTERM
@@ -98,7 +102,8 @@ class Hub:
         try:
             if self.config.metrics is not None:
                 self.tell(f"metrics are at {await self._metrics.start(self.config.metrics)}")
-            at = str(HubAddress(*server.sockets[0].getsockname()[:2]))
+            self._at = HubAddress(*server.sockets[0].getsockname()[:2])
+            at = str(self._at)
             ready(at)
             self._serves = notify.ready(f"serves at {at}")
             notify.send(self._serves, self.tell)
@@ -181,7 +186,7 @@ class Hub:
                 return
             self._callers[writer] = time.monotonic()
             session = await asyncio.wait_for(self._proven(reader, writer), _PROOF_SECONDS)
-            self._callers.pop(writer, None)
+            self._free_place(writer)
             if session is not None:
                 await self._attended(session)
         except _BROKEN:
@@ -190,14 +195,14 @@ class Hub:
         except asyncio.CancelledError:
             pass
         finally:
-            self._callers.pop(writer, None)
+            self._free_place(writer)
             self._tasks.discard(task)
             hang_up(writer)
 
     async def _has_place(self, caller: Any) -> bool:
         """Waits until one more caller may try to prove itself: at most until the oldest one has had its second, which
         then loses its place. The hub reads nothing of a caller that waits. Returns False if too many wait already."""
-        if self._waiting >= MOST_CALLERS:
+        if self._waiting >= MOST_WAITING:
             return False
         self._waiting += 1
         caller.pause_reading()
@@ -210,17 +215,29 @@ class Hub:
                     self._books.count("refused: strangers")
                     oldest.transport.abort()
                 else:
-                    await asyncio.sleep(left)
+                    self._freed.clear()
+                    with suppress(TimeoutError, asyncio.TimeoutError):
+                        await asyncio.wait_for(self._freed.wait(), left)
         finally:
             self._waiting -= 1
         caller.resume_reading()
         return True
 
+    def _free_place(self, caller: asyncio.StreamWriter) -> None:
+        if self._callers.pop(caller, None) is not None:
+            self._freed.set()
+
     async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session | None:
-        """Returns the session of a caller that has proven itself; None if the caller was refused."""
+        """Returns the session of a caller that has proven itself; None if the caller was refused, or called a
+        tenant's context."""
         greeting = proof.hello()
         writer.write(greeting)
-        claim = await reader.readexactly(proof.CLAIM)
+        claim = await reader.readexactly(CALL)
+        if claim.startswith(MAGIC):
+            if not await self._doors.pass_on(claim, reader, writer):
+                self._books.count("refused: calls of no job")
+            return None
+        claim += await reader.readexactly(proof.CLAIM - CALL)
         name = proof.name_in(claim)
         token = self.config.token(name)
         try:
@@ -472,6 +489,7 @@ class Hub:
             cores=self.config.cores,
             resumes=job.resumes,
             store=None if self._store is None else self._store.job(job.namespace, job.name),
+            at=(self._at.host.partition("%")[0], self._at.port),
         )
 
         def over(why: str, kind: str) -> None:
@@ -483,6 +501,7 @@ class Hub:
             claim=partial(self._claim, space.name),
             over=over,
             count=self._books.count,
+            doors=self._doors,
         )
         self.tell(f"{job.title} begins, with {job.first.size} workers")
 

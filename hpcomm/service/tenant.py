@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from .. import errors
+from .. import _core, errors
 from ..config import Config
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
@@ -18,6 +18,7 @@ from ..launch import Group
 from . import proof, saving
 from .books import Holding, Needs
 from .described import Described, Served
+from .door import Doors
 from .store import JobStore
 from .work import HubWork, Tally
 
@@ -43,6 +44,7 @@ class Terms:
         cores: the hub's cores.
         resumes: whether the job's exchanges begin with their saved state.
         store: the job's saved state; None if the hub keeps none.
+        at: the IP address and the port at which the hub listens.
     """
 
     title: str
@@ -53,6 +55,7 @@ class Terms:
     config: Config
     weight: float
     cores: int
+    at: tuple[str, int]
     resumes: bool = False
     store: JobStore | None = None
 
@@ -92,8 +95,12 @@ class _TenantContext(Context):
 
     def _connect(self, group: Group) -> None:
         assert isinstance(group, Tenant)
-        group.begins(self)
+        group.begins(self, _core.context_name(self._handle))
         super()._connect(group)
+
+    def take(self, descriptor: int) -> None:
+        """Takes a connection that has come to the hub's port for this context."""
+        _core.context_take(self._handle, descriptor)
 
 
 class Tenant:
@@ -106,6 +113,7 @@ class Tenant:
         claim: Callable[[str, Needs, Needs], None],
         over: Callable[[str, str], None],
         count: Callable[[str], None],
+        doors: Doors,
     ) -> None:
         """Starts the thread.
 
@@ -115,6 +123,7 @@ class Tenant:
                 The first argument is the word for it. Raises ConfigError if a quota has no room for it.
             over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
             count: counts an event by its name.
+            doors: gets the context, while it is called.
         """
         self.terms, self._post, self._claim, self._over, self._count = terms, post, claim, over, count
         self.rank, self.size = terms.rank, terms.workers + terms.hubs
@@ -124,7 +133,8 @@ class Tenant:
         self._made_so_far = 0  # exchanges
         self._tally = Tally()
         self._saver = saving.JobSaver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
-        self._context: Context | None = None
+        self._context: _TenantContext | None = None
+        self._doors, self._name = doors, b""
         self._up = False
         # the first reason why the job ends; no exception, since the traceback of one would keep the context alive
         self._why: _Stop | None = None
@@ -187,6 +197,14 @@ class Tenant:
         if context is not None:  # which ends the waits of the tenant's threads; it may take a moment
             threading.Thread(target=context.abort, args=(why,), daemon=True).start()
 
+    def accept(self, descriptor: int) -> None:
+        """Gives the context a connection. Raises an HpcommError if it takes none, and then does not own it."""
+        with self._lock:
+            context = self._context
+        if context is None:
+            raise Stopped(f"{self.terms.title} has ended")
+        context.take(descriptor)
+
     # ---- launch.Group ----------------------------------------------------------------------------------------------
 
     def exchange(self, data: bytes, timeout: float) -> list[bytes]:
@@ -199,12 +217,15 @@ class Tenant:
             raise Stopped(found.why)
         return found
 
-    def begins(self, context: Context) -> None:
-        """Takes the context, before it connects: stop ends its waits."""
+    def begins(self, context: _TenantContext, name: bytes) -> None:
+        """Takes the context, before it connects: stop ends its waits, and the hub's door leads to it. name: of the
+        context at the door."""
         with self._lock:
             self._context = context
             if self._why is not None:
                 raise Stopped(self._why.why)
+        self._name = name
+        self._doors.add(name, self.accept)
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -214,6 +235,7 @@ class Tenant:
         except Exception as failed:
             self._fail(failed)
         self._join(_STARTED)
+        self._doors.remove(self._name)
         self._context = None
         self._serving = []
         gc.collect()  # frees memory and descriptors of the context now
@@ -233,7 +255,7 @@ class Tenant:
             return self._why
 
     def _take_part(self) -> None:
-        context = _TenantContext(self, self.terms.config, secret=self.terms.secret)
+        context = _TenantContext(self, self.terms.config, secret=self.terms.secret, door=self.terms.at)
         try:
             context.set_title(f"{self.terms.title}, hub")
             self._up = True

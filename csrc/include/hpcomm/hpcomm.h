@@ -122,6 +122,10 @@ typedef struct hpc_config {
                                    but cubic or reno if that is bbr */
     int threads;        /* compute threads of this rank, which need CPUs too, up to HPC_MOST_THREADS; 0 means 1 */
     hpc_engine *engine; /* NULL: the process's (engine.h), or that of the context which hpc_context_shrink shrinks */
+    const char *door;   /* NULL: this rank listens for TCP itself. Otherwise the IP address of a port at which the caller
+                           listens, for several contexts (hpc_context_take); "0.0.0.0" or "::" means the addresses of
+                           interfaces. Ranks without a door then call this one there, and it calls none of them */
+    int door_port;
 } hpc_config;
 
 enum { HPC_TCP_STREAMS = 8, HPC_MOST_THREADS = 1 << 16 };
@@ -151,6 +155,19 @@ HPC_API size_t hpc_address_size(void);
 HPC_API int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context **context);
 HPC_API int hpc_context_address(const hpc_context *context, void *address);
 HPC_API int hpc_context_connect(hpc_context *context, const void *addresses, double timeout);
+
+/* For a context with a door (hpc_config). The caller reads HPC_DOOR_CALL bytes from each connection: "hpcdoor1", and
+ * the name of a context, which hpc_context_name writes. It answers with one byte, 1, and gives the connection to the
+ * context of that name, or answers with 0 and hangs up. Before, it sends a greeting of HPC_DOOR_GREETING bytes, of
+ * which the first are "hpchub". take takes fd over if it returns HPC_OK. HPC_ERR_PEER: the context has ended, or has
+ * too many callers. It does not wait, and any thread may call it. */
+enum { HPC_DOOR_GREETING = 24, HPC_CONTEXT_NAME = 16, HPC_DOOR_CALL = 8 + HPC_CONTEXT_NAME };
+HPC_API int hpc_context_name(const hpc_context *context, unsigned char name[HPC_CONTEXT_NAME]);
+HPC_API int hpc_context_take(hpc_context *context, int fd);
+
+/* Adds an address of the door of rank, as this host knows it. The rank is then called at these addresses alone; without
+ * them, at those which it announces. Before connect. */
+HPC_API int hpc_context_lead(hpc_context *context, int rank, const char *ip, int port);
 
 /* An out-of-band allgather for jobs whose launcher has none: rank 0 listens at host:port, and the others connect to it.
  * With a secret (16 bytes or more) both ends of a connection prove that they know it; without a secret, host must be a
