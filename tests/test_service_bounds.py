@@ -94,8 +94,8 @@ def unread(port: int, caller: int) -> int:
 
 
 def test_a_hub_reads_nothing_of_callers_that_wait(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_PLACE_SECONDS", "_PROOF_SECONDS"):
-        monkeypatch.setattr(hubs, name, SECONDS)
+    for name, value in (("_PLACE_SECONDS", SECONDS), ("_PROOF_SECONDS", SECONDS), ("MOST_WAITING", hubs.MOST_CALLERS)):
+        monkeypatch.setattr(hubs, name, value)
     asyncio.run(greet_many(hub.file))
 
 

@@ -1,23 +1,25 @@
 """A hub has one port: workers and other hubs call it there, and it calls no worker."""
 
 import os
-import re
+import selectors
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from served import SECONDS, TOKENS, VALUES, Served, caller, join, rest, run, status, trained
+from served import SECONDS, TOKENS, VALUES, Served, caller, join, rest, run, trained
+from sockets import connections, listeners
 
 import hpcomm
 from hpcomm.service import address, door, proof
 
-RULE = hpcomm.Nesterov(lr=0.5)
-LISTENS, ESTABLISHED = 0x0A, 0x01
+HELLO = 64  # bytes of the handshake of contexts (csrc/control/hello.h)
+ANSWER = 16 + 32
+PROOF = 32
 
 
 @pytest.fixture(scope="module")
@@ -35,56 +37,175 @@ def hub(hubs: list[Served]) -> Served:
 # ---- the sockets of a job over tcp ---------------------------------------------------------------------------------
 
 
-def sockets(pid: int) -> list[tuple[int, int, int]]:
-    """The state, the own port and the other port of each TCP socket of a process."""
-    found = []
-    links = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir() if one.exists() or one.is_symlink()]
-    own = {match[1] for link in links if (match := re.fullmatch(r"socket:\[(\d+)\]", link))}
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
-            _, ours, theirs, state, *rest = line.split()
-            if rest[5] in own:
-                ports = (int(end.rpartition(":")[2], 16) for end in (ours, theirs))
-                found.append((int(state, 16), *ports))
-    return [(state, mine, its) for state, mine, its in found]
+@dataclass
+class Look:
+    """Sockets during a job, by process: ports that listen, and connections (the own port and the other one)."""
+
+    ports: list[set[int]]
+    connections: list[list[tuple[int, int]]]
 
 
-def train_and_look(handle: str, token: str, pids: list[int], n: int, **case: Any) -> list[Any]:
-    """What trained finds, and the sockets of hubs while the job has an exchange, from worker 0."""
+def train_and_look(handle: str, token: str, pids: list[int], racks: Any = None) -> list[Any]:
+    """The parameters after steps over tcp; then, on worker 0, what processes have as sockets while the exchange is
+    open."""
     with join(handle, token, transport="tcp") as ctx:
-        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=RULE, **case)
-        bits = trained(ex, ctx.rank)["w"].tobytes().hex()[:400]
-        seen = [sockets(pid) for pid in pids] if ctx.rank == 0 else []
+        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.Nesterov(lr=0.5), racks=racks)
+        found: list[Any] = [ex_bits(trained(ex, ctx.rank))]
+        assert {peer.transport for peer in ex.context.peers} == {"tcp", "self"}
         ctx.barrier()
-        assert all(peer.transport in ("tcp", "self") for peer in ex.context.peers)
-        return [bits, seen]
+        if ctx.rank == 0:
+            found += [[list(listeners([pid])[0]) for pid in pids], [connections([pid]) for pid in pids]]
+        ctx.barrier()
+        return found
 
 
-def check_ports(hubs: list[Served], seen: list[list[tuple[int, int, int]]], least: int) -> None:
-    """Each hub listens at one port, where all its connections are, except those that it has made to other hubs."""
+def ex_bits(values: dict[str, Any]) -> str:
+    return "".join(array.tobytes().hex()[:2000] for array in values.values())
+
+
+def check_ports(hubs: list[Served], listen: list[list[int]], ends: list[list[tuple[int, int]]], least: int) -> None:
+    """Each hub listens at one port, and has all its connections there, but for those to hubs before it."""
     ports = [address(one.where).port for one in hubs]
-    for own, found in zip(ports, seen, strict=True):
-        assert [mine for state, mine, _ in found if state == LISTENS] == [own]
-        ends = [(mine, its) for state, mine, its in found if state == ESTABLISHED]
-        assert len(ends) >= least
-        assert all(own in (mine, its) or its in ports for mine, its in ends), ends
-        called = {its for mine, its in ends if mine != own}
-        assert called <= set(ports[: ports.index(own)]), "the later hub calls the earlier one"
+    assert listen == [[port] for port in ports]
+    for index, found in enumerate(ends):
+        assert sum(mine == ports[index] for mine, _ in found) >= least
+        assert {its for mine, its in found if mine != ports[index]} <= set(ports[:index])
 
 
 def test_workers_call_the_hub_at_its_port(hub: Served) -> None:
-    (bits, seen), (same, _), (third, _) = run(3, train_and_look, hub.create(), [hub.process.pid], 3)
-    assert bits == same == third
-    check_ports([hub], seen, least=3 * 3)  # to meet, for control, and for data
+    (bits, *seen), *others = run(3, train_and_look, hub.create(), [hub.process.pid])
+    assert others == [[bits]] * 2
+    check_ports([hub], *seen, least=9)  # of each worker, to meet, for control, and for data
 
 
 def test_hubs_of_racks_call_each_other_at_their_ports(hubs: list[Served]) -> None:
     handle = hpcomm.create_service([one.where for one in hubs], "a", TOKENS["a"])
-    pids = [one.process.pid for one in hubs]
-    found = run(4, train_and_look_in_racks, handle, pids)
-    assert len({bits for bits, _ in found}) == 1
-    check_ports(hubs, found[0][1], least=5)
+    (bits, *seen), *others = run(4, train_and_look, handle, [one.process.pid for one in hubs], [[0, 2], [1, 3]])
+    assert others == [[bits]] * 3
+    check_ports(hubs, *seen, least=5)
 
 
-def train_and_look_in_racks(handle: str, token: str, pids: list[int]) -> list[Any]:
-    return train_and_look(handle, token, pids, 4, racks=[[0, 2], [1, 3]])
+# ---- a hub behind another address ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Forwarder:
+    """Another port that leads to a hub, as that of a container does. It keeps the bytes of callers."""
+
+    to: tuple[str, int]
+    said: list[bytearray] = field(default_factory=list)
+    _others: dict[socket.socket, tuple[socket.socket, bytearray]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port: int = self._listener.getsockname()[1]
+        self._selector, (self._stop, self._stopped) = selectors.DefaultSelector(), socket.socketpair()
+        for one in (self._listener, self._stopped):
+            self._selector.register(one, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._forward)
+        self._thread.start()
+
+    def _forward(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                one: Any = key.fileobj
+                if one is self._stopped:
+                    return
+                if one is self._listener:
+                    self._accept()
+                elif one in self._others:
+                    self._pass(one)
+
+    def _accept(self) -> None:
+        pair = (self._listener.accept()[0], socket.create_connection(self.to, timeout=SECONDS))
+        self.said.append(bytearray())
+        for one, other, kept in (*zip(pair, pair[::-1], (self.said[-1], bytearray()), strict=True),):
+            one.settimeout(SECONDS)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._others[one] = (other, kept)
+            self._selector.register(one, selectors.EVENT_READ)
+
+    def _pass(self, one: socket.socket) -> None:
+        other, kept = self._others[one]
+        try:
+            data = one.recv(1 << 16)
+            other.sendall(data)
+        except OSError:
+            data = b""
+        if data:
+            kept += data[: max(1024 - len(kept), 0)]
+            return
+        for end in (one, other):
+            self._selector.unregister(end)
+            del self._others[end]
+            end.close()
+
+    def close(self) -> None:
+        self._stop.send(b"1")
+        self._thread.join()
+        for one in (*self._others, self._listener, self._stop, self._stopped):
+            one.close()
+        self._selector.close()
+
+
+def hold(handle: str, token: str, folder: str) -> list[str]:
+    """Trains; then waits between two words of the test."""
+    with join(handle, token, transport="tcp") as ctx:
+        ex = hpcomm.parameter_hub(ctx, VALUES, servers="hub", rule=hpcomm.Nesterov(lr=0.5))
+        ex_bits(trained(ex, ctx.rank, 1))
+        Path(folder, "holds").touch()
+        with open(Path(folder, "gate"), "rb", buffering=0) as opened:
+            opened.read(1)
+        ex.step({name: value * 0 for name, value in VALUES.items()})
+        return [peer.path for peer in ex.context.peers]
+
+
+def test_callers_that_are_no_ranks_of_the_job_are_refused(hub: Served, tmp_path: Path) -> None:
+    """A job reaches the hub at another port. Meanwhile strangers call its context at the hub's."""
+    os.mkfifo(tmp_path / "gate")
+    where = address(hub.where)
+    with closing(Forwarder((where.host, where.port))) as forwarder:
+        handle = hub.create().replace(hub.where, f"127.0.0.1:{forwarder.port}")
+        found: list[Any] = []
+        job = threading.Thread(target=lambda: found.extend(run(1, hold, handle, str(tmp_path))))
+        job.start()
+        hub.wait((tmp_path / "holds").exists)
+        try:
+            recorded = [bytes(one) for one in forwarder.said if one.startswith(door.MAGIC)]
+            assert len(recorded) >= 2, "all that the worker sends goes by the other port"
+            call_as_strangers(hub, recorded[0])
+        finally:
+            (tmp_path / "gate").write_bytes(b"1")
+            job.join()
+    ((_, path),) = found
+    assert path.startswith(f"127.0.0.1:{forwarder.port}")
+    hub.wait(lambda: not hub.jobs())
+    before = hub.counts("refused: calls of no job")
+    assert called(hub, recorded[0][: door.CALL]) == b"\0", "the job has ended"
+    assert hub.counts("refused: calls of no job") == before + 1
+
+
+def called(hub: Served, said: bytes, *more: tuple[int, bytes]) -> bytes:
+    """What a hub answers to a caller, beside its greeting. more: how many bytes the caller reads before it says more."""
+    with closing(caller(hub)) as one:
+        one.sendall(said)
+        found = one.recv(proof.HELLO, socket.MSG_WAITALL)
+        assert len(found) == proof.HELLO
+        for n, word in more:
+            one.recv(n, socket.MSG_WAITALL)
+            one.sendall(word)
+        return rest(one)
+
+
+def call_as_strangers(hub: Served, recorded: bytes) -> None:
+    """recorded: what a worker has said, from its first byte."""
+    none, strangers = "refused: calls of no job", "refused: calls of strangers"
+    before = [hub.counts(what) for what in (none, strangers, "refused: strangers")]
+    call, hello = recorded[: door.CALL], recorded[door.CALL :][:HELLO]
+    assert called(hub, door.MAGIC + bytes(door.CALL - len(door.MAGIC))) == b"\0"
+    assert called(hub, call + b"!") == b"\0", "a caller waits before it says more"
+    assert called(hub, call, (1, os.urandom(HELLO))) == b""
+    assert called(hub, call, (1, hello[:-1] + b"!"), (ANSWER, bytes(PROOF))) == b""
+    assert called(hub, call, (1, hello), (ANSWER, recorded[door.CALL + HELLO :][:PROOF])) == b"", "a replay"
+    after = [hub.counts(what) for what in (none, strangers, "refused: strangers")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [2, 3, 0]

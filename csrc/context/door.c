@@ -27,6 +27,10 @@ int hpc_context_take(hpc_context *c, int fd) {
                     c->group.rank);
 }
 
+int hpc_context_refused(const hpc_context *c) {
+    return c == NULL ? 0 : hpc_control_refused(c->control);
+}
+
 int hpc_context_lead(hpc_context *c, int rank, const char *ip, int port) {
     static const char op[] = "lead";
     hpc_endpoint at;

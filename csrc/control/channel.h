@@ -340,6 +340,7 @@ struct hpc_control {
     int greeting;                   /* number of strangers' places in use */
     int full;                       /* all places are in use: callers are not accepted */
     int told;                       /* the first refused stranger was reported */
+    _Atomic int refused;            /* strangers so far */
     char refusal[HPC_REASON_BYTES]; /* the last refused caller, and the reason; "": none */
     hpc_endpoint good;              /* an endpoint that led to a peer on another host, so its network works */
     double next_tick;               /* 0: none is due */

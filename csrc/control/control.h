@@ -51,6 +51,8 @@ void hpc_control_address_of(const hpc_control *control, hpc_control_address *add
 /* Takes over a connection that has come to this rank's door. HPC_ERR_PEER: the channel takes none now, and the calling
  * code still owns fd. Any thread may call it; it does not wait. */
 int hpc_control_take(hpc_control *control, int fd);
+/* Returns how many TCP callers have not proven themselves. Any thread may call it. */
+int hpc_control_refused(const hpc_control *control);
 
 /* Returns whether this rank calls rank where either may, at the start and for lanes. Of a rank with a door and one
  * without, the latter calls; of others the higher one. */

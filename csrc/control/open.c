@@ -152,6 +152,10 @@ int hpc_control_take(hpc_control *c, int fd) {
     return takes ? HPC_OK : HPC_ERR_PEER;
 }
 
+int hpc_control_refused(const hpc_control *c) {
+    return atomic_load(&c->refused);
+}
+
 void hpc_control_on_lane(hpc_control *control, hpc_accept_lane *accept, void *arg) {
     control->accept_arg = arg;
     control->accept_lane = accept;

@@ -152,6 +152,7 @@ static void refuse(hpc_control *c, int fd, const char *why) {
     char from[HPC_ENDPOINT_TEXT];
     hpc_net_peer_text(fd, from);
     keep_refusal(c, from, why);
+    atomic_fetch_add(&c->refused, 1);
     if (c->told) return;
     c->told = 1;
     hpc_group_note(c->group, HPC_NOTE_REFUSED, "refused a connection from %s: %s", from, why);

@@ -15,6 +15,7 @@ NAME: int = lib.HPC_CONTEXT_NAME
 DOOR_CALL: int = lib.HPC_DOOR_CALL
 
 context_rank: Callable[[Any], int] = lib.hpc_context_rank
+context_refused: Callable[[Any], int] = lib.hpc_context_refused
 context_revoke = checking(lib.hpc_context_revoke)
 context_close = checking(lib.hpc_context_close)
 barrier = collecting(lib.hpc_barrier)

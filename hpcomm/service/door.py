@@ -39,9 +39,8 @@ class Doors:
         context, or if the caller has sent more than its CALL."""
         writer.transport.pause_reading()
         reader.feed_eof()
-        if await reader.read():
-            return False
-        taken = self._give(call.removeprefix(MAGIC), os.dup(writer.get_extra_info("socket").fileno()))
+        too_much = await reader.read()
+        taken = not too_much and self._give(call.removeprefix(MAGIC), writer.get_extra_info("socket").fileno())
         writer.write(_TAKEN if taken else _NONE)
         if taken:
             writer.transport.abort()  # closes the hub's descriptor; the context has its own
@@ -49,11 +48,12 @@ class Doors:
 
     def _give(self, name: bytes, descriptor: int) -> bool:
         take = self._takes.get(name)
-        if take is not None:
-            try:
-                take(descriptor)
-                return True
-            except HpcommError:
-                pass
-        os.close(descriptor)
-        return False
+        if take is None:
+            return False
+        own = os.dup(descriptor)
+        try:
+            take(own)
+        except HpcommError:
+            os.close(own)
+            return False
+        return True

@@ -39,6 +39,7 @@ _REQUEST_SECONDS = 10.0  # from the proof to the first request, and from the ans
 _MOST_SECONDS = 600.0  # that a tenant may give its workers to meet
 _MOST_TIMEOUT = 86400.0
 STOP_SECONDS = 10.0  # for tenants that were told to stop
+_REFUSED_CALLS = "refused: calls of strangers"  # that named a job
 _REMEMBERED = 256  # jobs of a namespace that ended before they ran: their late workers are told why
 
 # what is told of a job that does not run
@@ -519,6 +520,8 @@ class Hub:
             job.end(ConfigError(f"{job.title}: {why}"))
         elif not why:
             self._books.count("jobs done")
+        if job.tenant is not None and job.tenant.refused:
+            self._books.count(_REFUSED_CALLS, job.tenant.refused)
         self.tell(f"{job.title} has ended{f': {why}' if why else ''}")
         self._metrics.ended(job)
         self._drop(job)
@@ -566,6 +569,9 @@ class Hub:
     def _status(self) -> dict[str, Any]:
         left = None if self._drains_at is None else max(self._drains_at - time.monotonic(), 0.0)
         by_space = Counter(job.namespace for job in self.jobs.values())
+        counts = self._books.counts + Counter(
+            {_REFUSED_CALLS: sum(job.tenant.refused for job in self.jobs.values() if job.tenant is not None)}
+        )
         return {
             "version": _core.version(),
             "pid": os.getpid(),
@@ -590,7 +596,7 @@ class Hub:
                 }
                 for name, one in self.config.namespaces.items()
             },
-            "counts": dict(sorted(self._books.counts.items())),
+            "counts": dict(sorted(counts.items())),
         }
 
     async def _all_told(self) -> list[dict[str, Any]]:

@@ -42,6 +42,7 @@ _STRANGERS = (
     "unknown namespace",
     "wrong token",
     "calls of no job",
+    "calls of strangers",
     "requests for metrics",
 )
 _STATES = ("waits", "runs", "ends")

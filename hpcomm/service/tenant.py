@@ -102,6 +102,11 @@ class _TenantContext(Context):
         """Takes a connection that has come to the hub's port for this context."""
         _core.context_take(self._handle, descriptor)
 
+    @property
+    def refused(self) -> int:
+        """How many callers have not proven themselves."""
+        return _core.context_refused(self._handle)
+
 
 class Tenant:
     """The hub's part of a job. Its methods are called by the hub's own thread, and do not wait."""
@@ -134,7 +139,7 @@ class Tenant:
         self._tally = Tally()
         self._saver = saving.JobSaver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
         self._context: _TenantContext | None = None
-        self._doors, self._name = doors, b""
+        self._doors, self._name, self._refused = doors, b"", 0
         self._up = False
         # the first reason why the job ends; no exception, since the traceback of one would keep the context alive
         self._why: _Stop | None = None
@@ -156,6 +161,13 @@ class Tenant:
     def memory(self) -> int:
         """The bytes that these exchanges hold."""
         return sum(one.held.needs.nbytes for one in self._serving)
+
+    @property
+    def refused(self) -> int:
+        """How many callers of the job's context have not proven themselves."""
+        with self._lock:
+            context = self._context
+        return self._refused if context is None else context.refused
 
     @property
     def work(self) -> HubWork:
@@ -236,6 +248,7 @@ class Tenant:
             self._fail(failed)
         self._join(_STARTED)
         self._doors.remove(self._name)
+        self._refused = self.refused
         self._context = None
         self._serving = []
         gc.collect()  # frees memory and descriptors of the context now

@@ -165,6 +165,10 @@ enum { HPC_DOOR_GREETING = 24, HPC_CONTEXT_NAME = 16, HPC_DOOR_CALL = 8 + HPC_CO
 HPC_API int hpc_context_name(const hpc_context *context, unsigned char name[HPC_CONTEXT_NAME]);
 HPC_API int hpc_context_take(hpc_context *context, int fd);
 
+/* Returns how many TCP callers the context has refused, because they did not prove that they are ranks of the job. Any
+ * thread may call it, until the context is freed. */
+HPC_API int hpc_context_refused(const hpc_context *context);
+
 /* Adds an address of the door of rank, as this host knows it. The rank is then called at these addresses alone; without
  * them, at those which it announces. Before connect. */
 HPC_API int hpc_context_lead(hpc_context *context, int rank, const char *ip, int port);
