@@ -36,8 +36,7 @@ int hpc_context_lead(hpc_context *c, int rank, const char *ip, int port) {
     hpc_endpoint at;
     if (c == NULL || ip == NULL) return hpc_fail(HPC_ERR_INVALID, op, "%s: context or ip is NULL", op);
     int status = hpc_group_check_rank(&c->group, rank, "rank", op);
-    if (status == HPC_OK && c->connecting)
-        status = hpc_fail(HPC_ERR_INVALID, op, "%s: connect was called already", op);
+    if (status == HPC_OK && c->connecting) status = hpc_fail(HPC_ERR_INVALID, op, "%s: connect was called already", op);
     if (status != HPC_OK) return status;
     if (!hpc_net_endpoint(ip, port, &at))
         return hpc_fail(HPC_ERR_INVALID, op, "%s: ip is \"%.64s\" and port %d: give an IP address and a port", op, ip,

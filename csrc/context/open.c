@@ -188,8 +188,8 @@ static int take_memory(hpc_context *c) {
 /* Makes the bell, and the control channel, which shares it with other ranks. */
 static int open_channel(hpc_context *c, const hpc_config *config) {
     const int connects_hosts = hpc_transport_find(config->transports, 0, HPC_CAP_ONE_HOST) != NULL;
-    const hpc_control_config control = {connects_hosts, config->interfaces, config->silence, config->secret,
-                                        config->secret_bytes, config->door, config->door_port};
+    const hpc_control_config control = {connects_hosts,       config->interfaces, config->silence,  config->secret,
+                                        config->secret_bytes, config->door,       config->door_port};
     int status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
     if (status != HPC_OK) return status;
     c->group.bell = hpc_memory_data(c->bell_memory);

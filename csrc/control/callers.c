@@ -305,8 +305,7 @@ static double go_on(hpc_control *c, int rank, double now) {
             l->call_again = now + HEAD_START;
         }
     }
-    if (now >= l->call_again)
-        (!by_tcp ? call_unix : hpc_link_may_call(c, rank) ? call_tcp : await_call)(c, rank, now);
+    if (now >= l->call_again) (!by_tcp ? call_unix : hpc_link_may_call(c, rank) ? call_tcp : await_call)(c, rank, now);
     return l->calling || l->call_fd >= 0 || atomic_load(&l->sought) == 0 ? INFINITY : l->call_again;
 }
 

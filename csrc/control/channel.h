@@ -331,7 +331,8 @@ struct hpc_control {
     size_t secret_bytes;
     unsigned char key[HPC_DIGEST_BYTES];
     int listen_fd, tcp_fd, epoll_fd, poke_fd;
-    int *given; /* connections that have come to this rank's door, the oldest first; lock guards this and the next two */
+    int *
+        given; /* connections that have come to this rank's door, the oldest first; lock guards this and the next two */
     int n_given, room_given;
     int deaf;         /* no more are taken */
     _Atomic int open; /* the service thread may greet them */

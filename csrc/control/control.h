@@ -27,7 +27,7 @@ typedef struct hpc_control_address {
     unsigned char secret[HPC_COOKIE_BYTES];
     int64_t pid;
     uint64_t pid_namespace;
-    uint64_t door;                         /* 1: the endpoints are a door's (door.h), and it calls no rank without one */
+    uint64_t door; /* 1: the endpoints are a door's (door.h), and it calls no rank without one */
     hpc_endpoint endpoints[HPC_ENDPOINTS]; /* at which it is called by TCP */
 } hpc_control_address;
 

@@ -75,8 +75,8 @@ static int have_called(void *arg) {
     return 1;
 }
 
-/* Answers the ranks that call this one for a moment after this rank has failed to connect, so that they get its last word. If the
- * listener closed at once, they would report this rank as dead. */
+/* Answers the ranks that call this one for a moment after this rank has failed to connect, so that they get its last
+ * word. If the listener closed at once, they would report this rank as dead. */
 static void await_callers(hpc_control *c) {
     const hpc_wait wait = {"init", have_called, who_is_joining, c, .every = 0};
     hpc_group *calm = hpc_group_calm(c->group);

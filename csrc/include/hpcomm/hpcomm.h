@@ -122,9 +122,9 @@ typedef struct hpc_config {
                                    but cubic or reno if that is bbr */
     int threads;        /* compute threads of this rank, which need CPUs too, up to HPC_MOST_THREADS; 0 means 1 */
     hpc_engine *engine; /* NULL: the process's (engine.h), or that of the context which hpc_context_shrink shrinks */
-    const char *door;   /* NULL: this rank listens for TCP itself. Otherwise the IP address of a port at which the caller
-                           listens, for several contexts (hpc_context_take); "0.0.0.0" or "::" means the addresses of
-                           interfaces. Ranks without a door then call this one there, and it calls none of them */
+    const char *door; /* NULL: this rank listens for TCP itself. Otherwise the IP address of a port at which the caller
+                         listens, for several contexts (hpc_context_take); "0.0.0.0" or "::" means the addresses of
+                         interfaces. Ranks without a door then call this one there, and it calls none of them */
     int door_port;
 } hpc_config;
 
