@@ -18,9 +18,11 @@ import mpi
 import numpy as np
 import pytest
 from served import SECONDS, TOKENS, Served, asking, join, joining, said
+from sockets import connections, listeners
 from test_service import hang_up_while_connecting
 
 import hpcomm
+from hpcomm.service import address
 
 SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
 ROOT = Path(__file__).resolve().parents[1]
@@ -295,6 +297,10 @@ def test_a_hub_serves_jobs_in_python_torch_and_cpp_at_once(hub: Served, worker: 
         for one in cpp:
             one.until_it_holds()
         hub.wait(lambda: sum(one["exchanges"] > 0 for one in hub.ask(op="jobs")["jobs"]) == 1 + len(bodies))
+        port, least = address(hub.where).port, 3 if transport == "tcp" else 1  # connections of a worker
+        assert listeners([hub.process.pid])[0] == {port}
+        assert {mine for mine, _ in connections([hub.process.pid])} == {port}
+        assert all(sum(its == port for _, its in connections([one.process.pid])) >= least for one in cpp)
         for connection in waiting:
             connection.close()
         for one in cpp:

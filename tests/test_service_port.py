@@ -186,7 +186,7 @@ def test_callers_that_are_no_ranks_of_the_job_are_refused(hub: Served, tmp_path:
 
 
 def called(hub: Served, said: bytes, *more: tuple[int, bytes]) -> bytes:
-    """What a hub answers to a caller, beside its greeting. more: how many bytes the caller reads before it says more."""
+    """What a hub answers after its greeting. more: how many bytes the caller reads, before it says more."""
     with closing(caller(hub)) as one:
         one.sendall(said)
         found = one.recv(proof.HELLO, socket.MSG_WAITALL)

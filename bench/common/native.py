@@ -100,6 +100,8 @@ class Config(ctypes.Structure):
         ("tcp_congestion", _chars),
         ("threads", _int),
         ("engine", _pointer),
+        ("door", _chars),
+        ("door_port", _int),
     ]
 
 

@@ -12,6 +12,7 @@ between its CALL and the VERDICT, so the hub has read no byte that is for the co
 import asyncio
 import os
 from collections.abc import Callable
+from typing import Any
 
 from .. import _core
 from ..errors import HpcommError
@@ -37,13 +38,14 @@ class Doors:
     async def pass_on(self, call: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Gives a connection to the context that its CALL names, and lets go of it. Returns False if there is no such
         context, or if the caller has sent more than its CALL."""
-        writer.transport.pause_reading()
+        transport: Any = writer.transport
+        transport.pause_reading()
         reader.feed_eof()
         too_much = await reader.read()
         taken = not too_much and self._give(call.removeprefix(MAGIC), writer.get_extra_info("socket").fileno())
         writer.write(_TAKEN if taken else _NONE)
         if taken:
-            writer.transport.abort()  # closes the hub's descriptor; the context has its own
+            transport.abort()  # closes the hub's descriptor; the context has its own
         return taken
 
     def _give(self, name: bytes, descriptor: int) -> bool:

@@ -114,10 +114,9 @@ static void called(rank *r) {
     for (int other = 0; other < SIZE; other++)
         CHECK(other == me ||
               hpc_control_calls(n->control, other) == (other == WITH_DOOR || (me != WITH_DOOR && me > other)));
-    if (me == WITH_DOOR) {
-        CHECK(!hpc_control_is_linked(n->control, 3) && atomic_load(&d.calls) == 1); /* the tree's parent */
-        hpc_control_seek(n->control, 3);
-    }
+    CHECK(me != WITH_DOOR || atomic_load(&d.calls) == 1); /* of its parent in the tree */
+    CHECK_OK(node_meet(n, SECONDS));
+    if (me == WITH_DOOR) hpc_control_seek(n->control, 3);
     if (me == 4) hpc_control_seek(n->control, WITH_DOOR);
     if (me == WITH_DOOR) {
         await_links(n, both);
