@@ -6,10 +6,11 @@
 
 #include "context/context.h"
 
-int hpc_context_name(const hpc_context *c, unsigned char name[HPC_CONTEXT_NAME]) {
-    _Static_assert(HPC_CONTEXT_NAME == sizeof c->self.control.name, "a name is whole");
-    if (c == NULL || name == NULL) return hpc_fail(HPC_ERR_INVALID, "name", "name: context or name is NULL");
-    memcpy(name, c->self.control.name, HPC_CONTEXT_NAME);
+int hpc_context_door(const hpc_context *c, hpc_door *door) {
+    _Static_assert(HPC_DOOR_NAME == sizeof c->self.control.name, "a name is whole");
+    if (c == NULL || door == NULL) return hpc_fail(HPC_ERR_INVALID, "door", "door: context or door is NULL");
+    memcpy(door->name, c->self.control.name, sizeof door->name);
+    door->refused = hpc_control_refused(c->control);
     return HPC_OK;
 }
 
@@ -25,10 +26,6 @@ int hpc_context_take(hpc_context *c, int fd) {
     if (status == HPC_OK) return HPC_OK;
     return hpc_fail(status, op, "%s: rank %d takes no caller now: it has ended, has no door, or has too many", op,
                     c->group.rank);
-}
-
-int hpc_context_refused(const hpc_context *c) {
-    return c == NULL ? 0 : hpc_control_refused(c->control);
 }
 
 int hpc_context_lead(hpc_context *c, int rank, const char *ip, int port) {

@@ -6,7 +6,7 @@
  *   ends.c        decides whether a rank has failed or left
  *   link.c        moves frames
  *   roll.c        learns which ranks have come to a collective
- *   door.c        calls at a port that several contexts share (door.h)
+ *   door.c        decides which of two ranks calls, and calls at a port that several contexts share (door.h)
  *   mesh.c        calls other ranks
  *   spread.c      tells the neighbours what every rank must learn
  *   callers.c     makes a link at its first use

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "control/net.h"
+#include "control/channel.h"
 
 enum { MAGIC_BYTES = HPC_DOOR_CALL - HPC_NAME_BYTES };
 
@@ -26,4 +26,9 @@ int hpc_door_call(int fd, const unsigned char name[HPC_NAME_BYTES], double deadl
     if (status != HPC_OK) return refuse(status, "it hung up: it has no place for more callers", why);
     if (verdict == 0) return refuse(HPC_ERR_PEER, "it has ended", why);
     return HPC_OK;
+}
+
+int hpc_control_calls(const hpc_control *c, int rank) {
+    const int own = c->self.door != 0, has_door = c->links[rank].address.door != 0;
+    return own == has_door ? c->group->rank > rank : has_door;
 }

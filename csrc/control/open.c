@@ -138,11 +138,6 @@ void hpc_control_address_of(const hpc_control *control, hpc_control_address *add
     *address = control->self;
 }
 
-int hpc_control_calls(const hpc_control *c, int rank) {
-    const int own = c->self.door != 0, has_door = c->links[rank].address.door != 0;
-    return own == has_door ? c->group->rank > rank : has_door;
-}
-
 int hpc_control_take(hpc_control *c, int fd) {
     pthread_mutex_lock(&c->lock);
     const int takes = !c->deaf && c->n_given < c->room_given;

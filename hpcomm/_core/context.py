@@ -11,11 +11,9 @@ from .handle import collected, collecting, collective, gathering, owned
 from .memory import from_buffer
 from .status import NULL, SLICE, check, checking, text
 
-NAME: int = lib.HPC_CONTEXT_NAME
 DOOR_CALL: int = lib.HPC_DOOR_CALL
 
 context_rank: Callable[[Any], int] = lib.hpc_context_rank
-context_refused: Callable[[Any], int] = lib.hpc_context_refused
 context_revoke = checking(lib.hpc_context_revoke)
 context_close = checking(lib.hpc_context_close)
 barrier = collecting(lib.hpc_barrier)
@@ -103,11 +101,11 @@ def context_address(context: Any) -> bytes:
     return bytes(ffi.buffer(blob))
 
 
-def context_name(context: Any) -> bytes:
-    """Returns the name by which callers ask for the context at its door."""
-    name = ffi.new("unsigned char[]", NAME)
-    check(lib.hpc_context_name(context, name))
-    return bytes(ffi.buffer(name))
+def context_door(context: Any) -> tuple[bytes, int]:
+    """Returns the name by which callers ask for the context at its door, and how many of them it has refused."""
+    door = ffi.new("hpc_door *")
+    check(lib.hpc_context_door(context, door))
+    return bytes(ffi.buffer(door.name)), int(door.refused)
 
 
 def context_take(context: Any, descriptor: int) -> None:

@@ -95,7 +95,7 @@ class _TenantContext(Context):
 
     def _connect(self, group: Group) -> None:
         assert isinstance(group, Tenant)
-        group.begins(self, _core.context_name(self._handle))
+        group.begins(self, _core.context_door(self._handle)[0])
         super()._connect(group)
 
     def take(self, descriptor: int) -> None:
@@ -105,7 +105,7 @@ class _TenantContext(Context):
     @property
     def refused(self) -> int:
         """How many callers have not proven themselves."""
-        return _core.context_refused(self._handle)
+        return _core.context_door(self._handle)[1]
 
 
 class Tenant:

@@ -157,17 +157,17 @@ HPC_API int hpc_context_address(const hpc_context *context, void *address);
 HPC_API int hpc_context_connect(hpc_context *context, const void *addresses, double timeout);
 
 /* For a context with a door (hpc_config). The caller reads HPC_DOOR_CALL bytes from each connection: "hpcdoor1", and
- * the name of a context, which hpc_context_name writes. It answers with one byte, 1, and gives the connection to the
- * context of that name, or answers with 0 and hangs up. Before, it sends a greeting of HPC_DOOR_GREETING bytes, of
- * which the first are "hpchub". take takes fd over if it returns HPC_OK. HPC_ERR_PEER: the context has ended, or has
- * too many callers. It does not wait, and any thread may call it. */
-enum { HPC_DOOR_GREETING = 24, HPC_CONTEXT_NAME = 16, HPC_DOOR_CALL = 8 + HPC_CONTEXT_NAME };
-HPC_API int hpc_context_name(const hpc_context *context, unsigned char name[HPC_CONTEXT_NAME]);
+ * the name of a context. It answers with one byte, 1, and gives the connection to the context of that name, or answers
+ * with 0 and hangs up. Before, it sends a greeting of HPC_DOOR_GREETING bytes, which begins with "hpchub". take takes
+ * fd over if it returns HPC_OK. HPC_ERR_PEER: the context has ended, or has too many callers. take does not wait. Any
+ * thread may call both functions, until the context is freed. */
+enum { HPC_DOOR_GREETING = 24, HPC_DOOR_NAME = 16, HPC_DOOR_CALL = 8 + HPC_DOOR_NAME };
+typedef struct hpc_door {
+    unsigned char name[HPC_DOOR_NAME];
+    int refused; /* TCP callers so far that did not prove that they are ranks of the job */
+} hpc_door;
+HPC_API int hpc_context_door(const hpc_context *context, hpc_door *door);
 HPC_API int hpc_context_take(hpc_context *context, int fd);
-
-/* Returns how many TCP callers the context has refused, because they did not prove that they are ranks of the job. Any
- * thread may call it, until the context is freed. */
-HPC_API int hpc_context_refused(const hpc_context *context);
 
 /* Adds an address of the door of rank, as this host knows it. The rank is then called at these addresses alone; without
  * them, at those which it announces. Before connect. */
