@@ -1,8 +1,15 @@
-"""The sockets of processes, as the kernel lists them."""
+"""The sockets of processes, as the kernel lists them, and a port that leads to another one."""
 
 import os
+import selectors
+import socket
+import threading
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+SECONDS = 20.0
 
 
 def inodes(pids: list[int]) -> set[int]:
@@ -41,3 +48,63 @@ def connections(pids: list[int]) -> list[tuple[int, int]]:
             mine, its = (int(end.rpartition(":")[2], 16) for end in words[1:3])
             found.append((mine, its))
     return found
+
+
+@dataclass
+class Forwarder:
+    """Another port that leads to a hub, as that of a container does. It keeps the bytes of callers."""
+
+    to: tuple[str, int]
+    said: list[bytearray] = field(default_factory=list)
+    _others: dict[socket.socket, tuple[socket.socket, bytearray]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port: int = self._listener.getsockname()[1]
+        self._selector, (self._stop, self._stopped) = selectors.DefaultSelector(), socket.socketpair()
+        for one in (self._listener, self._stopped):
+            self._selector.register(one, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._forward)
+        self._thread.start()
+
+    def _forward(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                one: Any = key.fileobj
+                if one is self._stopped:
+                    return
+                if one is self._listener:
+                    self._accept()
+                elif one in self._others:
+                    self._pass(one)
+
+    def _accept(self) -> None:
+        pair = (self._listener.accept()[0], socket.create_connection(self.to, timeout=SECONDS))
+        self.said.append(bytearray())
+        for one, other, kept in (*zip(pair, pair[::-1], (self.said[-1], bytearray()), strict=True),):
+            one.settimeout(SECONDS)
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._others[one] = (other, kept)
+            self._selector.register(one, selectors.EVENT_READ)
+
+    def _pass(self, one: socket.socket) -> None:
+        other, kept = self._others[one]
+        try:
+            data = one.recv(1 << 16)
+            other.sendall(data)
+        except OSError:
+            data = b""
+        if data:
+            kept += data[: max(1024 - len(kept), 0)]
+            return
+        for end in (one, other):
+            self._selector.unregister(end)
+            del self._others[end]
+            end.close()
+
+    def close(self) -> None:
+        self._stop.send(b"1")
+        self._thread.join()
+        for one in (*self._others, self._listener, self._stop, self._stopped):
+            one.close()
+        self._selector.close()

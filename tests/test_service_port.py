@@ -1,18 +1,16 @@
 """A hub has one port: workers and other hubs call it there, and it calls no worker."""
 
 import os
-import selectors
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from served import SECONDS, TOKENS, VALUES, Served, caller, join, rest, run, trained
-from sockets import connections, listeners
+from served import TOKENS, VALUES, Served, caller, join, rest, run, trained
+from sockets import Forwarder, connections, listeners
 
 import hpcomm
 from hpcomm.service import address, door, proof
@@ -35,14 +33,6 @@ def hub(hubs: list[Served]) -> Served:
 
 
 # ---- the sockets of a job over tcp ---------------------------------------------------------------------------------
-
-
-@dataclass
-class Look:
-    """Sockets during a job, by process: ports that listen, and connections (the own port and the other one)."""
-
-    ports: list[set[int]]
-    connections: list[list[tuple[int, int]]]
 
 
 def train_and_look(handle: str, token: str, pids: list[int], racks: Any = None) -> list[Any]:
@@ -86,66 +76,6 @@ def test_hubs_of_racks_call_each_other_at_their_ports(hubs: list[Served]) -> Non
 
 
 # ---- a hub behind another address ----------------------------------------------------------------------------------
-
-
-@dataclass
-class Forwarder:
-    """Another port that leads to a hub, as that of a container does. It keeps the bytes of callers."""
-
-    to: tuple[str, int]
-    said: list[bytearray] = field(default_factory=list)
-    _others: dict[socket.socket, tuple[socket.socket, bytearray]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.port: int = self._listener.getsockname()[1]
-        self._selector, (self._stop, self._stopped) = selectors.DefaultSelector(), socket.socketpair()
-        for one in (self._listener, self._stopped):
-            self._selector.register(one, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._forward)
-        self._thread.start()
-
-    def _forward(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                one: Any = key.fileobj
-                if one is self._stopped:
-                    return
-                if one is self._listener:
-                    self._accept()
-                elif one in self._others:
-                    self._pass(one)
-
-    def _accept(self) -> None:
-        pair = (self._listener.accept()[0], socket.create_connection(self.to, timeout=SECONDS))
-        self.said.append(bytearray())
-        for one, other, kept in (*zip(pair, pair[::-1], (self.said[-1], bytearray()), strict=True),):
-            one.settimeout(SECONDS)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._others[one] = (other, kept)
-            self._selector.register(one, selectors.EVENT_READ)
-
-    def _pass(self, one: socket.socket) -> None:
-        other, kept = self._others[one]
-        try:
-            data = one.recv(1 << 16)
-            other.sendall(data)
-        except OSError:
-            data = b""
-        if data:
-            kept += data[: max(1024 - len(kept), 0)]
-            return
-        for end in (one, other):
-            self._selector.unregister(end)
-            del self._others[end]
-            end.close()
-
-    def close(self) -> None:
-        self._stop.send(b"1")
-        self._thread.join()
-        for one in (*self._others, self._listener, self._stop, self._stopped):
-            one.close()
-        self._selector.close()
 
 
 def hold(handle: str, token: str, folder: str) -> list[str]:

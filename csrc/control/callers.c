@@ -327,7 +327,8 @@ double hpc_callers_go_on(hpc_control *c, double now) {
 int hpc_callers_yield(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     const int is_new = hpc_now() - l->called_since < ASKED_BACK; /* an old call over TCP may get nowhere */
-    if (hpc_control_calls(c, rank) && (l->call_fd >= 0 || (l->calling && is_new))) return 0;
+    /* Before connect has written the addresses, which decide who calls, no call goes on. */
+    if ((l->call_fd >= 0 || (l->calling && is_new)) && hpc_control_calls(c, rank)) return 0;
     end_call(c, l);
     return 1;
 }
