@@ -53,8 +53,8 @@ def ex_bits(values: dict[str, Any]) -> str:
     return "".join(array.tobytes().hex()[:2000] for array in values.values())
 
 
-def check_ports(hubs: list[Served], listen: list[list[int]], ends: list[list[tuple[int, int]]], least: int) -> None:
-    """Each hub listens at one port, and has all its connections there, but for those to hubs before it."""
+def check_ports(hubs: list[Served], least: int, listen: list[list[int]], ends: list[list[tuple[int, int]]]) -> None:
+    """Each hub listens at one port, and has all its connections there, but for those to hubs before it. least: so many."""
     ports = [address(one.where).port for one in hubs]
     assert listen == [[port] for port in ports]
     for index, found in enumerate(ends):
@@ -65,14 +65,14 @@ def check_ports(hubs: list[Served], listen: list[list[int]], ends: list[list[tup
 def test_workers_call_the_hub_at_its_port(hub: Served) -> None:
     (bits, *seen), *others = run(3, train_and_look, hub.create(), [hub.process.pid])
     assert others == [[bits]] * 2
-    check_ports([hub], *seen, least=9)  # of each worker, to meet, for control, and for data
+    check_ports([hub], 9, *seen)  # of each worker, to meet, for control, and for data
 
 
 def test_hubs_of_racks_call_each_other_at_their_ports(hubs: list[Served]) -> None:
     handle = hpcomm.create_service([one.where for one in hubs], "a", TOKENS["a"])
     (bits, *seen), *others = run(4, train_and_look, handle, [one.process.pid for one in hubs], [[0, 2], [1, 3]])
     assert others == [[bits]] * 3
-    check_ports(hubs, *seen, least=5)
+    check_ports(hubs, 5, *seen)
 
 
 # ---- a hub behind another address ----------------------------------------------------------------------------------
