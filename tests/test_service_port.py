@@ -54,7 +54,7 @@ def ex_bits(values: dict[str, Any]) -> str:
 
 
 def check_ports(hubs: list[Served], least: int, listen: list[list[int]], ends: list[list[tuple[int, int]]]) -> None:
-    """Each hub listens at one port, and has all its connections there (at least so many) but those to hubs before it."""
+    """Each hub listens at one port, and has all its connections there, least or more, but those to hubs before it."""
     ports = [address(one.where).port for one in hubs]
     assert listen == [[port] for port in ports]
     for index, found in enumerate(ends):
