@@ -78,6 +78,10 @@ async def greet_many(file: Path) -> None:
     assert unread(where.port, writer.get_extra_info("sockname")[1]) == 1000
     callers.append(await connect())
     assert await callers[-1][0].read() == b"", "the hub hangs up on one caller too many"
+    for index in range(2):
+        callers[index][1].close()
+        first = callers[hubs.MOST_CALLERS + index][0]  # of those that wait gets the place, and at once
+        await asyncio.wait_for(first.readexactly(proof.HELLO), SECONDS / 2)
     hub.drain(0)
     await serves
     for _, writer in callers:

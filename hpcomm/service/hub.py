@@ -72,6 +72,7 @@ class Hub:
         self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
         self._callers: dict[asyncio.StreamWriter, float] = {}
         self._waiting = 0
+        self._turn = asyncio.Lock()  # of the first caller that waits for a place
         self._freed = asyncio.Event()  # a place
         self._doors = Doors()
         self._drains_at: float | None = None
@@ -182,10 +183,9 @@ class Hub:
         assert task is not None
         self._tasks.add(task)
         try:
-            if not await self._has_place(writer.transport):
+            if not await self._has_place(writer):
                 self._books.count("refused: too many strangers")
                 return
-            self._callers[writer] = time.monotonic()
             session = await asyncio.wait_for(self._proven(reader, writer), _PROOF_SECONDS)
             self._free_place(writer)
             if session is not None:
@@ -200,29 +200,36 @@ class Hub:
             self._tasks.discard(task)
             hang_up(writer)
 
-    async def _has_place(self, caller: Any) -> bool:
+    async def _has_place(self, caller: asyncio.StreamWriter) -> bool:
         """Waits until one more caller may try to prove itself: at most until the oldest one has had its second, which
-        then loses its place. The hub reads nothing of a caller that waits. Returns False if too many wait already."""
+        then loses its place. Callers get places in the order in which they came. The hub reads nothing of a caller that
+        waits. Returns False if too many wait already."""
         if self._waiting >= MOST_WAITING:
             return False
+        transport: Any = caller.transport
         self._waiting += 1
-        caller.pause_reading()
+        transport.pause_reading()
         try:
-            while len(self._callers) >= MOST_CALLERS:
-                oldest = min(self._callers, key=self._callers.__getitem__)
-                left = self._callers[oldest] + _PLACE_SECONDS - time.monotonic()
-                if left <= 0:
-                    del self._callers[oldest]
-                    self._books.count("refused: strangers")
-                    oldest.transport.abort()
-                else:
-                    self._freed.clear()
-                    with suppress(TimeoutError, asyncio.TimeoutError):
-                        await asyncio.wait_for(self._freed.wait(), left)
+            async with self._turn:
+                await self._until_a_place()
+                self._callers[caller] = time.monotonic()
         finally:
             self._waiting -= 1
-        caller.resume_reading()
+        transport.resume_reading()
         return True
+
+    async def _until_a_place(self) -> None:
+        while len(self._callers) >= MOST_CALLERS:
+            oldest = min(self._callers, key=self._callers.__getitem__)
+            left = self._callers[oldest] + _PLACE_SECONDS - time.monotonic()
+            if left <= 0:
+                del self._callers[oldest]
+                self._books.count("refused: strangers")
+                oldest.transport.abort()
+            else:
+                self._freed.clear()
+                with suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._freed.wait(), left)
 
     def _free_place(self, caller: asyncio.StreamWriter) -> None:
         if self._callers.pop(caller, None) is not None:
