@@ -151,12 +151,19 @@ class Context(Collectives, Messages):
         engine: Any = NULL,
         secret: bytes | None = None,
         users: Sequence[int] = (),
+        door: tuple[str, int] | None = None,
     ) -> None:
-        """secret: the job's secret; None: the one in config.secret_file. users: other users, by their numbers, whose
-        ranks share memory with this rank if they name its user too."""
+        """Creates the context and connects it.
+
+        Args:
+            secret: the job's secret; None: the one in config.secret_file.
+            users: other users, by their numbers, whose ranks share memory with this rank if they name its user too.
+            door: the IP address and the port at which the process is called for this context; None: the context listens
+                itself.
+        """
         secret, sources = read_secret(config.secret_file) if secret is None else secret, Sources()
         threads = launch.threads()
-        handle = _core.context_create(group.rank, group.size, config, threads, secret, engine, sources, users)
+        handle = _core.context_create(group.rank, group.size, config, threads, secret, engine, sources, users, door)
         self._begin(handle, config, secret, sources)
         try:
             self._connect(group)

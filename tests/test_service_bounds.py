@@ -78,6 +78,10 @@ async def greet_many(file: Path) -> None:
     assert unread(where.port, writer.get_extra_info("sockname")[1]) == 1000
     callers.append(await connect())
     assert await callers[-1][0].read() == b"", "the hub hangs up on one caller too many"
+    for index in range(2):
+        callers[index][1].close()
+        first = callers[hubs.MOST_CALLERS + index][0]  # of those that wait gets the place, and at once
+        await asyncio.wait_for(first.readexactly(proof.HELLO), SECONDS / 2)
     hub.drain(0)
     await serves
     for _, writer in callers:
@@ -94,8 +98,8 @@ def unread(port: int, caller: int) -> int:
 
 
 def test_a_hub_reads_nothing_of_callers_that_wait(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_PLACE_SECONDS", "_PROOF_SECONDS"):
-        monkeypatch.setattr(hubs, name, SECONDS)
+    for name, value in (("_PLACE_SECONDS", SECONDS), ("_PROOF_SECONDS", SECONDS), ("MOST_WAITING", hubs.MOST_CALLERS)):
+        monkeypatch.setattr(hubs, name, value)
     asyncio.run(greet_many(hub.file))
 
 

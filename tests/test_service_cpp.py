@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 from conftest import TRANSPORTS
 from served import SECONDS, TOKENS, Served, asking, join, joining, said
+from sockets import Forwarder, connections, listeners
 from test_service import hang_up_while_connecting
 from test_service_users import HUB, LISTED, OTHER, by_root, started
 
 import hpcomm
+from hpcomm.service import address
 
 SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
 ROOT = Path(__file__).resolve().parents[1]
@@ -309,7 +311,11 @@ def hold_torch(handle: str, token: str, where: tuple[str, int], transport: str) 
 def test_a_hub_serves_jobs_in_python_torch_and_cpp_at_once(hub: Served, worker: Path, transport: str) -> None:
     bodies = [hold, *([hold_torch] if importlib.util.find_spec("torch") else [])]
     found: dict[str, list[str]] = {}
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+    where = address(hub.where)
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as server,
+        closing(Forwarder((where.host, where.port))) as other,
+    ):
         server.settimeout(SECONDS * mpi.PATIENCE)
 
         def run(body: Any) -> None:
@@ -320,12 +326,16 @@ def test_a_hub_serves_jobs_in_python_torch_and_cpp_at_once(hub: Served, worker: 
         threads = [threading.Thread(target=run, args=(body,)) for body in bodies]
         for thread in threads:
             thread.start()
-        handle = hub.create()
+        handle = hub.create().replace(hub.where, f"127.0.0.1:{other.port}")  # as if the hub's port were mapped
         cpp = [Worker(worker, hub, handle, "hold", rank, 2, last=transport) for rank in range(2)]
         waiting = [server.accept()[0] for _ in range(2 * len(bodies))]
         for one in cpp:
             one.until_it_holds()
         hub.wait(lambda: sum(one["exchanges"] > 0 for one in hub.ask(op="jobs")["jobs"]) == 1 + len(bodies))
+        least = 3 if transport == "tcp" else 1  # connections of a worker
+        assert listeners([hub.process.pid])[0] == {where.port}
+        assert {mine for mine, _ in connections([hub.process.pid])} == {where.port}
+        assert all(sum(its == other.port for _, its in connections([one.process.pid])) >= least for one in cpp)
         for connection in waiting:
             connection.close()
         for one in cpp:

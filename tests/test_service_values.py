@@ -180,7 +180,8 @@ def test_an_exchange_has_the_weight_of_its_namespace(monkeypatch: pytest.MonkeyP
     made: list[tuple[Any, ...]] = []
     monkeypatch.setattr(_core, "description_exchange", lambda *args: made.append(args))
     tenant = Tenant.__new__(Tenant)
-    tenant.terms = Terms(title="a/x", rank=2, workers=1, hubs=1, secret=b"", config=Config(), weight=3.0, cores=1)
+    where: dict[str, Any] = {"title": "a/x", "rank": 2, "workers": 1, "hubs": 1, "at": ("127.0.0.1", 7700)}
+    tenant.terms = Terms(secret=b"", config=Config(), weight=3.0, cores=1, **where)
     with hpcomm.init() as ctx:
         tenant._made(ctx, _Asked(b"E", a_message()), Holding(lambda old, new: None))
         assert made[0][1:3] == (ctx._handle, 3.0)

@@ -98,10 +98,13 @@ class Config(ctypes.Structure):
         ("timeline", _chars),
         ("slice", _double),
         ("tcp_congestion", _chars),
+        ("tcp_window", _int),
         ("threads", _int),
         ("engine", _pointer),
         ("users", _pointer),
         ("n_users", _int),
+        ("door", _chars),
+        ("door_port", _int),
     ]
 
 

@@ -183,6 +183,7 @@ static int connect_control(hpc_context *c, double deadline) {
         status = hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %zu addresses", size);
     for (size_t r = 0; r < size && status == HPC_OK; r++) {
         controls[r] = c->addresses[r].control;
+        hpc_context_follow_leads(c, (int)r, &controls[r]);
         same_host[r] = (unsigned char)hpc_same_host(&c->addresses[r], &c->self);
         links[r] = links_for(c, r);
     }

@@ -51,6 +51,7 @@ void hpc_context_release(hpc_context *c) {
     free(c->objects);
     pthread_mutex_destroy(&c->reach);
     free(c->addresses);
+    free(c->leads);
     free(c->group.departing);
     free(c->group.reasons);
     free(c->group.states);

@@ -39,6 +39,9 @@ int hpc_family_adopt(hpc_context *old, hpc_context *heir, int *first, const char
 void hpc_context_begin_connect(hpc_context *context);
 int hpc_context_end_connect(hpc_context *context, int status);
 
+/* Replaces the endpoints of a rank's door by those of hpc_context_lead, if there are some. */
+void hpc_context_follow_leads(const hpc_context *context, int rank, hpc_control_address *address);
+
 /* Returns HPC_OK if calls may use the context: it is connected, open, and was made by this process. */
 int hpc_context_ready(const hpc_context *context, const char *op);
 

@@ -204,6 +204,8 @@ static int open_channel(hpc_context *c, const hpc_config *config) {
         .secret_bytes = config->secret_bytes,
         .users = config->users,
         .n_users = config->n_users,
+        .door = config->door,
+        .door_port = config->door_port,
     };
     int status = hpc_memory_create(sizeof(hpc_bell), "init", &c->bell_memory);
     if (status != HPC_OK) return status;

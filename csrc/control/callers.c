@@ -9,6 +9,9 @@
  * precedence fails. Over TCP, where two calls cost more, the lower rank has the higher one asked to call
  * (HPC_MESH_CALL, by spread.c), and calls itself after HEAD_START.
  *
+ * A rank with a door (door.h) calls no rank without one: it asks the other one to call, and waits. hpc_control_calls
+ * decides which call has precedence, and which rank asks.
+ *
  * A firewall may let calls pass in one direction only. So a rank whose call fails has the peer asked to call too.
  *
  * If no link can be made, this rank's questions to the peer fail (on_unreachable). The peer counts as failed if it must
@@ -38,7 +41,7 @@ static const char refused[] = "the connection to it was refused: it died, or a f
 
 static void ask_back(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
-    if (l->asked_back) return;
+    if (l->asked_back || !hpc_link_may_be_called(c, rank)) return;
     l->asked_back = 1;
     hpc_spread_say(c, HPC_MESH_CALL, (uint64_t)c->group->rank << 32 | (uint32_t)rank, NULL, 0);
 }
@@ -271,6 +274,17 @@ static hpc_outcall *take_called(hpc_control *c) {
     return all;
 }
 
+/* This rank may not call the peer, which was asked to call. */
+static void await_call(hpc_control *c, int rank, double now) {
+    const hpc_link *l = &c->links[rank];
+    const int must = atomic_load(&l->sought) & HPC_MUST_REACH;
+    const double until = l->called_since + (must ? c->silence : c->group->init_timeout / 2);
+    if (now >= until)
+        fail(c, rank, HPC_ERR_TIMEOUT, "this rank has a door, so it waits for a call, and none came", 0);
+    else
+        c->links[rank].call_again = until;
+}
+
 /* ---- the service thread ---- */
 
 /* Goes on with the link to rank. Returns when to do it again; INFINITY: after an event. */
@@ -286,12 +300,12 @@ static double go_on(hpc_control *c, int rank, double now) {
     const int by_tcp = (atomic_load(&l->allowed) & HPC_LINK_UNIX) == 0;
     if (l->called_since == 0) {
         l->called_since = now;
-        if (by_tcp && rank > c->group->rank) {
+        if (by_tcp && !hpc_control_calls(c, rank)) {
             ask_back(c, rank);
             l->call_again = now + HEAD_START;
         }
     }
-    if (now >= l->call_again) (by_tcp ? call_tcp : call_unix)(c, rank, now);
+    if (now >= l->call_again) (!by_tcp ? call_unix : hpc_link_may_call(c, rank) ? call_tcp : await_call)(c, rank, now);
     return l->calling || l->call_fd >= 0 || atomic_load(&l->sought) == 0 ? INFINITY : l->call_again;
 }
 
@@ -313,7 +327,8 @@ double hpc_callers_go_on(hpc_control *c, double now) {
 int hpc_callers_yield(hpc_control *c, int rank) {
     hpc_link *l = &c->links[rank];
     const int is_new = hpc_now() - l->called_since < ASKED_BACK; /* an old call over TCP may get nowhere */
-    if (rank < c->group->rank && (l->call_fd >= 0 || (l->calling && is_new))) return 0;
+    /* Before connect has written the addresses, which decide who calls, no call goes on. */
+    if ((l->call_fd >= 0 || (l->calling && is_new)) && hpc_control_calls(c, rank)) return 0;
     end_call(c, l);
     return 1;
 }

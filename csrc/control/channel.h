@@ -6,6 +6,7 @@
  *   ends.c        decides whether a rank has failed or left
  *   link.c        moves frames
  *   roll.c        learns which ranks have come to a collective
+ *   door.c        decides which of two ranks calls, and calls at a port that several contexts share (door.h)
  *   mesh.c        calls other ranks
  *   spread.c      tells the neighbours what every rank must learn
  *   callers.c     makes a link at its first use
@@ -330,11 +331,17 @@ struct hpc_control {
     size_t secret_bytes;
     unsigned char key[HPC_DIGEST_BYTES];
     int listen_fd, tcp_fd, epoll_fd, poke_fd;
+    int *
+        given; /* connections that have come to this rank's door, the oldest first; lock guards this and the next two */
+    int n_given, room_given;
+    int deaf;         /* no more are taken */
+    _Atomic int open; /* the service thread may greet them */
     _Atomic int stopping, tcp_links;
     hpc_stranger strangers[HPC_STRANGERS];
     int greeting;                   /* number of strangers' places in use */
     int full;                       /* all places are in use: callers are not accepted */
     int told;                       /* the first refused stranger was reported */
+    _Atomic int refused;            /* strangers so far */
     char refusal[HPC_REASON_BYTES]; /* the last refused caller, and the reason; "": none */
     double joins_since;             /* when this rank began to connect to its neighbours */
     hpc_endpoint good;              /* an endpoint that led to a peer on another host, so its network works */
@@ -487,6 +494,14 @@ int hpc_link_read_welcome(const hpc_control *c, int fd, int rank, int *bell);
 
 static inline int hpc_link_is_up(const hpc_link *l) {
     return atomic_load_explicit(&l->fd, memory_order_acquire) >= 0;
+}
+
+/* Returns whether this rank, or the other one, may call the other by TCP: a rank with a door calls none without. */
+static inline int hpc_link_may_call(const hpc_control *c, int rank) {
+    return !c->self.door || c->links[rank].address.door;
+}
+static inline int hpc_link_may_be_called(const hpc_control *c, int rank) {
+    return c->self.door || !c->links[rank].address.door;
 }
 
 /* Publishes the link to rank, and takes fd over. */
@@ -686,8 +701,11 @@ void hpc_mesh_guess_path(hpc_control *c, int rank);
 /* Returns whether no process listens at any address of rank, and writes that into why. It waits for an address that
  * does not answer only briefly. */
 int hpc_mesh_refuses(hpc_control *c, int rank, char why[HPC_REASON_BYTES]);
-/* Make a link to rank at the start: of two ranks the higher one calls. */
+/* Makes a link to rank at the start: hpc_control_calls says which of two ranks calls. */
 int hpc_mesh_call(hpc_control *c, int rank, double deadline);
+
+/* Closes the TCP listener, even while the service thread uses it, and takes no more connections from a door. */
+void hpc_mesh_deafen(hpc_control *c);
 
 /* Remembers the endpoint at which a peer answers. */
 void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint);

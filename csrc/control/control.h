@@ -11,7 +11,7 @@
 #ifndef HPC_CONTROL_H
 #define HPC_CONTROL_H
 
-#include "control/hello.h"
+#include "control/door.h"
 #include "base/memory.h"
 #include "control/net.h"
 #include "control/users.h"
@@ -29,25 +29,38 @@ typedef struct hpc_control_address {
     int64_t pid;
     uint64_t pid_namespace;
     hpc_users users;
-    hpc_endpoint endpoints[HPC_ENDPOINTS]; /* at which it listens for TCP */
+    uint64_t door; /* 1: the endpoints are a door's (door.h), and it calls no rank without one */
+    hpc_endpoint endpoints[HPC_ENDPOINTS]; /* at which it is called by TCP */
 } hpc_control_address;
 
 /* Writes the name of the job whose rank 0 has this address. */
 void hpc_control_name_job(const hpc_control_address *rank0, char job[HPC_JOB_BYTES]);
 
 typedef struct hpc_control_config {
-    int tcp;                /* whether to listen for TCP; if not, no link can be TCP */
+    int tcp;                /* whether it is called by TCP; if not, no link can be TCP */
     const char *interfaces; /* hpc_net_listen's */
     double silence;
     const void *secret; /* hpc_config's; copied */
     size_t secret_bytes;
     const uint32_t *users; /* hpc_config's; copied */
     int n_users;
+    const char *door; /* NULL, or the address of the door (door.h) that takes the place of a listener */
+    int door_port;
 } hpc_control_config;
 
 /* Opens a control channel: listens, on the service thread. Peers with a Unix link may ring bell. */
 int hpc_control_open(hpc_group *group, hpc_memory *bell, const hpc_control_config *config, hpc_control **control);
 void hpc_control_address_of(const hpc_control *control, hpc_control_address *address);
+
+/* Takes over a connection that has come to this rank's door. HPC_ERR_PEER: the channel takes none now, and the calling
+ * code still owns fd. Any thread may call it; it does not wait. */
+int hpc_control_take(hpc_control *control, int fd);
+/* Returns how many TCP callers have not proven themselves. Any thread may call it. */
+int hpc_control_refused(const hpc_control *control);
+
+/* Returns whether this rank calls rank where either may, at the start and for lanes. Of a rank with a door and one
+ * without, the latter calls; of others the higher one. */
+int hpc_control_calls(const hpc_control *control, int rank);
 
 /* Kinds of links, best first. If a pair allows both and the Unix socket is refused, TCP is used. */
 typedef enum hpc_link_kind { HPC_LINK_UNIX = 1, HPC_LINK_TCP = 2 } hpc_link_kind;

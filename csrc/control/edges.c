@@ -109,7 +109,9 @@ static void arrange(hpc_control *c, double now, char *gone) {
 
 /* Calls rank. Returns whether it has a link then. */
 static int call(hpc_control *c, int rank, double deadline) {
-    const int by_tcp = (atomic_load(&c->links[rank].allowed) & HPC_LINK_UNIX) == 0, muted = hpc_mute_errors(1);
+    const int by_tcp = (atomic_load(&c->links[rank].allowed) & HPC_LINK_UNIX) == 0;
+    if (by_tcp && !hpc_link_may_call(c, rank)) return 0;
+    const int muted = hpc_mute_errors(1);
     hpc_endpoint reached;
     int refused, fd = by_tcp ? -1 : hpc_mesh_call_unix(c, rank);
     if (by_tcp) hpc_mesh_call_tcp(c, rank, "close", deadline, &fd, &reached, &refused);

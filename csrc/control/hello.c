@@ -2,7 +2,6 @@
 #include "control/hello.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -35,41 +34,6 @@ static int refuse(int status, const char *words, const char **why) {
 
 /* ---- the caller ---- */
 
-static int send_all(int fd, const void *data, size_t nbytes, double deadline) {
-    const char *bytes = data;
-    while (nbytes > 0) {
-        ssize_t n = send(fd, bytes, nbytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n >= 0) {
-            bytes += n;
-            nbytes -= (size_t)n;
-        } else if (errno == EAGAIN) {
-            int status = hpc_net_await(fd, POLLOUT, deadline);
-            if (status != HPC_OK) return status;
-        } else if (errno != EINTR) {
-            return HPC_ERR_TRANSPORT;
-        }
-    }
-    return HPC_OK;
-}
-
-static int receive_all(int fd, void *data, size_t nbytes, double deadline) {
-    char *bytes = data;
-    while (nbytes > 0) {
-        ssize_t n = recv(fd, bytes, nbytes, MSG_DONTWAIT);
-        if (n == 0) return HPC_ERR_TRANSPORT;
-        if (n > 0) {
-            bytes += n;
-            nbytes -= (size_t)n;
-        } else if (errno == EAGAIN) {
-            int status = hpc_net_await(fd, POLLIN, deadline);
-            if (status != HPC_OK) return status;
-        } else if (errno != EINTR) {
-            return HPC_ERR_TRANSPORT;
-        }
-    }
-    return HPC_OK;
-}
-
 int hpc_hello_call(int fd, hpc_hello *hello, const unsigned char key[HPC_DIGEST_BYTES], double deadline,
                    const char **why) {
     struct {
@@ -83,8 +47,8 @@ int hpc_hello_call(int fd, hpc_hello *hello, const unsigned char key[HPC_DIGEST_
     hello->unused = 0;
     if (!draw(hello->nonce)) return refuse(HPC_ERR_TRANSPORT, "the kernel gives no random numbers", why);
 
-    int status = send_all(fd, hello, sizeof *hello, deadline);
-    if (status == HPC_OK) status = receive_all(fd, &answer, sizeof answer, deadline);
+    int status = hpc_net_send_all(fd, hello, sizeof *hello, deadline);
+    if (status == HPC_OK) status = hpc_net_receive_all(fd, &answer, sizeof answer, deadline);
     if (status == HPC_ERR_TIMEOUT) return refuse(status, "it did not answer in time", why);
     if (status != HPC_OK) return refuse(status, "it hung up before its proof", why);
     prove(called_label, key, hello, answer.nonce, proof);
@@ -92,8 +56,8 @@ int hpc_hello_call(int fd, hpc_hello *hello, const unsigned char key[HPC_DIGEST_
         return refuse(HPC_ERR_AUTH, "it does not know the job's key", why);
 
     prove(caller_label, key, hello, answer.nonce, proof);
-    status = send_all(fd, proof, sizeof proof, deadline);
-    if (status == HPC_OK) status = receive_all(fd, &welcome, 1, deadline);
+    status = hpc_net_send_all(fd, proof, sizeof proof, deadline);
+    if (status == HPC_OK) status = hpc_net_receive_all(fd, &welcome, 1, deadline);
     if (status == HPC_ERR_TIMEOUT) return refuse(status, "it did not welcome us in time", why);
     if (status != HPC_OK) return refuse(status, "it hung up after its proof", why);
     if (welcome != WELCOME) return refuse(HPC_ERR_TRANSPORT, "it sent something else than a welcome", why);

@@ -46,14 +46,6 @@ static int all_connected(void *arg) {
     return 1;
 }
 
-/* Closes the TCP listener, even while the service thread uses it. */
-static void deafen(hpc_control *c) {
-    pthread_mutex_lock(&c->lock);
-    if (c->tcp_fd >= 0) epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->tcp_fd, NULL);
-    hpc_close(&c->tcp_fd);
-    pthread_mutex_unlock(&c->lock);
-}
-
 /* Records connect's timeout again, with the last refused caller as a possible cause. */
 static int explain_timeout(hpc_control *c) {
     const hpc_error *e = hpc_last_error();
@@ -79,13 +71,13 @@ static int explain_timeout(hpc_control *c) {
 
 static int have_called(void *arg) {
     const hpc_control *c = arg;
-    for (int r = c->group->rank + 1; r < c->group->size; r++)
-        if (is_joining(c, r)) return 0;
+    for (int r = 0; r < c->group->size; r++)
+        if (is_joining(c, r) && !hpc_control_calls(c, r)) return 0;
     return 1;
 }
 
-/* Answers higher ranks for a moment after this rank has failed to connect, so that they get its last word. If the
- * listener closed at once, they would report this rank as dead. */
+/* Answers the ranks that call this one for a moment after this rank has failed to connect, so that they get its last
+ * word. If the listener closed at once, they would report this rank as dead. */
 static void await_callers(hpc_control *c) {
     const hpc_wait wait = {"init", have_called, who_is_joining, c, .every = 0};
     hpc_group *calm = hpc_group_calm(c->group);
@@ -133,8 +125,8 @@ static double look_for_children(void *arg) {
     hpc_control *c = arg;
     char why[HPC_REASON_BYTES];
     const int all = hpc_now() - c->joins_since >= FAR_SECONDS;
-    for (int r = c->group->rank + 1; r < c->group->size; r++) {
-        if (!is_joining(c, r) || !(all || c->links[r].same_host)) continue;
+    for (int r = 0; r < c->group->size; r++) {
+        if (hpc_control_calls(c, r) || !is_joining(c, r) || !(all || c->links[r].same_host)) continue;
         if (!hpc_mesh_refuses(c, r, why) || !is_joining(c, r)) continue;
         name_refusal(c, why);
         hpc_group_depart(c->group, r, HPC_PEER_FAILED, why);
@@ -155,8 +147,8 @@ static int connect_neighbours(hpc_control *c, double deadline) {
     for (int r = 0; r < c->group->size; r++)
         if (atomic_load(&c->links[r].edge) && hpc_mesh_watch_process(c, r))
             hpc_group_depart(c->group, r, HPC_PEER_FAILED, "its process died"); /* before this rank could connect */
-    for (int r = 0; r < c->group->rank && status == HPC_OK; r++)
-        if (is_joining(c, r)) status = hpc_mesh_call(c, r, deadline);
+    for (int r = 0; r < c->group->size && status == HPC_OK; r++)
+        if (hpc_control_calls(c, r) && is_joining(c, r)) status = hpc_mesh_call(c, r, deadline);
     return status == HPC_OK ? hpc_wait_for(c->group, &wait, hpc_left(deadline)) : status;
 }
 
@@ -177,6 +169,14 @@ static int kind_of(const hpc_control *c, int rank, const int *hosts, const hpc_r
     const int kind = fd < 0 && (errno == ECONNREFUSED || errno == ENOENT) ? HPC_LINK_TCP : HPC_LINK_UNIX;
     hpc_close(&fd);
     return kind;
+}
+
+/* Lets the ranks that are called by TCP be heard; returns 0, or -1 with errno. */
+static int hear(hpc_control *c) {
+    if (c->tcp_fd >= 0) return hpc_mesh_watch(c, c->tcp_fd, HPC_WATCH_TCP, 0);
+    atomic_store(&c->open, 1);
+    hpc_mesh_poke(c);
+    return 0;
 }
 
 /* Awaits all ranks. Then the kinds of all links are known, and each rank counts as alive unless it has departed. */
@@ -215,19 +215,17 @@ int hpc_control_connect(hpc_control *c, const hpc_control_address *addresses, co
     if (status != HPC_OK) return status;
     const int kinds = take_addresses(c, addresses, links, same_host);
     atomic_store(&g->states[g->rank], HPC_PEER_ALIVE);
-    if (c->tcp_fd >= 0 && kinds & HPC_LINK_TCP) {
-        if (hpc_mesh_watch(c, c->tcp_fd, HPC_WATCH_TCP, 0) != 0)
-            return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
-    } else {
-        deafen(c);
-    }
+    if ((kinds & HPC_LINK_TCP) == 0)
+        hpc_mesh_deafen(c);
+    else if (hear(c) != 0)
+        return hpc_fail(HPC_ERR_TRANSPORT, "init", "init: epoll_ctl: %s", strerror(errno));
     if (g->size > HPC_DIRECT) hpc_roll_enter(c, 1); /* a rank that waits for its neighbours has come */
     status = connect_neighbours(c, deadline);
     if (status == HPC_OK && g->size > HPC_DIRECT) status = await_all(c, hosts, deadline);
     if (status != HPC_OK && status != HPC_ERR_TIMEOUT && !atomic_load(&g->closed)) await_callers(c);
     if (status == HPC_ERR_TIMEOUT) status = explain_timeout(c);
     if (status != HPC_OK) return status;
-    if (!needs_tcp(c)) deafen(c);
+    if (!needs_tcp(c)) hpc_mesh_deafen(c);
     atomic_store(&c->joined, 1);
     hpc_mesh_poke(c); /* links may be sought already */
     return HPC_OK;

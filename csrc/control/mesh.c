@@ -18,6 +18,15 @@
 #include "base/host.h"
 #include "base/overdue.h"
 
+void hpc_mesh_deafen(hpc_control *c) {
+    pthread_mutex_lock(&c->lock);
+    if (c->tcp_fd >= 0) epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, c->tcp_fd, NULL);
+    hpc_close(&c->tcp_fd);
+    c->deaf = 1;
+    while (c->n_given > 0) hpc_close(&c->given[--c->n_given]);
+    pthread_mutex_unlock(&c->lock);
+}
+
 unsigned hpc_mesh_name(const unsigned char *name, struct sockaddr_un *address) {
     char *path = address->sun_path; /* a leading NUL makes it abstract */
     memset(address, 0, sizeof *address);
@@ -100,7 +109,7 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
 
 /* ---- TCP ---- */
 
-enum { MOST_ATTEMPTS = HPC_ENDPOINTS + 3, HANG_UPS = 3, DETAIL_BYTES = 512 };
+enum { MOST_ATTEMPTS = HPC_ENDPOINTS + 3, HANG_UPS = 3, DOOR_HANG_UPS = 100, DOOR_MS = 20, DETAIL_BYTES = 512 };
 
 #define REFUSED "the connection to %s was refused: it died, or a firewall rejects the call"
 static const double PROBE_SECONDS = 0.1; /* for one address */
@@ -111,7 +120,7 @@ typedef struct attempt {
     hpc_endpoint at;
     int status, open; /* open: it may still lead to the peer */
     int hang_ups;     /* times that it closed the connection: it had no place for the caller, or died */
-    int refused;      /* the kernel there refused: no process listens */
+    int refused;      /* the kernel there refused: no process listens; or a door did: it has ended */
     char why[80];
 } attempt;
 
@@ -142,7 +151,7 @@ void hpc_mesh_remember(hpc_control *c, hpc_link *l, const hpc_endpoint *endpoint
 static void list_attempts(hpc_control *c, int rank, calls *calls) {
     const hpc_link *l = &c->links[rank];
     hpc_endpoint found[HPC_ENDPOINTS + 2], known, good;
-    int n = hpc_net_candidates(c->self.endpoints, l->address.endpoints, l->same_host, found);
+    int n = hpc_net_candidates(c->self.endpoints, l->address.endpoints, l->same_host && !l->address.door, found);
     pthread_mutex_lock(&c->lock);
     known = l->endpoint;
     good = c->good;
@@ -157,6 +166,21 @@ static void list_attempts(hpc_control *c, int rank, calls *calls) {
     for (int i = 0; i < calls->n; i++) calls->all[i].open = 1;
 }
 
+/* Asks at a door. Returns HPC_OK if the peer has the connection. */
+static int ask_door(attempt *a, const hpc_hello *hello, double until, int *fd) {
+    const char *why = "";
+    a->status = hpc_door_call(*fd, hello->name, until, &why);
+    if (a->status == HPC_OK) return HPC_OK;
+    snprintf(a->why, sizeof a->why, "%s", why);
+    hpc_close(fd);
+    a->refused = a->status == HPC_ERR_PEER;
+    const int is_busy = a->status == HPC_ERR_TRANSPORT && ++a->hang_ups < DOOR_HANG_UPS;
+    a->open = a->status == HPC_ERR_TIMEOUT || is_busy;
+    if (is_busy) poll(NULL, 0, DOOR_MS); /* many ranks call there at the same time */
+    if (a->refused) a->status = HPC_ERR_TRANSPORT;
+    return a->status;
+}
+
 static void try_address(hpc_control *c, attempt *a, hpc_hello *hello, double until, int *fd) {
     int error = 0;
     const char *why = "";
@@ -168,6 +192,7 @@ static void try_address(hpc_control *c, attempt *a, hpc_hello *hello, double unt
         snprintf(a->why, sizeof a->why, "%s", a->status == HPC_ERR_TIMEOUT ? "no answer" : strerror(error));
         return;
     }
+    if (c->links[hello->to].address.door && ask_door(a, hello, until, fd) != HPC_OK) return;
     a->status = hpc_hello_call(*fd, hello, c->key, until, &why);
     if (a->status == HPC_OK) {
         hpc_net_tune(*fd, c->silence);
@@ -296,6 +321,7 @@ int hpc_mesh_refuses(hpc_control *c, int rank, char why[HPC_REASON_BYTES]) {
     int fd = allowed & HPC_LINK_UNIX ? hpc_mesh_call_unix(c, rank) : -1;
     const int refused = !(allowed & HPC_LINK_UNIX) || (fd < 0 && (errno == ECONNREFUSED || errno == ENOENT));
     hpc_close(&fd);
+    if (allowed & HPC_LINK_TCP && !hpc_link_may_call(c, rank)) return 0;
     if (allowed & HPC_LINK_TCP) list_attempts(c, rank, &calls);
     for (int i = 0; i < calls.n && refused; i++) {
         int error;
@@ -356,6 +382,10 @@ int hpc_control_call_lane(hpc_control *c, int rank, uint64_t lane, int stream, c
     int status = hpc_group_peer_present(c->group, rank, op);
     *fd = -1;
     if (status != HPC_OK) return status;
+    if (!hpc_link_may_call(c, rank))
+        return hpc_fail(HPC_ERR_UNSUPPORTED, op,
+                        "rank %d: %s: this rank is called at a door, and calls no rank without one, as rank %d is",
+                        c->group->rank, op, rank);
     hello.lane = lane;
     hello.stream = (uint8_t)stream;
     list_attempts(c, rank, &calls);

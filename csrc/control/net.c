@@ -17,6 +17,8 @@
 #include "base/host.h"
 #include "base/wait.h"
 
+enum { IPV4 = 1, IPV6 = 2 }; /* families of addresses (bits) */
+
 enum { BACKLOG = 4096, IPV4_BYTES = 4, IPV6_BYTES = 16, NAMES_BYTES = 256 };
 
 _Static_assert(HPC_IFNAME == IFNAMSIZ, "an interface's name has room");
@@ -166,13 +168,13 @@ static int prefix_of(const struct sockaddr *mask, const hpc_endpoint *e) {
 
 /* Returns whether to give an interface's address to other hosts: a link-local IPv6 address needs a scope that they
  * lack. */
-static int endpoint_of_interface(const struct ifaddrs *i, int with_ipv6, hpc_endpoint *e) {
+static int endpoint_of_interface(const struct ifaddrs *i, unsigned families, hpc_endpoint *e) {
     address a;
     if (i->ifa_addr == NULL || (i->ifa_flags & (IFF_UP | IFF_RUNNING)) != (IFF_UP | IFF_RUNNING)) return 0;
     memset(&a, 0, sizeof a);
-    if (i->ifa_addr->sa_family == AF_INET)
+    if (i->ifa_addr->sa_family == AF_INET && families & IPV4)
         memcpy(&a, i->ifa_addr, sizeof a.v4);
-    else if (i->ifa_addr->sa_family == AF_INET6 && with_ipv6)
+    else if (i->ifa_addr->sa_family == AF_INET6 && families & IPV6)
         memcpy(&a, i->ifa_addr, sizeof a.v6);
     if (!endpoint_of(&a, e) || (e->family == 6 && is_link_local(e))) return 0;
     e->prefix = (uint8_t)prefix_of(i->ifa_netmask, e);
@@ -198,13 +200,13 @@ static void insert(hpc_endpoint endpoints[HPC_ENDPOINTS], const hpc_endpoint *e)
 }
 
 /* Collects the addresses that the choice allows, and returns their number. */
-static int collect(const struct ifaddrs *interfaces, const hpc_choice *c, int with_ipv6, int all,
+static int collect(const struct ifaddrs *interfaces, const hpc_choice *c, unsigned families, int all,
                    hpc_endpoint endpoints[HPC_ENDPOINTS]) {
     int n = 0;
     hpc_endpoint e;
     memset(endpoints, 0, HPC_ENDPOINTS * sizeof *endpoints);
     for (const struct ifaddrs *i = interfaces; i != NULL; i = i->ifa_next) {
-        if (!endpoint_of_interface(i, with_ipv6, &e) || (!all && !is_allowed(c, &e))) continue;
+        if (!endpoint_of_interface(i, families, &e) || (!all && !is_allowed(c, &e))) continue;
         insert(endpoints, &e);
         n++;
     }
@@ -212,20 +214,20 @@ static int collect(const struct ifaddrs *interfaces, const hpc_choice *c, int wi
 }
 
 /* Lists the names of the interfaces, each once. */
-static void list_names(const struct ifaddrs *interfaces, int with_ipv6, char names[NAMES_BYTES]) {
+static void list_names(const struct ifaddrs *interfaces, unsigned families, char names[NAMES_BYTES]) {
     const hpc_choice known = {.exact = 1, .list = names};
     hpc_endpoint e;
     size_t used = 0;
     names[0] = '\0';
     for (const struct ifaddrs *i = interfaces; i != NULL && used < NAMES_BYTES - 1; i = i->ifa_next) {
-        if (!endpoint_of_interface(i, with_ipv6, &e) || is_listed(&known, e.interface)) continue;
+        if (!endpoint_of_interface(i, families, &e) || is_listed(&known, e.interface)) continue;
         int n = snprintf(names + used, NAMES_BYTES - used, "%s%s", used > 0 ? ", " : "", e.interface);
         used += n > 0 ? (size_t)n : 0;
     }
     if (used == 0) snprintf(names, NAMES_BYTES, "none");
 }
 
-static int find_endpoints(const char *interfaces, int with_ipv6, hpc_endpoint endpoints[HPC_ENDPOINTS],
+static int find_endpoints(const char *interfaces, unsigned families, hpc_endpoint endpoints[HPC_ENDPOINTS],
                           const char *op) {
     hpc_choice c = hpc_choice_of(interfaces);
     struct ifaddrs *there = NULL;
@@ -233,10 +235,10 @@ static int find_endpoints(const char *interfaces, int with_ipv6, hpc_endpoint en
     int status = HPC_OK;
     if (getifaddrs(&there) != 0)
         return hpc_fail(HPC_ERR_TRANSPORT, op, "%s: cannot list the interfaces of this host: %s", op, strerror(errno));
-    int n = collect(there, &c, with_ipv6, 0, endpoints);
-    if (n == 0 && c.list == NULL) n = collect(there, &c, with_ipv6, 1, endpoints);
+    int n = collect(there, &c, families, 0, endpoints);
+    if (n == 0 && c.list == NULL) n = collect(there, &c, families, 1, endpoints);
     if (n == 0) {
-        list_names(there, with_ipv6, names);
+        list_names(there, families, names);
         status = c.list == NULL
                      ? hpc_fail(HPC_ERR_CONFIG, op, "%s: no interface of this host is up and has an address", op)
                      : hpc_fail(HPC_ERR_CONFIG, op,
@@ -246,6 +248,53 @@ static int find_endpoints(const char *interfaces, int with_ipv6, hpc_endpoint en
     }
     freeifaddrs(there);
     return status;
+}
+
+int hpc_net_endpoint(const char *ip, int port, hpc_endpoint *e) {
+    memset(e, 0, sizeof *e);
+    if (inet_pton(AF_INET, ip, e->ip) == 1)
+        e->family = 4;
+    else if (inet_pton(AF_INET6, ip, e->ip) == 1)
+        e->family = 6;
+    e->prefix = (uint8_t)(8 * ip_bytes(e));
+    e->port = (uint16_t)port;
+    return is_present(e) && port > 0 && port <= UINT16_MAX;
+}
+
+/* Adds the network and the interface of an address of this host, if it is one. */
+static void add_interface(hpc_endpoint *e) {
+    struct ifaddrs *there = NULL;
+    hpc_endpoint found;
+    if (getifaddrs(&there) != 0) return;
+    for (const struct ifaddrs *i = there; i != NULL; i = i->ifa_next) {
+        if (!endpoint_of_interface(i, IPV4 | IPV6, &found) || !same_ip(&found, e)) continue;
+        found.port = e->port;
+        *e = found;
+    }
+    freeifaddrs(there);
+}
+
+static void set_port(hpc_endpoint endpoints[HPC_ENDPOINTS], uint16_t port) {
+    for (int i = 0; i < HPC_ENDPOINTS; i++)
+        if (is_present(&endpoints[i])) endpoints[i].port = port;
+}
+
+int hpc_net_announce(const char *ip, int port, const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS],
+                     const char *op) {
+    static const uint8_t every[IPV6_BYTES];
+    hpc_endpoint at;
+    if (!hpc_net_endpoint(ip, port, &at))
+        return hpc_fail(HPC_ERR_CONFIG, op, "%s: door is \"%.64s\" and door_port %d: give an IP address and a port", op,
+                        ip, port);
+    if (memcmp(at.ip, every, ip_bytes(&at)) == 0) {
+        const int status = find_endpoints(interfaces, at.family == 4 ? IPV4 : IPV6, endpoints, op);
+        if (status == HPC_OK) set_port(endpoints, at.port);
+        return status;
+    }
+    memset(endpoints, 0, HPC_ENDPOINTS * sizeof *endpoints);
+    add_interface(&at);
+    endpoints[0] = at;
+    return HPC_OK;
 }
 
 /* ---- sockets ---- */
@@ -282,25 +331,25 @@ int hpc_net_listen(const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS]
     socklen_t nbytes = sizeof a;
     hpc_endpoint bound;
     char hint[HPC_FILES_HINT];
-    int with_ipv6 = 1, status;
+    int status;
+    unsigned families = IPV4 | IPV6;
     *fd = listen_everywhere(AF_INET6);
     if (*fd < 0) {
-        with_ipv6 = 0;
+        families = IPV4;
         *fd = listen_everywhere(AF_INET);
     }
     if (*fd < 0 || getsockname(*fd, &a.any, &nbytes) != 0)
         status = hpc_fail(HPC_ERR_TRANSPORT, op, "%s: cannot listen for TCP connections: %s%s", op, strerror(errno),
                           hpc_files_hint(errno, hint));
     else
-        status = find_endpoints(interfaces, with_ipv6, endpoints, op);
+        status = find_endpoints(interfaces, families, endpoints, op);
     if (status != HPC_OK) {
         if (*fd >= 0) close(*fd);
         *fd = -1;
         return status;
     }
     endpoint_of(&a, &bound);
-    for (int i = 0; i < HPC_ENDPOINTS; i++)
-        if (is_present(&endpoints[i])) endpoints[i].port = bound.port;
+    set_port(endpoints, bound.port);
     return HPC_OK;
 }
 
@@ -380,6 +429,41 @@ int hpc_net_await(int fd, short events, double deadline) {
         if (n < 0 && errno != EINTR) return HPC_ERR_TRANSPORT;
         if (left <= 0 || (over != NULL && atomic_load(over))) return HPC_ERR_TIMEOUT;
     }
+}
+
+int hpc_net_send_all(int fd, const void *data, size_t nbytes, double deadline) {
+    const char *bytes = data;
+    while (nbytes > 0) {
+        ssize_t n = send(fd, bytes, nbytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n >= 0) {
+            bytes += n;
+            nbytes -= (size_t)n;
+        } else if (errno == EAGAIN) {
+            int status = hpc_net_await(fd, POLLOUT, deadline);
+            if (status != HPC_OK) return status;
+        } else if (errno != EINTR) {
+            return HPC_ERR_TRANSPORT;
+        }
+    }
+    return HPC_OK;
+}
+
+int hpc_net_receive_all(int fd, void *data, size_t nbytes, double deadline) {
+    char *bytes = data;
+    while (nbytes > 0) {
+        ssize_t n = recv(fd, bytes, nbytes, MSG_DONTWAIT);
+        if (n == 0) return HPC_ERR_TRANSPORT;
+        if (n > 0) {
+            bytes += n;
+            nbytes -= (size_t)n;
+        } else if (errno == EAGAIN) {
+            int status = hpc_net_await(fd, POLLIN, deadline);
+            if (status != HPC_OK) return status;
+        } else if (errno != EINTR) {
+            return HPC_ERR_TRANSPORT;
+        }
+    }
+    return HPC_OK;
 }
 
 /* Waits for a pending connect; returns 0 when it succeeds, its errno, or EINPROGRESS after the deadline. */

@@ -35,6 +35,14 @@ hpc_choice hpc_choice_of(const char *text);
  * the host's interfaces. */
 int hpc_net_listen(const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS], int *fd, const char *op);
 
+/* Makes an endpoint of an IP address and a port; returns 0 if they are none. */
+int hpc_net_endpoint(const char *ip, int port, hpc_endpoint *endpoint);
+
+/* Fills endpoints for a port at which another part of this process listens: ip alone, or with "0.0.0.0" or "::" the
+ * addresses that interfaces allows, as hpc_net_listen does. */
+int hpc_net_announce(const char *ip, int port, const char *interfaces, hpc_endpoint endpoints[HPC_ENDPOINTS],
+                     const char *op);
+
 /* Listens at one address; an IPv6 one takes no IPv4 callers. Returns such a descriptor, or -1 with errno. */
 int hpc_net_listen_at(const hpc_endpoint *endpoint);
 
@@ -72,6 +80,10 @@ void hpc_net_peer_text(int fd, char text[HPC_ENDPOINT_TEXT]);
 
 /* Waits until fd is ready for these events of poll, or has failed: HPC_OK. HPC_ERR_TIMEOUT at the deadline. */
 int hpc_net_await(int fd, short events, double deadline);
+
+/* Send or receive nbytes by the deadline: HPC_OK, HPC_ERR_TIMEOUT, or HPC_ERR_TRANSPORT if the connection broke. */
+int hpc_net_send_all(int fd, const void *data, size_t nbytes, double deadline);
+int hpc_net_receive_all(int fd, void *data, size_t nbytes, double deadline);
 
 /* From now on such waits of this thread, also in hpc_net_connect and hpc_hello_call, end at once when *end is set;
  * NULL: only at their deadlines. */

@@ -25,7 +25,7 @@
 #include "control/channel.h"
 
 static const double LEAVE_SECONDS = 1; /* for all peers together */
-enum { MOST_FAREWELLS = 3 };
+enum { MOST_FAREWELLS = 3, CALLS = 8 /* that one rank may make at a time */ };
 
 /* ---- opening ---- */
 
@@ -81,6 +81,17 @@ static int listen_unix(hpc_control *c) {
     return hpc_mesh_watch(c, c->listen_fd, HPC_WATCH_UNIX, 0);
 }
 
+/* Listens for TCP, or prepares to take connections from a door. */
+static int open_tcp(hpc_control *c, const hpc_control_config *config) {
+    if (config->door == NULL) return hpc_net_listen(config->interfaces, c->self.endpoints, &c->tcp_fd, "init");
+    int status = hpc_net_announce(config->door, config->door_port, config->interfaces, c->self.endpoints, "init");
+    if (status != HPC_OK) return status;
+    c->self.door = 1;
+    c->room_given = HPC_STRANGERS + CALLS * c->group->size;
+    c->given = malloc((size_t)c->room_given * sizeof *c->given);
+    return c->given != NULL ? HPC_OK : hpc_fail(HPC_ERR_MEMORY, "init", "init: no memory for %d ranks", c->group->size);
+}
+
 int hpc_control_open(hpc_group *group, hpc_memory *bell, const hpc_control_config *config, hpc_control **control) {
     char hint[HPC_FILES_HINT];
     int status = HPC_ERR_TRANSPORT;
@@ -107,8 +118,7 @@ int hpc_control_open(hpc_group *group, hpc_memory *bell, const hpc_control_confi
         getrandom(c->self.secret, HPC_COOKIE_BYTES, 0) != HPC_COOKIE_BYTES || c->epoll_fd < 0 || c->poke_fd < 0 ||
         hpc_mesh_watch(c, c->poke_fd, HPC_WATCH_POKE, 0) != 0 || listen_unix(c) != 0)
         goto err_errno;
-    if (config->tcp && (status = hpc_net_listen(config->interfaces, c->self.endpoints, &c->tcp_fd, "init")) != HPC_OK)
-        goto err;
+    if (config->tcp && (status = open_tcp(c, config)) != HPC_OK) goto err;
     errno = hpc_control_serve(c);
     if (errno != 0) goto err_errno;
     c->running = 1;
@@ -129,6 +139,19 @@ err:
 
 void hpc_control_address_of(const hpc_control *control, hpc_control_address *address) {
     *address = control->self;
+}
+
+int hpc_control_take(hpc_control *c, int fd) {
+    pthread_mutex_lock(&c->lock);
+    const int takes = !c->deaf && c->n_given < c->room_given;
+    if (takes) c->given[c->n_given++] = fd;
+    pthread_mutex_unlock(&c->lock);
+    if (takes) hpc_mesh_poke(c);
+    return takes ? HPC_OK : HPC_ERR_PEER;
+}
+
+int hpc_control_refused(const hpc_control *c) {
+    return atomic_load(&c->refused);
 }
 
 void hpc_control_on_lane(hpc_control *control, hpc_accept_lane *accept, void *arg) {
@@ -267,7 +290,7 @@ static void read_last_handles(hpc_control *c, int rank) {
 static void hear_nobody(hpc_control *c) {
     for (int i = 0; i < HPC_STRANGERS; i++) hpc_close(&c->strangers[i].fd);
     hpc_close(&c->listen_fd);
-    hpc_close(&c->tcp_fd);
+    hpc_mesh_deafen(c);
 }
 
 static void close_all(hpc_control *c) {
@@ -331,6 +354,8 @@ void hpc_control_free(hpc_control *c) {
     }
     hpc_close(&c->listen_fd);
     hpc_close(&c->tcp_fd);
+    for (int i = 0; i < c->n_given; i++) hpc_close(&c->given[i]); /* in a forked child some may be left */
+    free(c->given);
     hpc_close(&c->epoll_fd);
     hpc_close(&c->poke_fd);
     hpc_memory_release(c->bell);

@@ -123,6 +123,24 @@ static void take_in(hpc_control *c, int fd, int kind) {
     if (hpc_mesh_watch(c, fd, HPC_WATCH_STRANGER, (int)(s - c->strangers)) != 0) drop(c, s);
 }
 
+/* Takes in connections that have come to this rank's door. While no place is free, they wait. */
+static void take_given(hpc_control *c) {
+    double since;
+    while (atomic_load(&c->open)) {
+        int fd = -1;
+        pthread_mutex_lock(&c->lock);
+        const int waits = c->n_given > 0, has_place = waits && find_place(c, hpc_now(), &since) != NULL;
+        if (has_place) {
+            fd = c->given[0];
+            memmove(c->given, c->given + 1, (size_t)--c->n_given * sizeof *c->given);
+        }
+        pthread_mutex_unlock(&c->lock);
+        if (waits && !has_place) listen_again(c, 0);
+        if (!has_place) return;
+        take_in(c, fd, HPC_LINK_TCP);
+    }
+}
+
 /* Keeps the reason of a refusal, for the error of a thread of this rank that waits in connect. */
 static void keep_refusal(hpc_control *c, const char *from, const char *why) {
     pthread_mutex_lock(&c->lock);
@@ -134,6 +152,7 @@ static void refuse(hpc_control *c, int fd, const char *why) {
     char from[HPC_ENDPOINT_TEXT];
     hpc_net_peer_text(fd, from);
     keep_refusal(c, from, why);
+    atomic_fetch_add(&c->refused, 1);
     if (c->told) return;
     c->told = 1;
     hpc_group_note(c->group, HPC_NOTE_REFUSED, "refused a connection from %s: %s", from, why);
@@ -399,6 +418,7 @@ static int serve(void *arg, int ms) {
     for (int i = 0; i < n; i++) handle(c, &events[i]);
     double now = hpc_now();
     drop_silent(c, now);
+    take_given(c);
     tick(c, now);
     hpc_callers_go_on(c, now);
     if (atomic_exchange(&c->answering, 0))

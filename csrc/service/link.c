@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -88,6 +89,30 @@ static int reach(hpc_hub_link *link, double deadline) {
     }
     freeaddrinfo(found);
     return link->fd >= 0 ? HPC_OK : fail_without_hub(link->hub, strerror(last));
+}
+
+static int lead(const struct sockaddr *address, socklen_t nbytes, int port, hpc_context *context, int rank) {
+    char ip[INET6_ADDRSTRLEN + IF_NAMESIZE];
+    if (getnameinfo(address, nbytes, ip, sizeof ip, NULL, 0, NI_NUMERICHOST) != 0 || strchr(ip, '%') != NULL)
+        return HPC_OK;
+    return hpc_context_lead(context, rank, ip, port);
+}
+
+int hpc_hub_lead(const hpc_hub_link *link, const hpc_hub_place *hub, hpc_context *context, int rank) {
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    struct sockaddr_storage peer;
+    socklen_t nbytes = sizeof peer;
+    int status = HPC_OK;
+    if (link != NULL) {
+        if (getpeername(link->fd, (struct sockaddr *)&peer, &nbytes) != 0) return HPC_OK;
+        return lead((struct sockaddr *)&peer, nbytes, hub->port, context, rank);
+    }
+    if (getaddrinfo(hub->host, NULL, &hints, &found) != 0) return HPC_OK;
+    for (const struct addrinfo *one = found; one != NULL && status == HPC_OK; one = one->ai_next)
+        status = lead(one->ai_addr, one->ai_addrlen, hub->port, context, rank);
+    freeaddrinfo(found);
+    return status;
 }
 
 static int prove(hpc_hub_link *link, const char *space, hpc_token token, double deadline) {

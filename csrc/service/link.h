@@ -18,6 +18,10 @@ typedef struct hpc_hub_link {
     size_t nbytes, cap;   /* of the frame; of its memory */
 } hpc_hub_link;
 
+/* Tells a context at which addresses rank is called: a hub whose contexts have its port as their door. link: NULL, or
+ * a connection to this hub, whose address is then the only one. Without any, the rank is called where it announces. */
+int hpc_hub_lead(const hpc_hub_link *link, const hpc_hub_place *hub, hpc_context *context, int rank);
+
 /* Connects, and proves the token of a namespace. hub must live as long as the link. On an error the link is closed.
  *   HPC_ERR_TRANSPORT  no hub answers at this address
  *   HPC_ERR_AUTH       the hub does not know the namespace, or one of the two has another token

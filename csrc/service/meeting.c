@@ -171,6 +171,14 @@ static int connect_watched(hpc_hub_link *link, hpc_context *context, const unsig
     return hpc_fail(w.status, op_connect, "%s", w.why);
 }
 
+/* Tells a context how the hubs are reached from here. */
+static int lead(const hpc_meeting *m, hpc_context *context) {
+    int status = HPC_OK;
+    for (int i = 0; i < m->n_hubs && status == HPC_OK; i++)
+        status = hpc_hub_lead(i < m->n_links ? &m->links[i] : NULL, &m->place->hubs[i], context, m->size + i);
+    return status;
+}
+
 /* Connects an open context. */
 static int bring_up(hpc_meeting *m, hpc_group_kind kind, int size, double seconds, hpc_context *context) {
     const double deadline = hpc_now() + seconds;
@@ -194,7 +202,8 @@ int hpc_meeting_connect(hpc_meeting *m, hpc_group_kind kind, const hpc_config *c
     hpc_context *made = NULL;
     int status = hpc_context_create(m->rank, size, config, &made);
     if (status != HPC_OK) return status;
-    status = bring_up(m, kind, size, seconds, made);
+    if (kind == HPC_OF_WORKERS_AND_HUBS) status = lead(m, made);
+    if (status == HPC_OK) status = bring_up(m, kind, size, seconds, made);
     if (status == HPC_OK) {
         *context = made;
         return HPC_OK;

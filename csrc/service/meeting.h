@@ -7,7 +7,8 @@
 #include "service/link.h"
 
 typedef struct hpc_meeting {
-    int rank, size; /* of the workers */
+    int rank, size;             /* of the workers */
+    const hpc_job_place *place; /* of the hubs */
     int n_hubs;
     hpc_hub_link *links; /* to the first n_links hubs */
     int n_links;

@@ -2,6 +2,10 @@
 
 #include <string.h>
 
+#include "hpcomm/hpcomm.h"
+
+_Static_assert((int)HPC_PROOF_HELLO == (int)HPC_DOOR_GREETING, "a hub greets all callers alike");
+
 static const char protocol[HPC_PROTOCOL_BYTES + 1] = "hpchub02", worker[] = "tenant", hub[] = "hub";
 
 /* The parts of a CLAIM before its proof. */

@@ -178,7 +178,7 @@ int hpc_service_connect(const char *handle, const void *token, size_t token_byte
     hpc_service *s = calloc(1, sizeof *s);
     if (s == NULL) return hpc_fail(HPC_ERR_MEMORY, op_connect, "no memory for a service");
     s->owner = getpid();
-    s->meeting = (hpc_meeting){.rank = rank, .size = size, .links = s->links};
+    s->meeting = (hpc_meeting){.rank = rank, .size = size, .place = &s->place, .links = s->links};
     int status = hpc_handle_read(handle, &s->place);
     if (status == HPC_OK) status = hpc_token_find(token, token_bytes, &found, &memory);
     if (status == HPC_OK) status = check_connect(rank, size, config);

@@ -64,6 +64,12 @@ typedef struct hpc_address {
     char transports[HPC_TRANSPORTS_BYTES];
 } hpc_address;
 
+/* An address of a rank's door (hpc_context_lead). */
+typedef struct hpc_lead {
+    int rank;
+    hpc_endpoint at;
+} hpc_lead;
+
 struct hpc_context {
     hpc_group group;
     _Atomic int references; /* held by the handle and by every window, lane and queue */
@@ -95,6 +101,8 @@ struct hpc_context {
     hpc_engine *engine; /* that the user asked for; NULL: none */
     hpc_member *member; /* of an engine, from connect on */
     int connecting, connected;
+    hpc_lead *leads;
+    int n_leads;
     /* While connect runs, another thread does not end this context, but asks the connecting thread to do so
      * (context/close.c). family of the root guards these three. */
     int connect_runs, ends_late;

@@ -49,6 +49,7 @@ from .collective import (
     work_wait_whole,
 )
 from .context import (
+    DOOR_CALL,
     MOST_USERS,
     allgather,
     barrier,
@@ -58,8 +59,10 @@ from .context import (
     context_close,
     context_connect,
     context_create,
+    context_door,
     context_first_ranks,
     context_host,
+    context_lead,
     context_notes,
     context_peer,
     context_rank,
@@ -67,6 +70,7 @@ from .context import (
     context_set_title,
     context_shrink,
     context_span,
+    context_take,
     engine_create,
     rendezvous_allgather,
     rendezvous_create,

@@ -11,7 +11,9 @@ from .handle import collected, collecting, collective, gathering, owned
 from .memory import from_buffer
 from .status import NULL, SLICE, check, checking, text
 
+DOOR_CALL: int = lib.HPC_DOOR_CALL
 MOST_USERS: int = lib.HPC_MOST_USERS  # of context_create
+
 context_rank: Callable[[Any], int] = lib.hpc_context_rank
 context_revoke = checking(lib.hpc_context_revoke)
 context_close = checking(lib.hpc_context_close)
@@ -72,11 +74,21 @@ def context_create(
     engine: Any,
     keep: object,
     users: Sequence[int] = (),
+    door: tuple[str, int] | None = None,
 ) -> Any:
-    """Creates a context. threads: the number of threads with which this rank itself computes. engine: NULL for the
-    process's own. users: other users whose ranks may share memory. C copies the secret, and keeps the engine."""
+    """Creates a context. C copies the secret, and keeps the engine.
+
+    Args:
+        threads: the number of threads with which this rank itself computes.
+        engine: NULL for the process's own.
+        users: other users whose ranks may share memory.
+        door: the IP address and the port at which the context is called (context_take).
+    """
     settings = _settings(config, threads, secret, users)
     settings[0].engine = engine
+    if door is not None:
+        ip = ffi.new("char[]", door[0].encode())
+        settings[0].door, settings[0].door_port = ip, door[1]
     out = ffi.new("hpc_context **")
     check(lib.hpc_context_create(rank, size, settings[0], out))
     return owned(out[0], lib.hpc_context_free, keep)
@@ -96,6 +108,22 @@ def context_address(context: Any) -> bytes:
     blob = ffi.new("char[]", lib.hpc_address_size())
     check(lib.hpc_context_address(context, blob))
     return bytes(ffi.buffer(blob))
+
+
+def context_door(context: Any) -> tuple[bytes, int]:
+    """Returns the name by which callers ask for the context at its door, and how many of them it has refused."""
+    door = ffi.new("hpc_door *")
+    check(lib.hpc_context_door(context, door))
+    return bytes(ffi.buffer(door.name)), int(door.refused)
+
+
+def context_take(context: Any, descriptor: int) -> None:
+    """Gives the context a connection that has come to its door. If it raises, the caller still owns the descriptor."""
+    check(lib.hpc_context_take(context, descriptor))
+
+
+def context_lead(context: Any, rank: int, ip: str, port: int) -> None:
+    check(lib.hpc_context_lead(context, rank, ip.encode(), port))
 
 
 def context_connect(context: Any, addresses: list[bytes], timeout: float) -> None:

@@ -34,9 +34,9 @@ class Books:
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def count(self, what: str) -> None:
+    def count(self, what: str, n: int = 1) -> None:
         with self._lock:
-            self.counts[what] += 1
+            self.counts[what] += n
 
     def hold(self, config: HubConfig, space: str, who: str, old: Needs, new: Needs) -> None:
         """Lets a namespace hold new needs in place of old ones. Raises ConfigError if a quota has no room for them; who

@@ -117,6 +117,12 @@ class HubConnection:
         return None
 
     @property
+    def at(self) -> tuple[str, int]:
+        """The IP address and the port at which this host reaches the hub."""
+        ip, port = self._socket.getpeername()[:2]
+        return str(ip), int(port)
+
+    @property
     def is_here(self) -> bool:
         """Whether this process has made the connection. A forked child has not, and the numbers of frames are its
         parent's."""

@@ -21,6 +21,8 @@ class _MeetsAtHub(Context):
 
     def _connect(self, group: launch.Group) -> None:
         assert isinstance(group, Ranks)
+        for rank, ip, port in group.leads():
+            _core.context_lead(self._handle, rank, ip, port)
         with group.watched(super().abort):
             super()._connect(group)
 

@@ -22,6 +22,7 @@ from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeo
 from . import notify, proof
 from .books import NOTHING, Books, Needs
 from .config import ADMIN, HubConfig, Namespace
+from .door import CALL, MAGIC, Doors
 from .handle import NONCES, HubAddress, checked_name
 from .meeting import HostedJob, Joining, again
 from .metrics import Metrics
@@ -29,7 +30,8 @@ from .session import MOST_BYTES, Session, hang_up
 from .store import Store
 from .tenant import Tenant, Terms
 
-MOST_CALLERS = 64  # connections that have proven nothing yet; as many more may wait for a place, unread
+MOST_CALLERS = 64  # connections that have proven nothing yet
+MOST_WAITING = 1024  # more of them may wait for a place, unread
 _UNREAD = 4 << 10  # bytes of a connection that asyncio reads ahead, besides its last read of 256 KiB at most
 _PROOF_SECONDS = 5.0
 _PLACE_SECONDS = 1.0  # until a caller that has proven nothing must give up its place to another one
@@ -37,6 +39,7 @@ _REQUEST_SECONDS = 10.0  # from the proof to the first request, and from the ans
 _MOST_SECONDS = 600.0  # that a tenant may give its workers to meet
 _MOST_TIMEOUT = 86400.0
 STOP_SECONDS = 10.0  # for tenants that were told to stop
+_REFUSED_CALLS = "refused: calls of strangers"  # that named a job
 _REMEMBERED = 256  # jobs of a namespace that ended before they ran: their late workers are told why
 
 # what is told of a job that does not run
@@ -69,6 +72,9 @@ class Hub:
         self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
         self._callers: dict[asyncio.StreamWriter, float] = {}
         self._waiting = 0
+        self._turn = asyncio.Lock()  # of the first caller that waits for a place
+        self._freed = asyncio.Event()  # a place
+        self._doors = Doors()
         self._drains_at: float | None = None
         self._end: asyncio.TimerHandle | None = None  # of the drain
         self._was_told = False  # by a first SIGTERM
@@ -98,7 +104,8 @@ class Hub:
         try:
             if self.config.metrics is not None:
                 self.tell(f"metrics are at {await self._metrics.start(self.config.metrics)}")
-            at = str(HubAddress(*server.sockets[0].getsockname()[:2]))
+            self._at = HubAddress(*server.sockets[0].getsockname()[:2])
+            at = str(self._at)
             ready(at)
             self._serves = notify.ready(f"serves at {at}")
             notify.send(self._serves, self.tell)
@@ -176,12 +183,11 @@ class Hub:
         assert task is not None
         self._tasks.add(task)
         try:
-            if not await self._has_place(writer.transport):
+            if not await self._has_place(writer):
                 self._books.count("refused: too many strangers")
                 return
-            self._callers[writer] = time.monotonic()
             session = await asyncio.wait_for(self._proven(reader, writer), _PROOF_SECONDS)
-            self._callers.pop(writer, None)
+            self._free_place(writer)
             if session is not None:
                 await self._attended(session)
         except _BROKEN:
@@ -190,37 +196,56 @@ class Hub:
         except asyncio.CancelledError:
             pass
         finally:
-            self._callers.pop(writer, None)
+            self._free_place(writer)
             self._tasks.discard(task)
             hang_up(writer)
 
-    async def _has_place(self, caller: Any) -> bool:
+    async def _has_place(self, caller: asyncio.StreamWriter) -> bool:
         """Waits until one more caller may try to prove itself: at most until the oldest one has had its second, which
-        then loses its place. The hub reads nothing of a caller that waits. Returns False if too many wait already."""
-        if self._waiting >= MOST_CALLERS:
+        then loses its place. Callers get places in the order in which they came. The hub reads nothing of a caller that
+        waits. Returns False if too many wait already."""
+        if self._waiting >= MOST_WAITING:
             return False
+        transport: Any = caller.transport
         self._waiting += 1
-        caller.pause_reading()
+        transport.pause_reading()
         try:
-            while len(self._callers) >= MOST_CALLERS:
-                oldest = min(self._callers, key=self._callers.__getitem__)
-                left = self._callers[oldest] + _PLACE_SECONDS - time.monotonic()
-                if left <= 0:
-                    del self._callers[oldest]
-                    self._books.count("refused: strangers")
-                    oldest.transport.abort()
-                else:
-                    await asyncio.sleep(left)
+            async with self._turn:
+                await self._until_a_place()
+                self._callers[caller] = time.monotonic()
         finally:
             self._waiting -= 1
-        caller.resume_reading()
+        transport.resume_reading()
         return True
 
+    async def _until_a_place(self) -> None:
+        while len(self._callers) >= MOST_CALLERS:
+            oldest = min(self._callers, key=self._callers.__getitem__)
+            left = self._callers[oldest] + _PLACE_SECONDS - time.monotonic()
+            if left <= 0:
+                del self._callers[oldest]
+                self._books.count("refused: strangers")
+                oldest.transport.abort()
+            else:
+                self._freed.clear()
+                with suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._freed.wait(), left)
+
+    def _free_place(self, caller: asyncio.StreamWriter) -> None:
+        if self._callers.pop(caller, None) is not None:
+            self._freed.set()
+
     async def _proven(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session | None:
-        """Returns the session of a caller that has proven itself; None if the caller was refused."""
+        """Returns the session of a caller that has proven itself; None if the caller was refused, or called a
+        tenant's context."""
         greeting = proof.hello()
         writer.write(greeting)
-        claim = await reader.readexactly(proof.CLAIM)
+        claim = await reader.readexactly(CALL)
+        if claim.startswith(MAGIC):
+            if not await self._doors.pass_on(claim, reader, writer):
+                self._books.count("refused: calls of no job")
+            return None
+        claim += await reader.readexactly(proof.CLAIM - CALL)
         name = proof.name_in(claim)
         token = self.config.token(name)
         try:
@@ -493,6 +518,7 @@ class Hub:
             resumes=job.resumes,
             store=None if self._store is None else self._store.job(job.namespace, job.name),
             users=space.users,
+            at=(self._at.host.partition("%")[0], self._at.port),
         )
 
         def over(why: str, kind: str) -> None:
@@ -504,6 +530,7 @@ class Hub:
             claim=partial(self._claim, space.name),
             over=over,
             count=self._books.count,
+            doors=self._doors,
         )
         self.tell(f"{job.title} begins, with {job.first.size} workers")
 
@@ -521,6 +548,8 @@ class Hub:
             job.end(ConfigError(f"{job.title}: {why}"))
         elif not why:
             self._books.count("jobs done")
+        if job.tenant is not None and job.tenant.refused:
+            self._books.count(_REFUSED_CALLS, job.tenant.refused)
         self.tell(f"{job.title} has ended{f': {why}' if why else ''}")
         self._metrics.ended(job)
         self._drop(job)
@@ -568,6 +597,9 @@ class Hub:
     def _status(self) -> dict[str, Any]:
         left = None if self._drains_at is None else max(self._drains_at - time.monotonic(), 0.0)
         by_space = Counter(job.namespace for job in self.jobs.values())
+        counts = self._books.counts + Counter(
+            {_REFUSED_CALLS: sum(job.tenant.refused for job in self.jobs.values() if job.tenant is not None)}
+        )
         return {
             "version": _core.version(),
             "pid": os.getpid(),
@@ -592,7 +624,7 @@ class Hub:
                 }
                 for name, one in self.config.namespaces.items()
             },
-            "counts": dict(sorted(self._books.counts.items())),
+            "counts": dict(sorted(counts.items())),
         }
 
     async def _all_told(self) -> list[dict[str, Any]]:

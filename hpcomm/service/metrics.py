@@ -36,7 +36,15 @@ _BY_REASON = {  # counts whose names begin so; the rest of the name is the reaso
     "ended": ("hpcomm_hub_jobs_failed", "Jobs that failed, by the kind of the error, or that the owner ended."),
     "ended before it ran": ("hpcomm_hub_jobs_never_ran", "Jobs that ended before they ran, by the kind of the error."),
 }
-_STRANGERS = ("strangers", "too many strangers", "unknown namespace", "wrong token", "requests for metrics")
+_STRANGERS = (
+    "strangers",
+    "too many strangers",
+    "unknown namespace",
+    "wrong token",
+    "calls of no job",
+    "calls of strangers",
+    "requests for metrics",
+)
 _STATES = ("waits", "runs", "ends")
 _WORK = (
     ("events", "pushes", "Pushes of keys, and with a quorum requests about folds; a key counts on each of its cores"),

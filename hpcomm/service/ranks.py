@@ -1,6 +1,7 @@
 """The ranks of a job at a hub, on the side of a worker: they meet over its connections to the hubs."""
 
 import os
+import socket
 import struct
 import threading
 import time
@@ -12,7 +13,7 @@ from ..config import Config
 from ..errors import AuthError, HpcommError
 from . import proof
 from .connection import ANSWER_SECONDS, HubConnection
-from .handle import ServiceHandle
+from .handle import HubAddress, ServiceHandle
 
 _ROUNDS = 2  # of a context's meeting: versions, then addresses
 _LOOK_SECONDS = 1.0
@@ -86,6 +87,15 @@ class WorkerMeeting:
             all_known = allgather(numbers.pack(*(self.users * n)[:n]))
             self._users.update(dict.fromkeys(numbers.unpack(all_known[0])))
 
+    def leads(self) -> list[tuple[int, str, int]]:
+        """Returns the ranks of the hubs, each with the IP address and the port at which this host reaches it. A hub to
+        which this rank is not connected may have several addresses, or none that its name has here."""
+        found = []
+        for index, hub in enumerate(self.handle.hubs):
+            places = [self._all[index].at] if index < len(self._all) else _places(hub)
+            found += [(self.size + index, *place) for place in places]
+        return [one for one in found if "%" not in one[1]]  # C has no scopes
+
     def exchange(self, group: bytes, data: bytes, size: int, timeout: float) -> list[bytes]:
         """Returns the data of all ranks of a group: b"w", the workers, or b"s", the workers and the hubs."""
         until = time.monotonic() + timeout + _GRACE
@@ -150,6 +160,12 @@ class WorkerMeeting:
             self.close()
 
 
+def _places(hub: HubAddress) -> list[tuple[str, int]]:
+    with suppress(OSError):
+        return [(str(at[0]), hub.port) for *_, at in socket.getaddrinfo(hub.host, hub.port, type=socket.SOCK_STREAM)]
+    return []
+
+
 class Ranks:
     """The ranks of one of the two contexts, as launch.Group wants them."""
 
@@ -158,6 +174,10 @@ class Ranks:
         self.refusal: HpcommError | None = None
         self._meeting, self._group, self._rounds = meeting, group, 0
         self._met, self._over = threading.Event(), False
+
+    def leads(self) -> list[tuple[int, str, int]]:
+        """Returns the addresses of hubs among these ranks, as hpc_context_lead takes them."""
+        return self._meeting.leads() if self._group == b"s" else []
 
     def exchange(self, data: bytes, timeout: float) -> list[bytes]:
         found = self._meeting.exchange(self._group, data, self.size, timeout)

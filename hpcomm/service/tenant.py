@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from .. import errors
+from .. import _core, errors
 from ..config import Config
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
@@ -18,6 +18,7 @@ from ..launch import Group
 from . import proof, saving
 from .books import Holding, Needs
 from .described import Described, Served
+from .door import Doors
 from .store import JobStore
 from .work import HubWork, Tally
 
@@ -44,6 +45,7 @@ class Terms:
         resumes: whether the job's exchanges begin with their saved state.
         store: the job's saved state; None if the hub keeps none.
         users: the users whose workers share memory with the hub, beside its own.
+        at: the IP address and the port at which the hub listens.
     """
 
     title: str
@@ -54,6 +56,7 @@ class Terms:
     config: Config
     weight: float
     cores: int
+    at: tuple[str, int]
     resumes: bool = False
     store: JobStore | None = None
     users: tuple[int, ...] = ()
@@ -94,8 +97,17 @@ class _TenantContext(Context):
 
     def _connect(self, group: Group) -> None:
         assert isinstance(group, Tenant)
-        group.begins(self)
+        group.begins(self, _core.context_door(self._handle)[0])
         super()._connect(group)
+
+    def take(self, descriptor: int) -> None:
+        """Takes a connection that has come to the hub's port for this context."""
+        _core.context_take(self._handle, descriptor)
+
+    @property
+    def refused(self) -> int:
+        """How many callers have not proven themselves."""
+        return _core.context_door(self._handle)[1]
 
 
 class Tenant:
@@ -108,6 +120,7 @@ class Tenant:
         claim: Callable[[str, Needs, Needs], None],
         over: Callable[[str, str], None],
         count: Callable[[str], None],
+        doors: Doors,
     ) -> None:
         """Starts the thread.
 
@@ -117,6 +130,7 @@ class Tenant:
                 The first argument is the word for it. Raises ConfigError if a quota has no room for it.
             over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
             count: counts an event by its name.
+            doors: gets the context, while it is called.
         """
         self.terms, self._post, self._claim, self._over, self._count = terms, post, claim, over, count
         self.rank, self.size = terms.rank, terms.workers + terms.hubs
@@ -126,7 +140,8 @@ class Tenant:
         self._made_so_far = 0  # exchanges
         self._tally = Tally()
         self._saver = saving.JobSaver(terms.title, terms.workers, terms.rank - terms.workers, terms.hubs, terms.store)
-        self._context: Context | None = None
+        self._context: _TenantContext | None = None
+        self._doors, self._name, self._refused = doors, b"", 0
         self._up = False
         # the first reason why the job ends; no exception, since the traceback of one would keep the context alive
         self._why: _Stop | None = None
@@ -148,6 +163,13 @@ class Tenant:
     def memory(self) -> int:
         """The bytes that these exchanges hold."""
         return sum(one.held.needs.nbytes for one in self._serving)
+
+    @property
+    def refused(self) -> int:
+        """How many callers of the job's context have not proven themselves."""
+        with self._lock:
+            context = self._context
+        return self._refused if context is None else context.refused
 
     @property
     def work(self) -> HubWork:
@@ -189,6 +211,14 @@ class Tenant:
         if context is not None:  # which ends the waits of the tenant's threads; it may take a moment
             threading.Thread(target=context.abort, args=(why,), daemon=True).start()
 
+    def accept(self, descriptor: int) -> None:
+        """Gives the context a connection. Raises an HpcommError if it takes none, and then does not own it."""
+        with self._lock:
+            context = self._context
+        if context is None:
+            raise Stopped(f"{self.terms.title} has ended")
+        context.take(descriptor)
+
     # ---- launch.Group ----------------------------------------------------------------------------------------------
 
     def exchange(self, data: bytes, timeout: float) -> list[bytes]:
@@ -201,12 +231,15 @@ class Tenant:
             raise Stopped(found.why)
         return found
 
-    def begins(self, context: Context) -> None:
-        """Takes the context, before it connects: stop ends its waits."""
+    def begins(self, context: _TenantContext, name: bytes) -> None:
+        """Takes the context, before it connects: stop ends its waits, and the hub's door leads to it. name: of the
+        context at the door."""
         with self._lock:
             self._context = context
             if self._why is not None:
                 raise Stopped(self._why.why)
+        self._name = name
+        self._doors.add(name, self.accept)
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -216,6 +249,8 @@ class Tenant:
         except Exception as failed:
             self._fail(failed)
         self._join(_STARTED)
+        self._doors.remove(self._name)
+        self._refused = self.refused
         self._context = None
         self._serving = []
         gc.collect()  # frees memory and descriptors of the context now
@@ -236,7 +271,7 @@ class Tenant:
 
     def _take_part(self) -> None:
         terms = self.terms
-        context = _TenantContext(self, terms.config, secret=terms.secret, users=terms.users)
+        context = _TenantContext(self, terms.config, secret=terms.secret, users=terms.users, door=terms.at)
         try:
             context.set_title(f"{terms.title}, hub")
             self._up = True

@@ -22,10 +22,18 @@ void node_share(rank *r, const void *mine, void *all, size_t nbytes) {
 }
 
 node *node_open(rank *r, int size, double silence, const char *secret) {
+    return node_open_at(r, size, silence, secret, 0);
+}
+
+node *node_open_at(rank *r, int size, double silence, const char *secret, int door_port) {
     static char owner = 1;
     node *n = calloc(1, sizeof *n);
-    const hpc_control_config config = {
-        .tcp = 1, .silence = silence, .secret = secret, .secret_bytes = secret ? strlen(secret) : 0};
+    const hpc_control_config config = {.tcp = 1,
+                                       .silence = silence,
+                                       .secret = secret,
+                                       .secret_bytes = secret ? strlen(secret) : 0,
+                                       .door = door_port != 0 ? "127.0.0.1" : NULL,
+                                       .door_port = door_port};
     hpc_control_address mine;
     CHECK(n);
     n->r = r;

@@ -24,6 +24,8 @@ void node_share(rank *r, const void *mine, void *all, size_t nbytes);
 
 /* The first size ranks are the job. */
 node *node_open(rank *r, int size, double silence, const char *secret);
+/* Does the same; with a port, which is not 0, the node is called at this door of 127.0.0.1. */
+node *node_open_at(rank *r, int size, double silence, const char *secret, int door_port);
 int node_connect(node *n, kinds kinds, double seconds);
 int node_call(node *n, double seconds);                /* with links, same_host and hosts as they are */
 node *node_join(rank *r, kinds kinds, double silence); /* both, and must succeed */

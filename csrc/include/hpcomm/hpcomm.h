@@ -127,6 +127,10 @@ typedef struct hpc_config {
     const uint32_t *users; /* other users whose ranks may share memory with this rank, if they name this rank's user
                               too; n_users of them, at most HPC_MOST_USERS; 0: none */
     int n_users;
+    const char *door; /* NULL: this rank listens for TCP itself. Otherwise the IP address of a port at which the caller
+                         listens, for several contexts (hpc_context_take); "0.0.0.0" or "::" means the addresses of
+                         interfaces. Ranks without a door then call this one there, and it calls none of them */
+    int door_port;
 } hpc_config;
 
 enum { HPC_TCP_STREAMS = 8, HPC_MOST_THREADS = 1 << 16, HPC_MOST_USERS = 32 };
@@ -156,6 +160,23 @@ HPC_API size_t hpc_address_size(void);
 HPC_API int hpc_context_create(int rank, int size, const hpc_config *config, hpc_context **context);
 HPC_API int hpc_context_address(const hpc_context *context, void *address);
 HPC_API int hpc_context_connect(hpc_context *context, const void *addresses, double timeout);
+
+/* For a context with a door (hpc_config). The caller reads HPC_DOOR_CALL bytes from each connection: "hpcdoor1", and
+ * the name of a context. It answers with one byte, 1, and gives the connection to the context of that name, or answers
+ * with 0 and hangs up. Before, it sends a greeting of HPC_DOOR_GREETING bytes, which begins with "hpchub". take takes
+ * fd over if it returns HPC_OK. HPC_ERR_PEER: the context has ended, or has too many callers. take does not wait. Any
+ * thread may call both functions, until the context is freed. */
+enum { HPC_DOOR_GREETING = 24, HPC_DOOR_NAME = 16, HPC_DOOR_CALL = 8 + HPC_DOOR_NAME };
+typedef struct hpc_door {
+    unsigned char name[HPC_DOOR_NAME];
+    int refused; /* TCP callers so far that did not prove that they are ranks of the job */
+} hpc_door;
+HPC_API int hpc_context_door(const hpc_context *context, hpc_door *door);
+HPC_API int hpc_context_take(hpc_context *context, int fd);
+
+/* Adds an address of the door of rank, as this host knows it. The rank is then called at these addresses alone; without
+ * them, at those which it announces. Before connect. */
+HPC_API int hpc_context_lead(hpc_context *context, int rank, const char *ip, int port);
 
 /* An out-of-band allgather for jobs whose launcher has none: rank 0 listens at host:port, and the others connect to it.
  * With a secret (16 bytes or more) both ends of a connection prove that they know it; without a secret, host must be a

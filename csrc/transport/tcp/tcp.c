@@ -165,9 +165,8 @@ static tcp_link *meet(hpc_lane *lane, int peer) {
     return link_of(lane, peer);
 }
 
-/* The higher rank calls the lower one. */
 static int call(hpc_lane *lane, tcp_link *link) {
-    return lane->context->group.rank > link->peer ? tcp_call(link) : HPC_OK;
+    return hpc_control_calls(lane->context->control, link->peer) ? tcp_call(link) : HPC_OK;
 }
 
 static int lane_export(hpc_lane *lane, int peer, hpc_blob *blob) {

@@ -361,11 +361,8 @@ static int leave_network(void) {
 }
 
 /* expected: "INTERFACE=IP/PREFIX ..." */
-static void check_listed(const char *list, const char *expected) {
-    hpc_endpoint endpoints[HPC_ENDPOINTS];
+static void check_endpoints(const hpc_endpoint endpoints[HPC_ENDPOINTS], const char *of, const char *expected) {
     char got[512] = "", ip[INET6_ADDRSTRLEN];
-    int fd;
-    CHECK_OK(hpc_net_listen(list, endpoints, &fd, "init"));
     for (int i = 0; i < HPC_ENDPOINTS && endpoints[i].family != 0; i++) {
         size_t n = strlen(got);
         inet_ntop(endpoints[i].family == 4 ? AF_INET : AF_INET6, endpoints[i].ip, ip, sizeof ip);
@@ -373,9 +370,23 @@ static void check_listed(const char *list, const char *expected) {
                  endpoints[i].prefix);
         CHECK(endpoints[i].port != 0);
     }
-    close(fd);
-    if (strcmp(got, expected) != 0) fprintf(stderr, "for the list \"%s\"\n", list ? list : "(NULL)");
+    if (strcmp(got, expected) != 0) fprintf(stderr, "for \"%s\"\n", of ? of : "(NULL)");
     check_text(got, expected);
+}
+
+static void check_listed(const char *list, const char *expected) {
+    hpc_endpoint endpoints[HPC_ENDPOINTS];
+    int fd;
+    CHECK_OK(hpc_net_listen(list, endpoints, &fd, "init"));
+    close(fd);
+    check_endpoints(endpoints, list, expected);
+}
+
+static void check_announced(const char *ip, const char *list, const char *expected) {
+    hpc_endpoint endpoints[HPC_ENDPOINTS];
+    CHECK_OK(hpc_net_announce(ip, 7700, list, endpoints, "init"));
+    check_endpoints(endpoints, ip, expected);
+    CHECK_EQ(endpoints[0].port, 7700);
 }
 
 static void test_lists(void) {
@@ -406,6 +417,26 @@ static void test_lists(void) {
     CHECK_MESSAGE("\"down\"");
     CHECK_MESSAGE(": lo, wlan0, docker0, br-0123, eth0, eth01, ib0");
     CHECK(strstr(hpc_last_error()->message, "down0") == NULL);
+}
+
+/* A port at which another part of the process listens, at one address or at all of a family. */
+static void test_announced(void) {
+    static const struct {
+        const char *ip;
+        int port;
+    } wrong[] = {{"hub7", 7700}, {"", 7700}, {"10.1.0.1", 0}, {"10.1.0.1", 65536}, {"fe80::1%eth0", 7700}};
+    hpc_endpoint endpoints[HPC_ENDPOINTS];
+    check_announced("10.2.0.1", "=eth0", "eth01=10.2.0.1/20"); /* listen decides */
+    check_announced("fd01::1", NULL, ETH0_6);
+    check_announced("127.0.0.1", NULL, "lo=127.0.0.1/8");
+    check_announced("10.9.9.9", NULL, "=10.9.9.9/32"); /* of no interface here */
+    check_announced("0.0.0.0", "eth", ETH0_4 " eth01=10.2.0.1/20");
+    check_announced("::", "eth", ETH0_6 " eth01=fd02::1/64");
+    CHECK_STATUS(hpc_net_announce("0.0.0.0", 7700, "down", endpoints, "init"), HPC_ERR_CONFIG);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        CHECK_STATUS(hpc_net_announce(wrong[i].ip, wrong[i].port, NULL, endpoints, "init"), HPC_ERR_CONFIG);
+        CHECK_MESSAGE("give an IP address and a port");
+    }
 }
 
 /* A connection to an address of this host that the choice left out does not come from where it should. */
@@ -501,6 +532,7 @@ static void test_known_host(void) {
     await_own_route("fd010000000000000000000000000001 80");
     await_own_route("fd020000000000000000000000000001 80");
     test_lists();
+    test_announced();
     test_arrivals();
     test_without_ipv6();
     test_ipv6_switched_off();
