@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,9 @@ from served import SECONDS, TOKENS, Served, asking, join, joining, said
 from test_service import hang_up_while_connecting
 
 import hpcomm
+
+pytest_plugins = ["served"]
+pytestmark = pytest.mark.xdist_group("group service cpp")  # one hub for all tests
 
 SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,20 +46,6 @@ def built(source: Path, program: Path, standard: str = "c++17") -> Path:
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).with_name("service_worker.cpp")
     return built(source, tmp_path_factory.mktemp("worker") / "service_worker")
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("hub"), drain_seconds=0)
-    yield served
-    assert served.end() == 0
-
-
-@pytest.fixture
-def own_hub(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path, drain_seconds=0)
-    yield served
-    served.end()
 
 
 class Worker:
@@ -99,7 +87,7 @@ def numbers(name: str, salt: int) -> Any:
     return values.astype(np.float32).reshape(SHAPES[name])
 
 
-CODECS = {"w": hpcomm.codec.TopK(0.1), "big": hpcomm.codec.OneBit()}
+CODECS = {"w": hpcomm.codec.TopK(0.1, kernel="c"), "big": hpcomm.codec.OneBit()}
 QUORUM = hpcomm.Consistency(quorum=2, grace=math.inf)
 CASES: list[dict[str, Any]] = [
     {"rule": hpcomm.Nesterov(lr=0.5)},
