@@ -38,7 +38,7 @@ def test_command_is_installed_and_imports_the_subcommand_that_is_used() -> None:
     assert Path(done.stdout.strip()).is_dir()
     imported = set(re.findall(r"\| +([a-z.]+)\n", done.stderr))
     assert "hpcomm.cli" in imported
-    assert not imported & {"hpcomm.service", "hpcomm.graphs", "hpcomm.bench"}, "of other subcommands"
+    assert not imported & {"hpcomm.service", "hpcomm.graphs"}, "of other subcommands"
     shown = CliRunner().invoke(command, ["--help"]).output
     assert set(re.findall(r"^  ([a-z]+) {2,}[A-Z]", shown, re.MULTILINE)) == SUBCOMMANDS
     assert hpcomm.__version__ in CliRunner().invoke(command, ["--version"]).output
