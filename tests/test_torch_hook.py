@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import backend_jobs  # noqa: E402
-from backend_jobs import run  # noqa: E402
+from backend_jobs import NEEDED, run  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hpcomm  # noqa: E402
@@ -23,10 +23,7 @@ from hpcomm.codec import ErrorFeedback, Factors, Float4, OneBit, Threshold, TopK
 
 Tensor: Any = torch.Tensor
 dist = torch.distributed
-pytestmark = [
-    pytest.mark.xdist_group("group torch hook"),
-    pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7), reason="needs torch 2.7"),
-]
+pytestmark = [pytest.mark.xdist_group("group torch hook"), NEEDED]
 SMALL = 0.0005  # of bucket_cap_mb: some buckets
 EXACT = {  # codecs that send small whole numbers without rounding
     "none": None,

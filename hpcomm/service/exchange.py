@@ -185,6 +185,11 @@ class HubExchange(Exchange):
         )
 
 
+def is_hub(servers: object) -> bool:
+    """Returns whether the argument servers of parameter_hub says that the hubs of a ServiceContext serve."""
+    return isinstance(servers, str) and servers == "hub"
+
+
 def hub_exchange(
     ctx: Context,
     params: Mapping[str, Any],
