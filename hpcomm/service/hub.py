@@ -1,6 +1,6 @@
 """The hub: a process that serves the parameters of many jobs, each a tenant, and outlives them (PHub, section 3).
 
-One thread, the hub's own, accepts connections and keeps the books; each tenant has threads of its own (tenant.py). The
+One thread, the hub's own, accepts connections and keeps the books; each tenant has separate threads (tenant.py). The
 contexts of all tenants share the process's engine, control thread and reactor.
 """
 
@@ -39,7 +39,7 @@ _MOST_TIMEOUT = 86400.0
 STOP_SECONDS = 10.0  # for tenants that were told to stop
 _REMEMBERED = 256  # jobs of a namespace that ended before they ran: their late workers are told why
 
-# what is told of a job that does not run
+# the facts of a job that does not run
 _SAVED: dict[str, Any] = {"state": "saved", "workers": 0, "missing": [], "exchanges": 0, "memory": 0, "seconds": 0.0}
 _BROKEN = (proof.BadProof, EOFError, OSError, TimeoutError, asyncio.TimeoutError)
 
