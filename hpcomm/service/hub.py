@@ -75,6 +75,7 @@ class Hub:
         self._serves: list[str] = []  # what systemd is told, once the hub listens
         self._began = time.monotonic()
         self._over = asyncio.Event()
+        self._is_idle = asyncio.Event()  # no job is left
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- the life of a hub -----------------------------------------------------------------------------------------
@@ -137,15 +138,19 @@ class Hub:
         self._look()
 
     def _look(self) -> None:
-        if self._drains_at is not None and not self.jobs:
+        if self.jobs:
+            self._is_idle.clear()
+            return
+        self._is_idle.set()
+        if self._drains_at is not None:
             self._over.set()
 
     async def _end_all(self, why: str) -> None:
         for job in list(self.jobs.values()):
             job.end(ConfigError(f"{job.title}: {why}"))
-        until = time.monotonic() + STOP_SECONDS
-        while self.jobs and time.monotonic() < until:
-            await asyncio.sleep(0.01)
+        self._look()
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._is_idle.wait(), STOP_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
