@@ -13,7 +13,7 @@ from .exchange.arguments import refuse
 from .exchange.options import Consistencies, EngineOptions
 from .graphs import root_expander
 from .optim import SGD, Average, Nesterov, RuleOrRules, or_default
-from .service import hub_exchange
+from .service import hub_exchange, is_hub
 from .topology import HostGraph, ParameterServer, Tree
 from .topology.automatic import Automatic
 from .topology.given import Given, as_topology
@@ -75,7 +75,7 @@ def parameter_hub(
         "tree": tree,
     }
     named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if isinstance(servers, str) and servers == "hub":
+    if is_hub(servers):
         del named["servers"]
         hub_rule = or_default(rule, _RULE, getattr(ctx, "rank", -1))
         return hub_exchange(ctx, params, topology, named, consistency, hub_rule, options, racks, top)

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 dist = torch.distributed
 
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+NEEDED = pytest.mark.skipif(VERSION < (2, 7), reason="needs torch 2.7")
 HELD = VERSION >= (2, 14)  # torch gives programs its own groups and works, which hold those of the backend
 _kept: list[Any] = []  # groups of Gloo, until the process ends: see job()
 

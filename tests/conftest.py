@@ -28,6 +28,7 @@ from told import logs
 
 import hpcomm
 
+pytest.register_assert_rewrite("served")  # it has fixtures, and the tests import it before pytest does
 for _name in hpcomm.__all__:  # at once, for the ranks that are forked from here
     getattr(hpcomm, _name)
 
@@ -191,7 +192,7 @@ def _costed(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """pytest-xdist adds the group to a test's name. No other run would find the test by that name."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        report.nodeid = re.sub(r"(?<=[\w\]])@group \w+$", "", report.nodeid)
+        report.nodeid = re.sub(r"(?<=[\w\]])@group [\w ]+$", "", report.nodeid)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,7 @@
-"""A hub in a process, and jobs of workers that meet there, for the tests."""
+"""A hub in a process, and jobs of workers that meet there, for the tests.
+
+A test module with `pytest_plugins = ["served"]` has the fixtures hub and own_hub. Its HUB, if there is one, has what
+Served takes for hub."""
 
 import json
 import os
@@ -7,16 +10,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import mpi
 import numpy as np
+import pytest
 from click.testing import CliRunner
+from ranks import Task
 
 import hpcomm
 from hpcomm.cli import main
@@ -30,22 +36,93 @@ SECONDS = 20.0
 # ---- a hub, and what a test asks it --------------------------------------------------------------------------------
 
 
+class Process(Protocol):
+    """What a test does with the process of a hub."""
+
+    pid: int
+
+    def send_signal(self, number: int) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float) -> int: ...
+
+
+class Forked:
+    """A hub that the server of ranks has forked: it starts in milliseconds."""
+
+    def __init__(self, patch: str, line: list[str]) -> None:
+        with ExitStack() as undo:
+            folder = Path(undo.enter_context(tempfile.TemporaryDirectory()))
+            os.mkfifo(folder / "out")
+            self._job = mpi.Forked([Task(__file__, serve.__name__, [patch, line], str(folder))], folder, [{}])
+            undo.callback(self._job.kill)
+            (self.pid,) = self._job.pids
+            self._itself = os.pidfd_open(self.pid)
+            undo.callback(os.close, self._itself)
+            self.stdout = open(folder / "out", encoding="utf-8")  # noqa: SIM115 - Served closes it
+            self._undo = undo.pop_all()
+        self._code: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        if self._code is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._itself, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        if self._code is None:
+            (self._code,) = self._job.wait(time.monotonic() + timeout)
+            if self._code is None:
+                raise subprocess.TimeoutExpired("hpcomm hub serve", timeout)
+            self._undo.close()
+        return self._code
+
+
+def serve(patch: str, line: list[str]) -> None:
+    """The process of a forked hub."""
+    os.dup2(1, 2)
+    exec(patch, {})
+    sys.argv = ["hpcomm", *line]
+    main()
+
+
+def started(patch: str, line: list[str]) -> tuple[Process, IO[str]]:
+    """A hub in a fresh interpreter, and what it prints."""
+    start = f"{patch}\nimport hpcomm.cli as cli\ncli.main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", start, *line],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, process.stdout
+
+
 class Served:
     """A hub in a process."""
 
-    def __init__(self, folder: Path, patch: str = "", **more: Any) -> None:
-        """patch: a line of Python that the process runs before it serves. more: settings of hub.toml."""
+    def __init__(self, folder: Path, patch: str = "", is_fresh: bool = False, **more: Any) -> None:
+        """patch: a line of Python that the process runs before it serves. is_fresh: the process is an interpreter that
+        has loaded nothing else. more: settings of hub.toml."""
         self.folder = folder
         for name, token in TOKENS.items():
             self.token(name, token)
         self.configure(more=more)
-        start = f"{patch}\nimport hpcomm.cli as cli\ncli.main()"
-        line = [sys.executable, "-c", start, "hub", "serve", "--listen", "127.0.0.1:0", "--config", str(self.file)]
-        self.process = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        line = ["hub", "serve", "--listen", "127.0.0.1:0", "--config", str(self.file)]
+        self.process: Process
+        if is_fresh:
+            self.process, self._printed = started(patch, line)
+        else:
+            self.process = forked = Forked(patch, line)
+            self._printed = forked.stdout
         self.lines: list[str] = []
-        self.silent: list[socket.socket] = []  # callers that say nothing
         self._fresh: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
         self.where = self.until("listens at ").rpartition(" ")[2]
@@ -79,10 +156,10 @@ class Served:
         self.file.write_text("\n".join([*text, *tables]), encoding="utf-8")
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            self._fresh.put(line)
+        with self._printed:
+            for line in self._printed:
+                self.lines.append(line)
+                self._fresh.put(line)
         self._fresh.put("")
 
     def until(self, words: str) -> str:
@@ -140,6 +217,23 @@ class Served:
             return self.process.wait(SECONDS)
         finally:
             self.process.kill()
+
+
+@pytest.fixture(scope="module")
+def hub(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    settings = {"drain_seconds": 0, **getattr(request.module, "HUB", {})}
+    served = Served(tmp_path_factory.mktemp("hub"), **settings)
+    yield served
+    assert served.end() == 0
+
+
+@pytest.fixture
+def own_hub(tmp_path: Path) -> Iterator[Served]:
+    """A hub of one test, which may end it."""
+    served = Served(tmp_path, drain_seconds=40)
+    yield served
+    served.process.kill()
+    served.process.wait(SECONDS)
 
 
 def numbered(n: int, **more: str) -> list[dict[str, str]]:

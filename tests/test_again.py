@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import again
+import conftest
 import pytest
 
 SECONDS = 120
@@ -55,6 +56,15 @@ def test_an_accident_of_ctest_is_flaky(tmp_path: Path) -> None:
     assert (flaky, name) == ("FLAKY", "other")
     assert "it was slow" in Path(log).read_text()
     assert (tmp_path / "again/name/flaky").read_text() == f"{last}\n"
+
+
+def test_a_test_of_a_group_has_the_name_by_which_it_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    for name in ("test_it.py::test_one", "test_it.py::test_one[a b]"):
+        for group in ("group kernels", "group torch ways"):
+            report = pytest.TestReport(f"{name}@{group}", ("", 0, ""), {}, "passed", None, "call")
+            conftest.pytest_runtest_logreport(report)
+            assert report.nodeid == name
 
 
 def test_the_test_that_failed_is_the_one_that_runs_again(tmp_path: Path) -> None:

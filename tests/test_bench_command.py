@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import hpcomm
 from hpcomm import bench
-from hpcomm.bench import hardware, harness, peers, ranks, together, verdict
+from hpcomm.bench import hardware, harness, peers, ranks, start, together, verdict
 from hpcomm.cli import main
 
 FEW = ["-n", "1", "-N", "1", "-w", "0"]
@@ -86,6 +86,13 @@ def test_the_command_starts_its_own_ranks() -> None:
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)
     assert (document["ranks"], document["wrong"]) == (2, 0)
+
+
+def test_ranks_do_not_meet_at_a_port_of_outgoing_connections() -> None:
+    """A rank that called such a port before rank 0 listens there could be connected to itself."""
+    low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+    outside = f"[ $MASTER_PORT -lt {low} -o $MASTER_PORT -gt {high} ]"
+    assert start.by_environment(2, ["sh", "-c", outside]) == 0
 
 
 def test_bad_options_are_usage_errors() -> None:

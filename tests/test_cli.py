@@ -23,6 +23,8 @@ from hpcomm.cli.interfaces import VARIABLE
 from hpcomm.cli.verdict import FAIL, OK, WARN, Check
 from hpcomm.config import settings
 
+SUBCOMMANDS = {"bench", "doctor", "graph", "hub", "info", "status", "timeline"}
+
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> str:
     result = CliRunner().invoke(command, arguments, env=env, catch_exceptions=False)
@@ -30,9 +32,16 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> str:
     return result.output
 
 
-def test_command_is_installed() -> None:
-    done = subprocess.run([sys.executable, "-m", "hpcomm", "--version"], capture_output=True, text=True, check=True)
-    assert hpcomm.__version__ in done.stdout
+def test_command_is_installed_and_imports_the_subcommand_that_is_used() -> None:
+    line = [sys.executable, "-X", "importtime", "-m", "hpcomm", "info", "--cmake-dir"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()).is_dir()
+    imported = set(re.findall(r"\| +([a-z.]+)\n", done.stderr))
+    assert "hpcomm.cli" in imported
+    assert not imported & {"hpcomm.service", "hpcomm.graphs"}, "of other subcommands"
+    shown = CliRunner().invoke(command, ["--help"]).output
+    assert set(re.findall(r"^  ([a-z]+) {2,}[A-Z]", shown, re.MULTILINE)) == SUBCOMMANDS
+    assert hpcomm.__version__ in CliRunner().invoke(command, ["--version"]).output
 
 
 def test_info_tells_the_build() -> None:

@@ -130,9 +130,10 @@ def test_commands_exist() -> None:
 def parse(command: click.Command, words: list[str]) -> None:
     """Raises NoSuchOption for a subcommand or an option that command does not have. Files need not be there."""
     if isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        if words[0] not in command.commands:
+        found = command.get_command(click.Context(command), words[0])
+        if found is None:
             raise click.NoSuchOption(words[0], f"there is no hpcomm {words[0]}")
-        parse(command.commands[words[0]], words[1:])
+        parse(found, words[1:])
         return
     try:
         command.make_context(command.name, words).close()

@@ -96,7 +96,7 @@ def survives(deaths: Deaths, options: str) -> list[float]:
     if options == "stale peers":
         more = {"topology": hpcomm.PeerToPeer(), "consistency": hpcomm.SSP(3)}
     elif coded:
-        more = {"codec": hpcomm.codec.TopK(0.3), "topology": ParameterServer(apply_at="receivers")}
+        more = {"codec": hpcomm.codec.TopK(0.3, kernel="c"), "topology": ParameterServer(apply_at="receivers")}
     with hpcomm.init(mpi.world(), timeout=20) as ctx:
         me = ctx.rank
         step, place = deaths.get(str(me), (STEPS, ""))
@@ -167,7 +167,7 @@ def dies_before_a_begin() -> None:
     has pushed none: what both have learned is in the parameters afterwards, or held back."""
     with hpcomm.init(mpi.world(), timeout=20) as ctx:
         zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-        ex = hpcomm.Exchange(ctx, zeros, rule=SGD(lr=1.0), codec=hpcomm.codec.TopK(0.3))
+        ex = hpcomm.Exchange(ctx, zeros, rule=SGD(lr=1.0), codec=hpcomm.codec.TopK(0.3, kernel="c"))
         local = hpcomm.local_steps(ex, every=EVERY)
         for _ in range(2 * EVERY - 1):
             train(local, ctx.rank)

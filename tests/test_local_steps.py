@@ -130,8 +130,8 @@ def codecs(ctx: hpcomm.Context) -> None:
     """16 bits and pieces, back as small as they went: ranks end alike, near their common aim."""
     for options in (
         {"codec": "bfloat16"},
-        {"codec": hpcomm.codec.TopK(0.25)},
-        {"codec": hpcomm.codec.TopK(0.25), "topology": hpcomm.ParameterServer(apply_at="receivers")},
+        {"codec": hpcomm.codec.TopK(0.25, kernel="c")},
+        {"codec": hpcomm.codec.TopK(0.25, kernel="c"), "topology": hpcomm.ParameterServer(apply_at="receivers")},
         {"codec": hpcomm.codec.Float4(), "topology": hpcomm.ParameterServer(apply_at="receivers")},
         {"codec": hpcomm.codec.OneBit(), "topology": hpcomm.ParameterServer(apply_at="receivers")},
         {"topology": hpcomm.PeerToPeer()},
@@ -161,7 +161,7 @@ def resumes(ctx: hpcomm.Context, folder: str) -> None:
                 local.wait()
                 saver.after(step + 1, local.state_dict)
 
-    options = {"codec": hpcomm.codec.TopK(0.5), "topology": hpcomm.ParameterServer(apply_at="receivers")}
+    options = {"codec": hpcomm.codec.TopK(0.5, kernel="c"), "topology": hpcomm.ParameterServer(apply_at="receivers")}
     ex, local = make(ctx, way, **options)
     with hpcomm.Checkpointer(ex, folder, every=11) as saver:  # begun at 10
         go_on(local, 0, saver)
@@ -251,7 +251,7 @@ def refusals(ctx: hpcomm.Context) -> None:
     average = hpcomm.Exchange(ctx, start(), rule=hpcomm.Average())
     with pytest.raises(InvalidArgument, match="Average"):
         hpcomm.local_steps(average, every=3)
-    pieces = hpcomm.Exchange(ctx, start(), rule=SGD(lr=1.0), codec=hpcomm.codec.TopK(0.5))
+    pieces = hpcomm.Exchange(ctx, start(), rule=SGD(lr=1.0), codec=hpcomm.codec.TopK(0.5, kernel="c"))
     with pytest.raises(InvalidArgument, match=r"mix is 0.5, and the codec of 'a.w', .* keeps a residual"):
         hpcomm.local_steps(pieces, every=3, mix=0.5)
     pieces.close()

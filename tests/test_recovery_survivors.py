@@ -93,7 +93,7 @@ def _body(kind: str, victims: dict[str, str], codec: str, later: int) -> dict[st
     rule: Any = SGD(lr=1) if codec else Momentum(lr=0.5, momentum=0.5)
     options = {**KINDS[kind], "rule": rule, "reduce": "sum", "chunk_bytes": 256, "cores": 1, "progress": "inline"}
     if codec:
-        options["codec"] = TopK(0.1)
+        options["codec"] = TopK(0.1, kernel="c")
     zeros = {name: np.zeros(size, F32) for name, size in SIZES.items()}
     ex = Exchange(first, zeros, **grouped(options))
     dies = victims.get(str(me), "")

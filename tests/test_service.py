@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,20 +40,9 @@ from hpcomm import launch
 from hpcomm.service import ADMIN, HubConnection, address
 from hpcomm.service import handle as handles
 
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("hub"), drain_seconds=0)
-    yield served
-    assert served.end() == 0
-
-
-@pytest.fixture
-def own_hub(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path, drain_seconds=40)
-    yield served
-    served.process.kill()
-    served.process.wait(SECONDS)
+pytest_plugins = ["served"]
+pytestmark = pytest.mark.xdist_group("group service")  # one hub for all tests
+HUB = {"is_fresh": True}
 
 
 # ---- exchanges -----------------------------------------------------------------------------------------------------

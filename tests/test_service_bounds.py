@@ -23,24 +23,26 @@ from hpcomm.service import hub as hubs
 from hpcomm.service.config import read_config
 from hpcomm.service.hub import Hub
 
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("hub"), drain_seconds=0)
-    served.silent.append(caller(served))
-    yield served
-    for one in served.silent:
-        with closing(one):
-            assert len(rest(one)) == proof.HELLO, "the hub drops it after 5 s"
-    assert served.end() == 0
+pytest_plugins = ["served"]
+pytestmark = pytest.mark.xdist_group("group service bounds")  # one hub for all tests
 
 
 # ---- strangers -----------------------------------------------------------------------------------------------------
 
 
-def test_strangers_are_dropped_and_others_go_on(hub: Served) -> None:
+@pytest.fixture(scope="module")
+def silent(hub: Served) -> Iterator[list[socket.socket]]:
+    """Callers that say nothing while other tests run."""
+    callers: list[socket.socket] = []
+    yield callers
+    for one in callers:
+        with closing(one):
+            assert len(rest(one)) == proof.HELLO, "the hub drops it after 5 s"
+
+
+def test_strangers_are_dropped_and_others_go_on(hub: Served, silent: list[socket.socket]) -> None:
     before = hub.ask(op="status")
-    silent = [caller(hub) for _ in range(80)]
+    many = [caller(hub) for _ in range(80)]
     garbage = []
     for data in (b"GET / HTTP/1.1\r\n\r\n" * 20, os.urandom(1 << 20), bytes(proof.CLAIM)):
         one = caller(hub)
@@ -51,12 +53,12 @@ def test_strangers_are_dropped_and_others_go_on(hub: Served) -> None:
     assert bits == run(1, train, hub.create("b"), 1, token=TOKENS["b"])
     for one in garbage:
         assert len(rest(one)) <= proof.HELLO + proof.ANSWER
-    for one in silent:
+    for one in many:
         one.close()
     hub.has_only(before)
     counts = hub.ask(op="status")["counts"]
     assert counts["refused: strangers"] + counts.get("refused: too many strangers", 0) >= 80
-    hub.silent.append(caller(hub))  # which no other caller drives out
+    silent.append(caller(hub))  # which no other caller drives out
 
 
 async def greet_many(file: Path) -> None:

@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,16 @@ import mpi
 import numpy as np
 import pytest
 from conftest import TRANSPORTS
-from served import SECONDS, TOKENS, Served, asking, join, joining, said
+from served import SECONDS, TOKENS, Served, asking, join, joining, numbered, said
 from sockets import Forwarder, connections, listeners
 from test_service import hang_up_while_connecting
 from test_service_users import HUB, LISTED, OTHER, by_root, started
 
 import hpcomm
 from hpcomm.service import address
+
+pytest_plugins = ["served"]
+pytestmark = pytest.mark.xdist_group("group service cpp")  # one hub for all tests
 
 SHAPES = {"w": (300, 70), "b": (70,), "big": (150_000,)}
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,20 +50,6 @@ def built(source: Path, program: Path, standard: str = "c++17") -> Path:
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).with_name("service_worker.cpp")
     return built(source, tmp_path_factory.mktemp("worker") / "service_worker")
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("hub"), drain_seconds=0)
-    yield served
-    assert served.end() == 0
-
-
-@pytest.fixture
-def own_hub(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path, drain_seconds=0)
-    yield served
-    served.end()
 
 
 class Worker:
@@ -113,7 +101,23 @@ def numbers(name: str, salt: int) -> Any:
     return values.astype(np.float32).reshape(SHAPES[name])
 
 
-CODECS = {"w": hpcomm.codec.TopK(0.1), "big": hpcomm.codec.OneBit()}
+def values() -> dict[str, Any]:
+    """The parameters at first."""
+    return {name: numbers(name, 1 + i) for i, name in enumerate(SHAPES)}
+
+
+def gradient(name: str, rank: int, step: int) -> Any:
+    return numbers(name, 13 * rank + 5 * step + 3 * list(SHAPES).index(name))
+
+
+def stepped(ex: Any, rank: int) -> list[str]:
+    """The digests of the parameters after three steps."""
+    for step in range(3):
+        ex.step({name: gradient(name, rank, step) for name in SHAPES})
+    return digests(ex)
+
+
+CODECS = {"w": hpcomm.codec.TopK(0.1, kernel="c"), "big": hpcomm.codec.OneBit()}
 QUORUM = hpcomm.Consistency(quorum=2, grace=math.inf)
 CASES: list[dict[str, Any]] = [
     {"rule": hpcomm.Nesterov(lr=0.5)},
@@ -127,10 +131,14 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def digest(values: Any) -> str:
-    """A checksum of the values' bits, as in service_worker.cpp."""
-    bits = values.reshape(-1).view(np.uint32).astype(np.uint64)
+def digest(array: Any) -> str:
+    """A checksum of the array's bits, as in service_worker.cpp."""
+    bits = array.reshape(-1).view(np.uint32).astype(np.uint64)
     return str(int((bits * (2 * np.arange(bits.size, dtype=np.uint64) + 1)).sum(dtype=np.uint64)))
+
+
+def digests(ex: Any) -> list[str]:
+    return [digest(ex.params[name]) for name in SHAPES]
 
 
 def trained(handle: str, token: str, transport: str) -> list[str]:
@@ -140,18 +148,15 @@ def trained(handle: str, token: str, transport: str) -> list[str]:
         for case in CASES:
             given = dict(case)
             options = {name: given.pop(name) for name in ("codec", "codec_out", "depth") if name in given}
-            values = {name: numbers(name, 1 + i) for i, name in enumerate(SHAPES)}
             plan = hpcomm.PlanOptions(chunk_bytes=4096, **options)
-            with hpcomm.parameter_hub(ctx, values, servers="hub", plan=plan, **given) as ex:
-                for step in range(3):
-                    ex.step({name: numbers(name, 13 * ctx.rank + 5 * step + 3 * i) for i, name in enumerate(SHAPES)})
-                found += [digest(ex.params[name]) for name in SHAPES]
+            with hpcomm.parameter_hub(ctx, values(), servers="hub", plan=plan, **given) as ex:
+                found += stepped(ex, ctx.rank)
     return found
 
 
 def run_python(ranks: list[int], handle: str, transport: str) -> list[list[str]]:
     """What workers of a job of two print."""
-    variables = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in ranks]
+    variables = [numbered(2)[rank] for rank in ranks]
     return mpi.start(variables, trained, handle, TOKENS["a"], transport, timeout=SECONDS).values
 
 
@@ -215,23 +220,19 @@ def test_a_worker_in_cpp_uses_two_hubs(
 
 def train_in_racks(handle: str, token: str) -> list[str]:
     """What a worker in Python prints where one in C++ trains in racks."""
-    values = {name: numbers(name, 1 + i) for i, name in enumerate(SHAPES)}
     case: dict[str, Any] = {"rule": hpcomm.Nesterov(lr=0.5), "plan": hpcomm.PlanOptions(chunk_bytes=4096)}
     with join(handle, token, transport="shm") as ctx:
-        found = said(lambda: hpcomm.parameter_hub(ctx, values, servers="hub", racks=[[0, 2], [1]], **case))[1:]
+        found = said(lambda: hpcomm.parameter_hub(ctx, values(), servers="hub", racks=[[0, 2], [1]], **case))[1:]
         for top in ("sharded", "ring"):
-            with hpcomm.parameter_hub(ctx, values, servers="hub", racks=[[0, 2], [1, 3]], top=top, **case) as ex:
-                for step in range(3):
-                    ex.step({name: numbers(name, 13 * ctx.rank + 5 * step + 3 * i) for i, name in enumerate(SHAPES)})
-                found += [digest(ex.params[name]) for name in SHAPES]
+            with hpcomm.parameter_hub(ctx, values(), servers="hub", racks=[[0, 2], [1, 3]], top=top, **case) as ex:
+                found += stepped(ex, ctx.rank)
         return found
 
 
 def test_workers_in_cpp_have_hubs_of_racks(hub: Served, own_hub: Served, worker: Path) -> None:
     handle = hpcomm.create_service([hub.where, own_hub.where], "a", TOKENS["a"])
     cpp = [Worker(worker, hub, handle, "racks", rank, 4) for rank in (0, 1)]
-    variables = [{"RANK": str(rank), "WORLD_SIZE": "4"} for rank in (2, 3)]
-    python = mpi.start(variables, train_in_racks, handle, TOKENS["a"], timeout=SECONDS).values
+    python = mpi.start(numbered(4)[2:], train_in_racks, handle, TOKENS["a"], timeout=SECONDS).values
     for one in cpp:
         told, *digests = one.lines()
         assert "the rack of rank 3 is -1: must be the number of a hub, 0 to 63; name the rank in one rack" in told
@@ -244,18 +245,17 @@ def save(handle: str, token: str, transport: str) -> list[str]:
     """What a worker in Python prints where one in C++ saves."""
     found = []
     with join(handle, token, transport=transport) as ctx:
-        values = {name: numbers(name, 1 + i) for i, name in enumerate(SHAPES)}
         plan = hpcomm.PlanOptions(chunk_bytes=4096, codec="float16", codec_out="bfloat16")
         rule = hpcomm.Adam(lr=0.125)
-        with hpcomm.parameter_hub(ctx, values, servers="hub", plan=plan, rule=rule) as ex:
+        with hpcomm.parameter_hub(ctx, values(), servers="hub", plan=plan, rule=rule) as ex:
             begins = ex.clock
-            found += [str(begins), *(digest(ex.params[name]) for name in SHAPES)]
+            found += [str(begins), *digests(ex)]
             found.append(said(ex.save)[1])
             ex.push_pull("b", numbers("b", 0))
             found.append(str(ex.save()))
-            for i, name in enumerate(SHAPES):
-                ex.push_pull(name, numbers(name, 13 * ctx.rank + 5 * begins + 3 * i))
-            found += [str(ex.save()), *(digest(ex.params[name]) for name in SHAPES)]
+            for name in SHAPES:
+                ex.push_pull(name, gradient(name, ctx.rank, begins))
+            found += [str(ex.save()), *digests(ex)]
     return found
 
 
@@ -269,7 +269,7 @@ def test_workers_in_cpp_save_and_come_back(worker: Path, tmp_path: Path) -> None
     hub.wait(lambda: hub.jobs()["a/cpp"] == "saved")
     handle = hpcomm.create_service(hub.where, "a", TOKENS["a"], "cpp", resume=True)
     one = Worker(worker, hub, handle, "save", 0, 2)
-    (python,) = mpi.start([{"RANK": "1", "WORLD_SIZE": "2"}], save, handle, TOKENS["a"], "shm", timeout=SECONDS).values
+    (python,) = mpi.start(numbered(2)[1:], save, handle, TOKENS["a"], "shm", timeout=SECONDS).values
     again = one.lines()
     assert again == python
     assert [again[i] for i in (0, 5, 6)] == ["2", "3", "4"]
@@ -280,10 +280,9 @@ def test_workers_in_cpp_save_and_come_back(worker: Path, tmp_path: Path) -> None
 
 def hold(handle: str, token: str, where: tuple[str, int], transport: str) -> str:
     """A worker in Python that makes an exchange, and trains when it is told to."""
-    values, rule = {"w": numbers("w", 1)}, hpcomm.Nesterov(lr=0.5)
     with (
         join(handle, token, transport=transport) as ctx,
-        hpcomm.parameter_hub(ctx, values, servers="hub", rule=rule) as ex,
+        hpcomm.parameter_hub(ctx, {"w": numbers("w", 1)}, servers="hub", rule=hpcomm.Nesterov(lr=0.5)) as ex,
     ):
         with closing(socket.create_connection(where, SECONDS)) as told:
             told.recv(1)
@@ -319,9 +318,8 @@ def test_a_hub_serves_jobs_in_python_torch_and_cpp_at_once(hub: Served, worker: 
         server.settimeout(SECONDS * mpi.PATIENCE)
 
         def run(body: Any) -> None:
-            variables = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
             given = hub.create("b"), TOKENS["b"], server.getsockname(), transport
-            found[body.__name__] = mpi.start(variables, body, *given, timeout=SECONDS).values
+            found[body.__name__] = mpi.start(numbered(2), body, *given, timeout=SECONDS).values
 
         threads = [threading.Thread(target=run, args=(body,)) for body in bodies]
         for thread in threads:
@@ -357,8 +355,7 @@ def outputs(program: Path, hub: Served) -> list[str]:
     """What two workers print, which get their numbers as arguments and as variables."""
     env = {**os.environ, "HPCOMM_SERVICE": hub.create(), "HPCOMM_SECRET_FILE": str(hub.folder / "a.token")}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    numbered = [{**env, "RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
-    ranks = [subprocess.Popen([program, own["RANK"], "2"], env=own, **pipes) for own in numbered]
+    ranks = [subprocess.Popen([program, own["RANK"], "2"], env=env | own, **pipes) for own in numbered(2)]
     try:
         said = [rank.communicate(timeout=SECONDS * mpi.PATIENCE)[0] for rank in ranks]
     finally:
@@ -397,8 +394,7 @@ def test_a_job_is_created_in_cpp(hub: Served, worker: Path) -> None:
 
 
 def test_calls_in_cpp_are_refused_in_the_words_of_python(hub: Served, worker: Path) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as gone:
-        nowhere = f"127.0.0.1:{gone.getsockname()[1]}"
+    nowhere = f"127.0.0.1:{mpi.free_port()}"
     handle, late = hub.create(), hub.create()
     elsewhere, unknown = handle.replace(hub.where, nowhere), handle.replace("/a/", "/nobody/")
     with closing(asking(hub)) as one:
@@ -467,7 +463,7 @@ def test_a_worker_that_connects_to_the_others_listens_to_the_hub(
 ) -> None:
     handle = hub.create("a", f"hangs-up{context}")
     first = Worker(worker, hub, handle, "workers", 0, 2, last=os.environ.get("HPCOMM_TRANSPORT", ""))
-    given = [{"RANK": "1", "WORLD_SIZE": "2"}], hang_up_while_connecting, handle, TOKENS["a"], context, str(tmp_path)
+    given = numbered(2)[1:], hang_up_while_connecting, handle, TOKENS["a"], context, str(tmp_path)
     other = threading.Thread(target=partial(mpi.start, *given, timeout=SECONDS))
     other.start()
     told = first.lines()

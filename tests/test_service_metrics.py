@@ -5,7 +5,6 @@ import http.client
 import os
 import re
 import socket
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -22,18 +21,15 @@ from hpcomm.service.exposition import Page
 from hpcomm.service.handle import HubAddress
 from hpcomm.service.hub import Hub
 
+pytest_plugins = ["served"]
+pytestmark = pytest.mark.xdist_group("group service metrics")  # one hub for all tests
+HUB = {"checkpoints": "saved", "metrics": "127.0.0.1:0"}
+
 Found = dict[str, float]  # by the name and the values of labels, with spaces between them
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs/service.md"
 SHOWN_SOMETIMES = {f"hpcomm_hub_{name}" for name in ("drain_left_seconds", "jobs_failed_total", "jobs_never_ran_total")}
 SAMPLE = re.compile(r'([a-z_]+)(?:\{(?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)+\})? (\S+)')
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("hub"), drain_seconds=0, checkpoints="saved", metrics="127.0.0.1:0")
-    yield served
-    assert served.end() == 0
 
 
 def port_of(hub: Served) -> int:

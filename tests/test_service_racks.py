@@ -12,13 +12,19 @@ from served import TOKENS, VALUES, Served, join, run, said, status, trained
 import hpcomm
 from hpcomm import SSP, Hierarchy
 
+pytestmark = pytest.mark.xdist_group("group service racks")  # its hubs serve all tests
+
 RACKS = [[0, 2], [1, 3]]
 RULE = hpcomm.Nesterov(lr=0.5)
+TOP_K = hpcomm.codec.TopK(0.1, kernel="c")  # no rank compiles
 CASES: list[dict[str, Any]] = [
     {},
     {"top": "ring"},
     {"rule": hpcomm.Adam(lr=0.125), "plan": hpcomm.PlanOptions(chunk_bytes=4096), "reduce": "sum"},
-    {"codec": {"w": "float16", "big": hpcomm.codec.TopK(0.1)}, "plan": hpcomm.PlanOptions(codec_out="bfloat16")},
+    {
+        "codec": {"w": "float16", "big": hpcomm.codec.TopK(0.1, kernel="c")},
+        "plan": hpcomm.PlanOptions(codec_out="bfloat16"),
+    },
     {"consistency": {"w": SSP(0)}},
 ]
 

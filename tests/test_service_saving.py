@@ -7,7 +7,7 @@ import resource
 import shutil
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +23,10 @@ from hpcomm.checkpoint.files import Label
 from hpcomm.service.config import Namespace, read_config
 from hpcomm.service.store import Store
 
+pytest_plugins = ["served"]
+pytestmark = pytest.mark.xdist_group("group service saving")  # one hub for all tests
+HUB = {"checkpoints": "saved"}
+
 ZEROS = {name: np.zeros_like(value) for name, value in VALUES.items()}
 QUOTAS = Namespace("a", b"", jobs=1, ranks=1, memory=1, descriptors=1, weight=1.0, checkpoints=1, disk=1 << 20)
 RULES: dict[str, Any] = {
@@ -33,17 +37,10 @@ CASES: dict[str, dict[str, Any]] = {
     "adam": {"rule": RULES["adam"]},
     "rules": {"rule": RULES["momentum"], "codec": "float16", "reduce": "sum"},
     "schemes": {"rule": RULES["adam"], "consistency": {"b": hpcomm.SSP(0)}},
-    "pieces": {"rule": RULES["adam"], "codec": {"w": hpcomm.codec.TopK(0.1), "big": hpcomm.codec.OneBit()}},
+    "pieces": {"rule": RULES["adam"], "codec": {"w": hpcomm.codec.TopK(0.1, kernel="c"), "big": hpcomm.codec.OneBit()}},
     "async": {"rule": RULES["momentum"], "consistency": hpcomm.ASYNC},
     "quorum": {"rule": RULES["adam"], "consistency": hpcomm.Consistency(quorum=1)},
 }
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("hub"), drain_seconds=0, checkpoints="saved")
-    yield served
-    assert served.end() == 0
 
 
 def exchange(ctx: hpcomm.ServiceContext, case: str, values: dict[str, Any] = VALUES) -> Any:

@@ -40,7 +40,7 @@ def test_systemd_hears_of_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     where = f"@hpcomm {os.getpid()} {time.monotonic_ns()}"
     monkeypatch.setenv("NOTIFY_SOCKET", where)
     with closing(systemd(where)) as listener:
-        hub = Served(tmp_path, NO_WRITABLE_CODE, drain_seconds=3600)
+        hub = Served(tmp_path, NO_WRITABLE_CODE, is_fresh=True, drain_seconds=3600)
         assert heard(listener) == {"READY": "1", "STATUS": f"serves at {hub.where}"}
         with closing(caller(hub)) as one:
             assert len(one.recv(proof.HELLO, socket.MSG_WAITALL)) == proof.HELLO

@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from backend_jobs import HELD, dies, has_ended, job, run  # noqa: E402
+from backend_jobs import HELD, NEEDED, dies, has_ended, job, run  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hpcomm  # noqa: E402
@@ -29,7 +29,7 @@ dist = torch.distributed
 ReduceOp = dist.ReduceOp
 pytestmark = [
     pytest.mark.xdist_group("group torch backend"),
-    pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7), reason="needs torch 2.7"),
+    NEEDED,
 ]
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -12,17 +12,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from backend_jobs import HELD, dies, job, run  # noqa: E402
+from backend_jobs import HELD, NEEDED, dies, job, run  # noqa: E402
 
 import hpcomm.torch  # noqa: E402 - makes the backend
 from hpcomm import _core  # noqa: E402
 
 Tensor: Any = torch.Tensor
 dist = torch.distributed
-pytestmark = [
-    pytest.mark.xdist_group("group torch backend"),
-    pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7), reason="needs torch 2.7"),
-]
+pytestmark = [pytest.mark.xdist_group("group torch backend"), NEEDED]
 
 SUM = _core.OPS["sum"]
 LONG = timedelta(seconds=20)  # of waits that no failure ends

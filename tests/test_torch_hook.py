@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import backend_jobs  # noqa: E402
-from backend_jobs import run  # noqa: E402
+from backend_jobs import NEEDED, run  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hpcomm  # noqa: E402
@@ -23,19 +23,17 @@ from hpcomm.codec import ErrorFeedback, Factors, Float4, OneBit, Threshold, TopK
 
 Tensor: Any = torch.Tensor
 dist = torch.distributed
-pytestmark = [
-    pytest.mark.xdist_group("group torch hook"),
-    pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7), reason="needs torch 2.7"),
-]
+pytestmark = [pytest.mark.xdist_group("group torch hook"), NEEDED]
+TOP = TopK(0.1, kernel="c")  # no rank compiles
 SMALL = 0.0005  # of bucket_cap_mb: some buckets
 EXACT = {  # codecs that send small whole numbers without rounding
     "none": None,
     "float32": "float32",
     "bfloat16": "bfloat16",
-    "threshold": Threshold(0, decays=False),
+    "threshold": Threshold(0, decays=False, kernel="c"),
     "feedback": ErrorFeedback("bfloat16"),
 }
-HELD = {"topk": TopK(0.1), "onebit": OneBit(), "float4": ErrorFeedback(Float4()), "threshold": Threshold(0.05)}
+HELD = {"topk": TOP, "onebit": OneBit(), "float4": ErrorFeedback(Float4()), "threshold": Threshold(0.05, kernel="c")}
 
 
 def job(folder: str, *, backend: str = "gloo") -> Any:
@@ -240,7 +238,7 @@ def resumed(folder: str) -> None:
     """Four steps, and two steps, a save and two more, have the same bits."""
     with job(folder):
         hosts = ParameterServer(apply_at="receivers")
-        cases: list[Any] = [(codec, {}) for codec in HELD.values()] + [(TopK(0.1), {"topology": hosts}), (None, {})]
+        cases: list[Any] = [(codec, {}) for codec in HELD.values()] + [(TOP, {"topology": hosts}), (None, {})]
         cases.append((OneBit(), {"named": False}))
         for codec, options in cases:
             ddp, state = hooked(net(), codec, **options)
@@ -285,7 +283,7 @@ def refused(folder: str) -> list[str]:
 
             return begin
 
-        other = hpcomm.torch.HookState(None, TopK(0.1))
+        other = hpcomm.torch.HookState(None, TOP)
         wrong = {"format": 1, "rank": 1 - rank, "ranks": 2}
         lost = {
             "format": 1,
@@ -297,7 +295,7 @@ def refused(folder: str) -> list[str]:
         }
 
         def loads() -> None:
-            ddp, state = hooked(net(), TopK(0.1))
+            ddp, state = hooked(net(), TOP)
             if rank == 1:
                 trained(ddp, range(1))
                 state.load_state_dict({**lost, "residuals": {}})
@@ -311,12 +309,12 @@ def refused(folder: str) -> list[str]:
             first_pass(net(), {"0.weight": "bfloat16"}, named=False),
             first_pass(net(), {"9.weight": "bfloat16"}),
             first_pass(net(), codec_out="bfloat16"),
-            first_pass(net(), TopK(0.1), topology=hpcomm.graphs.ring(2)),
-            first_pass(net(), TopK(0.1), topology=ParameterServer("NCC")),
-            first_pass(net().double(), TopK(0.1)),
+            first_pass(net(), TOP, topology=hpcomm.graphs.ring(2)),
+            first_pass(net(), TOP, topology=ParameterServer("NCC")),
+            first_pass(net().double(), TOP),
             first_pass(net(), None, hpcomm.init()),
-            first_pass(net(), None if rank else TopK(0.1)),
-            first_pass(net(), OneBit() if rank else TopK(0.1)),
+            first_pass(net(), None if rank else TOP),
+            first_pass(net(), OneBit() if rank else TOP),
             first_pass(nn.Embedding(10, 3, sparse=True), None, x=torch.tensor([1])),
             first_pass(net(), None, 3),
             lambda: hook.HookState(model=3),
@@ -363,7 +361,7 @@ def test_wrong_arguments_are_refused_on_every_rank(tmp_path: Path) -> None:
 
 def dies(folder: str, coded: bool) -> Any:
     with job(folder):
-        ddp, _ = hooked(net(), TopK(0.1) if coded else None)
+        ddp, _ = hooked(net(), TOP if coded else None)
         trained(ddp, range(3))
         backend_jobs.dies(1)
         started = time.monotonic()
@@ -386,7 +384,7 @@ def test_a_killed_rank_is_named_by_backward(tmp_path: Path, coded: bool) -> None
 
 def late(folder: str, coded: bool) -> Any:
     with job(folder):
-        ddp, state = hooked(net(), TopK(0.1) if coded else None, timeout=0.5)
+        ddp, state = hooked(net(), TOP if coded else None, timeout=0.5)
         trained(ddp, range(2))
         store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 1:
@@ -485,7 +483,7 @@ def groups(folder: str) -> list[Any]:
         world: Any = mpi.world()
         pair = dist.new_group([0, 1], backend="gloo")
         with hpcomm.init(world) as ctx:
-            ddp, state = hooked(net(), TopK(0.5), ctx, named=False)
+            ddp, state = hooked(net(), TopK(0.5, kernel="c"), ctx, named=False)
             assert same_on_all(trained(ddp, range(3))[-1])
             state.close()
             assert ctx.allreduce(1) == world.size  # the trainer's context stays open
@@ -518,7 +516,7 @@ def unnamed(folder: str) -> list[list[str]]:
             model[2].bfloat16()
             model[2].register_forward_pre_hook(lambda _, x: x[0].bfloat16())
             model[2].register_forward_hook(lambda _, __, y: y.float())
-            ddp, state = hooked(model, TopK(0.1), named=False, bucket_cap_mb=cap, find_unused_parameters=unused)
+            ddp, state = hooked(model, TOP, named=False, bucket_cap_mb=cap, find_unused_parameters=unused)
             trained(ddp, range(2))
             residuals = state.state_dict()["residuals"]
             found.append([f"{name} {tuple(residuals[name].shape)}" for name in sorted(residuals)])

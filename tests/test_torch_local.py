@@ -173,7 +173,7 @@ def goes_on_with_the_same_bits(ctx: hpcomm.Context, folder: str) -> None:
             every=5,
             fragments=2,
             delay=3,
-            codec=hpcomm.codec.TopK(0.3),
+            codec=hpcomm.codec.TopK(0.3, kernel="c"),
             topology=hpcomm.ParameterServer(apply_at="receivers"),
         )
 

@@ -22,6 +22,8 @@ from torchcases import case, directory, names, run_cases  # noqa: E402
 
 import hpcomm.torch as ht  # noqa: E402
 
+pytestmark = pytest.mark.xdist_group("group torch servers")  # a few jobs for all tests
+
 WORKERS = 3
 STEPS = 3
 
@@ -134,7 +136,7 @@ BITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Loop, dict[str, A
     "after": (net, sgd, plain, {"apply": "after"}),
     "backward": (net, adam, plain, {"apply": "backward"}),
     "16 bits": (net_of_16_bits, sgd, plain, {"codec": "bfloat16"}),
-    "a codec of pieces": (net, sgd, plain, {"codec": hpcomm.codec.TopK(0.5)}),
+    "a codec of pieces": (net, sgd, plain, {"codec": hpcomm.codec.TopK(0.5, kernel="c")}),
     "receivers": (net, sgd, plain, {"topology": hpcomm.ParameterServer(apply_at="both")}),
     "each worker steps": (net, rms, plain, {}),
     "each worker steps by sums": (net, rms, plain, {"reduce": "sum"}),
@@ -260,7 +262,7 @@ def a_state_is_given_to_the_servers(ctx: hpcomm.Context) -> None:
 def trained_and_saved(ctx: hpcomm.Context, folder: Any, servers: list[int], first: int, last: int) -> str:
     """Steps from one that was saved, or from the start, to the last; the bits."""
     model = net_with_buffers()
-    options: dict[str, Any] = {"codec": hpcomm.codec.TopK(0.5)}
+    options: dict[str, Any] = {"codec": hpcomm.codec.TopK(0.5, kernel="c")}
     if servers:
         options |= {"placement": "NCS", "servers": servers}
     optimizer = ht.DistributedOptimizer(sgd(model.parameters()), ctx, model, **options)

@@ -1,7 +1,6 @@
 """A DistributedOptimizer whose servers are a hub: workers reach the bits that they reach with a server among them."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,18 +13,15 @@ from torch import nn  # noqa: E402
 import hpcomm  # noqa: E402
 import hpcomm.torch as ht  # noqa: E402
 
+pytest_plugins = ["served"]
+pytestmark = pytest.mark.xdist_group("group torch service")  # one hub for all tests
+HUB = {"checkpoints": "saved"}
+
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.5, momentum=0.5),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.125),
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.125),  # steps on each worker
 }
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path, drain_seconds=0)
-    yield served
-    assert served.end() == 0
 
 
 def net() -> Any:
@@ -91,8 +87,7 @@ def go_on(handle: str, token: str, lr: float, steps: int) -> list[Any]:
         return found
 
 
-def test_a_model_comes_back_with_the_settings_of_its_optimizer(tmp_path: Path) -> None:
-    hub = Served(tmp_path, drain_seconds=0, checkpoints="saved")
+def test_a_model_comes_back_with_the_settings_of_its_optimizer(hub: Served) -> None:
     clock, _, last = run(2, go_on, hub.create("a", "model"), 0.5, 2)[0]
     assert clock == 0
     hub.wait(lambda: hub.jobs()["a/model"] == "saved")
@@ -101,4 +96,3 @@ def test_a_model_comes_back_with_the_settings_of_its_optimizer(tmp_path: Path) -
     assert (clock, first) == (2, last)
     assert other == [clock, first, after]
     assert torch.equal(torch.tensor(after), torch.tensor(first) - 0.25)  # gradients of ones
-    assert hub.end() == 0

@@ -21,6 +21,7 @@ from bench.collectives.libraries import HPCOMM, MOONCAKE, MPICH, NAMES, OPENMPI
 from bench.collectives.orders import Answer, Order, Ready
 from bench.collectives.places import Here, Hosts
 from bench.common.launch import ROOT, library
+from hpcomm import launch
 from hpcomm.bench.peers import TORCH, has_torch
 from hpcomm.bench.rows import short_library
 
@@ -98,12 +99,10 @@ class Group:
             if self.names[0] in MPIS:
                 self._spawn(None, [*self.place.mpirun(python), python, "-m", MODULE, *told, "-1", *self.names], {})
             else:
-                with socket.create_server(("127.0.0.1", 0)) as free:
-                    port = free.getsockname()[1]
                 meet: dict[str, object] = {
                     "WORLD_SIZE": self.ranks,
                     "LOCAL_WORLD_SIZE": self.place.each,
-                    "MASTER_PORT": port,
+                    "MASTER_PORT": launch.free_port("127.0.0.1"),
                 }
                 meet |= self._secret() if self.place.hosts > 1 else {}
                 for rank in range(self.ranks):

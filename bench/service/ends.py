@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,16 +37,23 @@ LETS_GO, LOOK = 2.0, 0.01  # seconds for the last descriptors, and between two l
 def settled(hub: Hub, before: Row | None = None) -> Row:
     """Counts descriptors, threads and memory of the hub's process, once no job is left. Where it has more than before,
     it gets a while to let them go: a connection ends a moment after its last byte."""
-    until = time.monotonic() + QUIET_SECONDS
-    while hub.status()["jobs"] and time.monotonic() < until:
+
+    def is_quiet() -> bool:
+        return not hub.status()["jobs"]
+
+    def has_let_go() -> bool:
+        return before is not None and all(count <= before[what] for what, count in held(hub.pid).items())
+
+    look_until(is_quiet, QUIET_SECONDS)
+    look_until(has_let_go, LETS_GO if before else 10 * LOOK)
+    return {**held(hub.pid), **memory(hub.pid), "jobs": hub.status()["jobs"]}
+
+
+def look_until(is_so: Callable[[], bool], seconds: float) -> None:
+    """Returns when another process is as it should be, which that process tells nobody, or after so many seconds."""
+    until = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < until:
         time.sleep(LOOK)
-    found, least = held(hub.pid), dict.fromkeys(("descriptors", "threads"), 0)
-    least.update(before or {})
-    until = time.monotonic() + (LETS_GO if before else 10 * LOOK)
-    while any(found[what] > least[what] for what in found) and time.monotonic() < until:
-        time.sleep(LOOK)
-        found = held(hub.pid)
-    return {**found, **memory(hub.pid), "jobs": hub.status()["jobs"]}
 
 
 def one_job(field: Field, options: Options) -> int:

@@ -4,8 +4,6 @@ import functools
 import itertools
 import mmap
 import os
-import random
-import socket
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +19,7 @@ from bench.service import work
 from bench.service.crew import Crew, Rank, results
 from bench.service.hubs import Hub
 from bench.service.work import NEVER, Model
+from hpcomm.launch import free_port
 
 sys.path.insert(0, str(ROOT / "tests"))
 from cluster.hosts import Cluster, Unavailable
@@ -31,7 +30,6 @@ PLACES = {"shm": "shared memory", "tcp": "sockets over loopback", "links": "host
 HERE, ELSEWHERE = "here", "elsewhere"  # names of hubs
 WEIGHTS = {"light": 1.0, "heavy": 3.0}  # of each hub's namespaces
 MIB = 1 << 20
-PORTS = (20000, 32000)  # lower than the ports of outgoing connections
 SETTLE = 0.1  # of a stream is not counted
 
 
@@ -210,7 +208,7 @@ class Field:
         workers = self.fork(ranks) if isinstance(ranks, int) else ranks
         owner = self.fork_server() if server is None else server
         address = self.hubs[HERE].where.rpartition(":")[0]
-        return self._team(model, workers, work.meet, lambda: (address, _free_port()), [owner])
+        return self._team(model, workers, work.meet, lambda: (address, free_port("127.0.0.1")), [owner])
 
     def _team(
         self,
@@ -246,15 +244,6 @@ class Field:
                 rank.end()
             with suppress(OSError):
                 (self.crew.folder / f"{team.name}.words").unlink()
-
-
-def _free_port() -> int:
-    """Returns a port that no connection is given by chance: a worker that calls a port before its server listens could
-    else be connected to itself."""
-    while True:
-        port = random.randrange(*PORTS)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 @contextmanager

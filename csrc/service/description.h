@@ -41,7 +41,7 @@ typedef struct hpc_described_scheme {
     hpc_hub hub; /* without ranks */
     hpc_hub_racks racks;
     int *groups;           /* what racks points to */
-    int n_hosts, n_shared; /* hosts in racks, and those of them that have several workers */
+    int n_hosts, n_shared; /* hosts in racks, and hosts with several workers */
     hpc_exchange_config config;
     /* by key, as hub and config point to them */
     hpc_key *keys;
@@ -63,7 +63,7 @@ struct hpc_description {
 int hpc_hub_check_hosts(const hpc_hosts *hosts);
 int hpc_hub_check_racks(const hpc_hub_racks *racks, int apply_at);
 
-/* Convert the arguments of a plan with racks, without ranks. The result points to what the arguments point to. */
+/* Convert the arguments of a plan with racks, without ranks. The result keeps the pointers of the arguments. */
 void hpc_hub_of_hosts(const hpc_hosts *hosts, hpc_hub *hub, hpc_hub_racks *racks);
 void hpc_hub_to_hosts(const hpc_hub *hub, const hpc_hub_racks *racks, hpc_hosts *hosts);
 

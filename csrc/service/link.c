@@ -262,8 +262,7 @@ int hpc_hub_link_look(hpc_hub_link *link) {
         int status = take_frame(link, hpc_now() + LOOK_SECONDS);
         if (status == HPC_OK && link->frame[0] == 'X') status = fail_refused(link);
         if (status == HPC_OK && link->frame[0] != 'N')
-            status = hpc_fail(HPC_ERR_AUTH, op_connect, "the hub at %s sent an answer that nobody asked for",
-                              link->hub->text);
+            status = hpc_fail(HPC_ERR_AUTH, op_connect, "the hub at %s sent an answer to no request", link->hub->text);
         if (status != HPC_OK) {
             const char *why = hpc_last_error()->message;
             link->ended = 1;

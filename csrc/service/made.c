@@ -125,7 +125,7 @@ static int take_cores(const hpc_service *s, int *cores) {
     return hpc_fail(HPC_ERR_INVALID, op_make, "cores is %d: the hub has %d", *cores, s->cores);
 }
 
-/* Copies and completes the arguments of configuration i. What is malformed is left out: write refuses it. */
+/* Copies and completes the arguments of configuration i. Malformed arguments are left out: write refuses them. */
 static int take_args(const hpc_service *s, const hpc_hub *hub, const hpc_hosts *racks, int i, hpc_asked *a) {
     if (racks != NULL) {
         if (racks->size != sizeof *racks) return hpc_hub_check_hosts(racks);

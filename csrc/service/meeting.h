@@ -1,6 +1,6 @@
-/* How the ranks of a context meet at the hubs of their job. A worker has two contexts: that of the workers, and that of
- * the workers and the hubs, whose last ranks are the hubs. Rank 0 is connected to all hubs, and passes on what the
- * first one and the others say to each other; other ranks are connected to the first hub. */
+/* How the ranks of a context meet at the hubs of their job. A worker has two contexts: one of the workers, and one of
+ * the workers and the hubs, whose last ranks are the hubs. Rank 0 is connected to all hubs, and relays frames between
+ * the first hub and the others. Other ranks are connected to the first hub. */
 #ifndef HPC_MEETING_H
 #define HPC_MEETING_H
 

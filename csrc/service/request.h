@@ -10,8 +10,8 @@
 int hpc_answer_number(const void *answer, size_t nbytes, const char *name, int64_t most, int64_t *value);
 int hpc_answer_text(const void *answer, size_t nbytes, const char *name, char *text, size_t cap);
 
-/* Creates a job at hub number index of place's hubs. place's job and nonce are sent, unless they are empty; they become
- * those of the answer. keep ends the creation, once all hubs have made the job. */
+/* Creates a job at hub number index of place's hubs. place's job and nonce are sent, unless they are empty, and the
+ * answer's replace them. keep ends the creation, once all hubs have made the job. */
 int hpc_request_create(hpc_hub_link *link, int index, hpc_job_place *place, double deadline);
 int hpc_request_keep(hpc_hub_link *link, double deadline);
 

@@ -1,9 +1,12 @@
 """Starts the ranks of a benchmark on this host: by mpirun, or, without MPI, by torchrun's environment variables."""
 
 import os
-import socket
 import subprocess
 from collections.abc import Sequence
+
+from .. import launch
+
+HOST = "127.0.0.1"  # where ranks of this host meet
 
 # Options with which each MPI uses TCP over loopback between ranks of one host.
 TCP = {
@@ -37,9 +40,8 @@ def mpirun(path: str, library: str, ranks: int, transport: str = "") -> list[str
 
 def by_environment(ranks: int, command: Sequence[str]) -> int:
     """Runs a command as so many ranks, and returns the largest exit status, or number of a signal."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    told = [f"WORLD_SIZE={ranks}", f"LOCAL_WORLD_SIZE={ranks}", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={port}"]
+    port = launch.free_port(HOST)
+    told = [f"WORLD_SIZE={ranks}", f"LOCAL_WORLD_SIZE={ranks}", f"MASTER_ADDR={HOST}", f"MASTER_PORT={port}"]
     started = [subprocess.Popen(["env", *told, f"RANK={rank}", *command]) for rank in range(ranks)]
     try:
         return max(abs(process.wait()) for process in started)  # if one fails, hpcomm ends the others

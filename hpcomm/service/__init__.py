@@ -8,7 +8,7 @@ from .client import connect_service, create_service
 from .config import ADMIN
 from .connection import HubConnection
 from .context import ServiceContext
-from .exchange import HubExchange, hub_exchange
+from .exchange import HubExchange, hub_exchange, is_hub
 from .handle import HubAddress, ServiceHandle, address
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "connect_service",
     "create_service",
     "hub_exchange",
+    "is_hub",
 ]

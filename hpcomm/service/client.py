@@ -103,8 +103,8 @@ def connect_service(
     Args:
         handle: the text that create_service returned; None: that of HPCOMM_SERVICE.
         token: the namespace's token; None: the contents of the file that HPCOMM_SECRET_FILE names.
-        rank, size: this worker's number, from 0, and the number of workers. None: those that the launcher's variables
-            give (mpirun, torchrun, srun, Kubernetes); without a launcher, one worker.
+        rank, size: this worker's number, from 0, and the number of workers. None: those of the launcher
+            (mpirun, torchrun, srun, Kubernetes); without a launcher, one worker.
         engine, config: as in init.
 
     Raises:

@@ -110,7 +110,7 @@ class HubConnection:
             try:
                 while self._has_input(seconds, wake):
                     if self._answer(time.monotonic() + _REST_SECONDS) is not None:
-                        raise AuthError(f"the hub at {self.hub} sent an answer that nobody asked for")
+                        raise AuthError(f"the hub at {self.hub} sent an answer to no request")
                     seconds = 0
             except HpcommError as ended:
                 return ended

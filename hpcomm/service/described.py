@@ -153,8 +153,8 @@ class Served:
                 self._handle = None
 
     def work(self) -> HubWork:
-        """Returns the counts of the exchange. It does not wait: while the exchange is saved or closed, the counts are
-        those of the call before."""
+        """Returns the counts of the exchange. It does not wait: while the exchange is saved or closed, it returns the
+        counts of the last call."""
         if self._lock.acquire(blocking=False):
             try:
                 if self._handle is not None:

@@ -131,8 +131,8 @@ class HubExchange(Exchange):
             return max(told.numbers[0] for told in saving.gathered(context, (0,), None, limit))
 
     def kept_back(self) -> dict[str, Any]:
-        """Returns what the codecs of this worker have kept back of its updates (TopK, ErrorFeedback and others): a dict
-        of arrays and ints that numpy.savez takes. The hub does not save it. A worker that stores it with each save, and
+        """Returns the residuals that codecs of this worker (TopK, ErrorFeedback and others) hold back: a dict of arrays
+        and ints that numpy.savez takes. The hub does not save it. A worker that stores it with each save, and
         gives it to put_back when the job has come back, goes on bit for bit.
 
         Raises:
@@ -144,10 +144,10 @@ class HubExchange(Exchange):
         return found
 
     def put_back(self, kept: Shard | Iterable[Shard]) -> None:
-        """Takes what kept_back has returned, in place of what the codecs have kept back since.
+        """Replaces the residuals of this worker's codecs by the result of kept_back.
 
         Args:
-            kept: the dict of this worker; or those of all workers, if the job goes on with another number of workers.
+            kept: the dict of this worker; or the dicts of all workers, if their number has changed.
 
         Raises:
             InvalidArgument: kept is malformed, or a push or a pull of this worker is pending.
@@ -183,6 +183,11 @@ class HubExchange(Exchange):
             "load_state_dict: the parameters and the rule's state are at the hub: create the job with resume=True, "
             "which restores what save has written"
         )
+
+
+def is_hub(servers: object) -> bool:
+    """Returns whether the argument servers of parameter_hub says that the hubs of a ServiceContext serve."""
+    return isinstance(servers, str) and servers == "hub"
 
 
 def hub_exchange(
@@ -283,4 +288,4 @@ def _check_left_out(topology: Given, given: Mapping[str, Any], plan: object) -> 
     if wrong is not None:
         raise InvalidArgument(f"{wrong} is {given[wrong]!r} and servers 'hub': leave {wrong} out")
     if isinstance(plan, Plan):
-        raise InvalidArgument("plan is a Plan: a hub makes plans of its own; give PlanOptions")
+        raise InvalidArgument("plan is a Plan: a hub makes its plans itself; give PlanOptions")

@@ -1,6 +1,6 @@
 """The hub: a process that serves the parameters of many jobs, each a tenant, and outlives them (PHub, section 3).
 
-One thread, the hub's own, accepts connections and keeps the books; each tenant has threads of its own (tenant.py). The
+One thread, the hub's own, accepts connections and keeps the books; each tenant has separate threads (tenant.py). The
 contexts of all tenants share the process's engine, control thread and reactor.
 """
 
@@ -42,7 +42,7 @@ STOP_SECONDS = 10.0  # for tenants that were told to stop
 _REFUSED_CALLS = "refused: calls of strangers"  # that named a job
 _REMEMBERED = 256  # jobs of a namespace that ended before they ran: their late workers are told why
 
-# what is told of a job that does not run
+# the facts of a job that does not run
 _SAVED: dict[str, Any] = {"state": "saved", "workers": 0, "missing": [], "exchanges": 0, "memory": 0, "seconds": 0.0}
 _BROKEN = (proof.BadProof, EOFError, OSError, TimeoutError, asyncio.TimeoutError)
 
@@ -81,6 +81,7 @@ class Hub:
         self._serves: list[str] = []  # what systemd is told, once the hub listens
         self._began = time.monotonic()
         self._over = asyncio.Event()
+        self._is_idle = asyncio.Event()  # no job is left
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- the life of a hub -----------------------------------------------------------------------------------------
@@ -144,15 +145,19 @@ class Hub:
         self._look()
 
     def _look(self) -> None:
-        if self._drains_at is not None and not self.jobs:
+        if self.jobs:
+            self._is_idle.clear()
+            return
+        self._is_idle.set()
+        if self._drains_at is not None:
             self._over.set()
 
     async def _end_all(self, why: str) -> None:
         for job in list(self.jobs.values()):
             job.end(ConfigError(f"{job.title}: {why}"))
-        until = time.monotonic() + STOP_SECONDS
-        while self.jobs and time.monotonic() < until:
-            await asyncio.sleep(0.01)
+        self._look()
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._is_idle.wait(), STOP_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

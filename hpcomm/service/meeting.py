@@ -21,7 +21,7 @@ _LOST_SECONDS = 1.0  # for the contexts to notice a death
 
 
 def again(wrong: HpcommError) -> HpcommError:
-    """Returns an equal error, to be raised: the traceback of one that is kept would keep what it met alive."""
+    """Returns an equal error to raise. A stored error that is raised itself would keep the objects of its traceback."""
     return type(wrong)(str(wrong))
 
 

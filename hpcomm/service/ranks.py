@@ -21,8 +21,8 @@ _GRACE = 2.0  # seconds by which a rank waits longer than the hub, whose error n
 
 
 class WorkerMeeting:
-    """A rank's connections to the hubs, by which contexts meet. Rank 0 is connected to all hubs, and passes on what the
-    first one and the others say to each other; other ranks are connected to the first hub."""
+    """A rank's connections to the hubs, by which contexts meet. Rank 0 is connected to all hubs, and relays frames
+    between the first hub and the others. Other ranks are connected to the first hub."""
 
     def __init__(self, handle: ServiceHandle, token: bytes, rank: int, size: int, config: Config) -> None:
         self.handle, self.rank, self.size, self.config = handle, rank, size, config

@@ -1,4 +1,4 @@
-"""An error as bytes, by which one rank or hub tells it to others."""
+"""An error as bytes, which a rank or hub sends to others."""
 
 from .. import errors
 from ..errors import ConfigError, HpcommError

@@ -81,7 +81,7 @@ def _as_ours(wrong: Exception) -> HpcommError:
 
 
 def newest_whole(told: Sequence[Told]) -> Save | None:
-    """Returns the newest save that all hubs have written, by what the ranks see."""
+    """Returns the newest save of which the ranks together see the files of all hubs."""
     found: dict[tuple[int, int], Save] = {}
     for one in told:
         for at in range(0, len(one.numbers), len(Save._fields)):
@@ -123,8 +123,9 @@ class JobSaver:
         all ranks know why not.
 
         Args:
-            exchange: the exchange's number; served: the exchange itself; None if there is none of this number.
-            held: takes from the namespace's memory what the copy needs.
+            exchange: the number of the exchange.
+            served: the exchange, or None if no exchange has this number.
+            held: takes the memory of the copy from the namespace.
         """
         mine = (0, 0, 0)
         wrong: Exception | None = None

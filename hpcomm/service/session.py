@@ -114,7 +114,7 @@ class Session:
 
 
 def hang_up(writer: asyncio.StreamWriter) -> None:
-    """Closes a connection. What the other side has not taken after a few seconds is dropped."""
+    """Closes a connection. Bytes that the other side has not read after a few seconds are dropped."""
     if not writer.is_closing():
         writer.close()
         asyncio.get_running_loop().call_later(_CLOSE_SECONDS, writer.transport.abort)

@@ -37,7 +37,7 @@ class Saved(NamedTuple):
 
 class Save(NamedTuple):
     """A save of an exchange, as far as this hub sees its files. size: how many hubs wrote it. ranks: the numbers of
-    those whose files this hub sees, as bits."""
+    the hubs whose files this hub sees, as bits."""
 
     run: int
     number: int
@@ -46,7 +46,7 @@ class Save(NamedTuple):
 
 
 class Store:
-    """The folder, and what the quotas leave of it. The threads of tenants use it side by side.
+    """The folder, and the room that quotas leave in it. The threads of tenants use it side by side.
 
     Args:
         folder: where the namespaces' folders are.

@@ -126,8 +126,8 @@ class Tenant:
 
         Args:
             post: sends this hub's part of a round of the meeting.
-            claim: takes from the namespace's quotas what an exchange or a save needs, in place of what it held before.
-                The first argument is the word for it. Raises ConfigError if a quota has no room for it.
+            claim: takes the needs of an exchange or a save from the namespace's quotas, in place of its needs before.
+                The first argument names it. Raises ConfigError if a quota has no room for it.
             over: is called once, as the thread's last act, with the reason if the job failed, and its kind.
             count: counts an event by its name.
             doors: gets the context, while it is called.

@@ -21,6 +21,7 @@ from ..exchange import Exchange
 from ..exchange.options import EngineOptions, PlanOptions, Progress, Reduce, apart, engine_options, plan_options
 from ..optim import RuleOrRules
 from ..presets import parameter_hub
+from ..service import is_hub
 from ..topology import Hierarchy, ParameterServer
 from ..topology.given import as_topology
 from ..topology.protocol import Topology
@@ -112,8 +113,7 @@ def server_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def at_hub(options: Mapping[str, Any]) -> bool:
     """Returns whether the hub of a ServiceContext serves."""
-    servers = options.get("servers")
-    return isinstance(servers, str) and servers == "hub"
+    return is_hub(options.get("servers"))
 
 
 def placed(topology: Any, options: Mapping[str, Any]) -> Topology:

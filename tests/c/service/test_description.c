@@ -97,34 +97,33 @@ static int64_t filter_own(const float *x, float *residual, int64_t n, float delt
     return 0;
 }
 
-static void check_refused(const arguments *a, const char *wrong) {
+/* Checks that arguments are refused, and makes them good again. */
+static void check_refused(arguments *a, const char *wrong) {
     unsigned char message[MOST];
     CHECK_STATUS((int)written(a, message), HPC_ERR_INVALID);
     CHECK_MESSAGE(wrong);
+    init(a);
+}
+
+static void check_own_refused(arguments *a, const char *whose) {
+    char sentence[256];
+    snprintf(sentence, sizeof sentence,
+             "%s is the user's own: a hub runs none of its tenants' code: give a rule or a codec of hpcomm", whose);
+    check_refused(a, sentence);
 }
 
 static void test_code_of_a_user_is_refused(void) {
-    static const char why[] =
-        "is the user's own: a hub runs none of its tenants' code: give a rule or a codec of hpcomm";
     arguments a;
-    char sentence[256];
     init(&a);
     a.sgd.apply = apply_own;
-    snprintf(sentence, sizeof sentence, "rule sgd %s", why);
-    check_refused(&a, sentence);
-    init(&a);
+    check_own_refused(&a, "rule sgd");
     a.prox.prox = prox_own;
-    snprintf(sentence, sizeof sentence, "the prox of rule proxsgd(elastic net) %s", why);
-    check_refused(&a, sentence);
-    init(&a);
+    check_own_refused(&a, "the prox of rule proxsgd(elastic net)");
     a.topk.filter = filter_own;
-    snprintf(sentence, sizeof sentence, "the filter of codec topk %s", why);
-    check_refused(&a, sentence);
-    init(&a);
+    check_own_refused(&a, "the filter of codec topk");
     a.topk.name = "mine";
     a.wires[2] = HPC_OWN_CODEC;
-    snprintf(sentence, sizeof sentence, "codec mine %s", why);
-    check_refused(&a, sentence);
+    check_own_refused(&a, "codec mine");
 }
 
 static void test_other_arguments_are_refused(void) {
@@ -135,25 +134,18 @@ static void test_other_arguments_are_refused(void) {
     init(&a);
     a.config.graph = &graph;
     check_refused(&a, "graph is given: it is for graphs, and at a hub servers apply the rule");
-    init(&a);
     a.config.in_place = 1;
     check_refused(&a, "in_place is True: it is for graphs, and at a hub servers apply the rule");
-    init(&a);
     a.hub.parents = parents;
     check_refused(&a, "leave tree out");
-    init(&a);
     a.hub.n_wires = 1;
     check_refused(&a, "a hub's plan has 3 keys, n_wires is 1");
-    init(&a);
     a.rules[1] = NULL;
     check_refused(&a, "the rule of key b is NULL");
-    init(&a);
     a.config.rules = NULL;
     check_refused(&a, "rule is NULL");
-    init(&a);
     a.topk.size = 8;
     check_refused(&a, "call hpc_codec_config_init first");
-    init(&a);
     memset(long_name, 'x', sizeof long_name - 1);
     const hpc_key longest[] = {{long_name, 1, 0}, keys[1], keys[2]};
     a.hub.keys = longest;
@@ -260,10 +252,11 @@ static void test_racks_that_do_not_fit_the_job_are_refused(void) {
     check_plan_refused(split, WORKERS, HUBS, "ranks 2 and 3 share group 2 of level 0");
 }
 
-static void check_racks_refused(const racked *r, const char *why) {
+static void check_racks_refused(racked *r, const char *why) {
     unsigned char message[MOST];
     CHECK_STATUS((int)written_racks(r, message), HPC_ERR_INVALID);
     CHECK_MESSAGE(why);
+    init_racks(r);
 }
 
 static void test_racks_out_of_range_are_refused(void) {
@@ -277,19 +270,14 @@ static void test_racks_out_of_range_are_refused(void) {
     check_racks_refused(&r, "the rack of rank 1 is -1: must be the number of a hub, 0 to 63");
     r.hosts.groups = beyond;
     check_racks_refused(&r, "the rack of rank 2 is 64");
-    init_racks(&r);
     r.hosts.top = 2;
     check_racks_refused(&r, "top is 2");
-    init_racks(&r);
     r.hosts.apply_at = HPC_AT_RECEIVERS;
     check_racks_refused(&r, "apply_at is 1 and racks are given");
-    init_racks(&r);
     r.hosts.serves = groups;
     check_racks_refused(&r, "serves is given beside racks");
-    init_racks(&r);
     r.hosts.n_levels = 1;
     check_racks_refused(&r, "give hosts and racks, so 2 levels");
-    init_racks(&r);
     r.hosts.size = 8;
     check_racks_refused(&r, "not of hpc_plan_args_init");
 }
