@@ -21,7 +21,7 @@ from bench.common.judge import Promise, table
 from bench.common.launch import cores
 from bench.common.options import add_output, add_quick, write
 from bench.ops.hosts_bench import rate_of
-from bench.service import alone, ends, neighbours, ping, sharing, strangers
+from bench.service import alone, ends, killed, neighbours, ping, sharing, strangers
 from bench.service.field import PLACES, Field, Unavailable
 from bench.service.options import Found, Options
 from hpcomm.bench.rows import Row
@@ -43,7 +43,7 @@ LINES = {
     "ping": Line(ping.beside_a_large_tenant, ("shm",)),
     "ends": Line(ends.jobs_after_jobs, ("shm", "tcp")),
     "beginning": Line(alone.beginning, ("shm", "tcp")),
-    "killed": Line(ends.killed_jobs, ("shm",)),
+    "killed": Line(killed.killed_jobs, ("shm",)),
     "strangers": Line(strangers.at_the_door, ("shm",)),
     "neighbours": Line(neighbours.beside, ("shm", "tcp")),
 }
@@ -71,7 +71,7 @@ def options_of(given: Sequence[str] | None) -> Options:
     p.add_argument("--plant", action="store_true", help="spoil a value of each job, to see that #wrong counts it")
     add_quick(p)
     add_output(p, plot="throughput by tenants, and steps by neighbour,")
-    options = p.parse_args(given, Options())
+    options = p.parse_args(given, Options(began=time.monotonic()))
     if options.quick:
         options.cycles, options.seconds, options.mib, options.large = 1, 0.05, 1, 4
         options.tenants, options.jobs, options.strangers, options.strangers_seconds = [1, 2], 4, 12, 0.1
