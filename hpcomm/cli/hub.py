@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import json
 import sys
 import time
@@ -69,6 +70,7 @@ def serve(listen: str | None, metrics: str | None, file: Path, check: bool) -> N
             click.echo(_described(read_config(file, listen, metrics)))
             return
         hub = Hub(lambda: read_config(file, listen, metrics), print_now)
+        _spare_collections()
         asyncio.run(hub.serve(lambda where: print_now(f"listens at {where}")))
     except HpcommError as error:
         _fail(error, 2 if check else 1)
@@ -108,6 +110,13 @@ def _use_few_arenas() -> None:
     most = -8  # M_ARENA_MAX
     with suppress(AttributeError):
         ctypes.CDLL(None).mallopt(most, 2)
+
+
+def _spare_collections() -> None:
+    """Takes the objects that exist by now, those of modules, out of the collections of garbage: a tenant that ends
+    collects, and all the hub's threads would wait while these objects are looked at."""
+    gc.collect()
+    gc.freeze()
 
 
 _HUB = click.argument("hub", metavar="HOST:PORT")
