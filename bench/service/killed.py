@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.common.judge import Promise
 from bench.common.native import BUILD, compile_c, stale
@@ -108,7 +109,7 @@ class Storm:
         for rank in range(WORKERS):
             death = [plan.stage, f"{plan.seconds:.6f}"] if plan.stage and rank == plan.victim else []
             line = [str(self.program), str(rank), *common, *death]
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             started.append(subprocess.Popen(line, env=env, text=True, **pipes))
         return started
 
