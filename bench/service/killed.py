@@ -109,7 +109,11 @@ class Storm:
         for rank in range(WORKERS):
             death = [plan.stage, f"{plan.seconds:.6f}"] if plan.stage and rank == plan.victim else []
             line = [str(self.program), str(rank), *common, *death]
-            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            pipes: dict[str, Any] = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.STDOUT,
+            }
             started.append(subprocess.Popen(line, env=env, text=True, **pipes))
         return started
 
