@@ -11,6 +11,7 @@ the servers have the last CPU, and the workers the others. bench/README.md descr
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -136,5 +137,10 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if wrong else UNABLE if unable and not rows else 0
 
 
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _leave)  # ends the hubs and the workers too
     sys.exit(main())
