@@ -180,16 +180,21 @@ static double earliest_due(const hpc_thread *t) {
     return due;
 }
 
-/* Learns of changes. Returns whether the thread goes on. */
+/* Learns of changes. Returns whether the thread goes on: it may have no station for a moment, while its last tasks are
+ * being removed, but tasks may come until it is told to stop. */
 static int goes_on(hpc_thread *t, int *pinned_to) {
-    if (!has_changed(t)) return 1;
-    pthread_mutex_lock(&t->engine->lock);
-    const unsigned changes = atomic_load(&t->changes);
-    collect(t);
-    pthread_mutex_unlock(&t->engine->lock);
-    pin(t, pinned_to);
-    atomic_store(&t->seen, changes);
-    return t->first != NULL;
+    while (has_changed(t)) {
+        pthread_mutex_lock(&t->engine->lock);
+        const unsigned changes = atomic_load(&t->changes);
+        const int stops = atomic_load(&t->stopping);
+        collect(t);
+        pthread_mutex_unlock(&t->engine->lock);
+        pin(t, pinned_to);
+        atomic_store(&t->seen, changes);
+        if (stops) return 0;
+        while (t->first == NULL && !has_changed(t)) sched_yield();
+    }
+    return 1;
 }
 
 /* Each round of work begins a new wait, so a busy thread spins and an idle one sleeps. */
@@ -307,20 +312,22 @@ static void end(hpc_thread *t) {
     free_thread(t);
 }
 
-/* The thread forgets the station before this returns, so the member may then leave. */
+/* The thread forgets the station before this returns, so the member may then leave. Several tasks may be removed at
+ * once: each counts until the thread has forgotten it, so the thread lives until then. */
 void hpc_crew_remove(hpc_thread *t, hpc_task *task) {
     hpc_engine *e = t->engine;
     hpc_task_remove(task);
+    const unsigned change = atomic_fetch_add(&t->changes, 1) + 1;
+    hpc_engine_ring(e);
+    while ((int)(atomic_load(&t->seen) - change) < 0) sched_yield();
     pthread_mutex_lock(&e->lock);
     const int last = --t->n_tasks == 0;
-    if (last) atomic_store(&t->stopping, 1);
-    const unsigned change = atomic_fetch_add(&t->changes, 1) + 1;
+    if (last) {
+        atomic_store(&t->stopping, 1);
+        atomic_fetch_add(&t->changes, 1);
+    }
     pthread_mutex_unlock(&e->lock);
-    hpc_engine_ring(e);
-    if (last)
-        end(t);
-    else
-        while ((int)(atomic_load(&t->seen) - change) < 0) sched_yield();
+    if (last) end(t);
 }
 
 int hpc_crew_cpu(const hpc_member *m, int number, int cpu, int dealt) {
