@@ -1,6 +1,7 @@
 """A hub keeps its bounds: strangers, and tenants that are broken or want too much."""
 
 import asyncio
+import ctypes
 import os
 import re
 import socket
@@ -17,7 +18,7 @@ from served import SECONDS, TOKENS, Served, asking, caller, join, joining, rest,
 
 import hpcomm
 from hpcomm.cli.hub import print_now
-from hpcomm.service import address, proof, session
+from hpcomm.service import address, heap, proof, session
 from hpcomm.service import handle as handles
 from hpcomm.service import hub as hubs
 from hpcomm.service.config import read_config
@@ -394,3 +395,26 @@ def test_a_hub_holds_no_more_bytes_than_it_counts(hub: Served) -> None:
     hub.wait(lambda: not hub.jobs())
     ((have, counted),) = run(1, count_bytes, hub.create(), hub.where)
     assert 3 * (8 << 20) < have < counted + (4 << 20), "parameters, two moments, and slots of 8 MiB each"
+
+
+# ---- the heap of a hub ---------------------------------------------------------------------------------------------
+
+
+def resident() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library's heap cannot be trimmed")
+def test_a_hub_gives_the_free_pages_of_its_heap_back() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    blocks = [libc.malloc(16000) for _ in range(2000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 16000)
+    for block in blocks[:-1]:  # the last one keeps the others from being given back by free
+        libc.free(ctypes.c_void_p(block))
+    before = resident()
+    heap.give_back()
+    assert resident() < before - 1000 * 16000
+    libc.free(ctypes.c_void_p(blocks[-1]))
