@@ -35,7 +35,7 @@ STAGES = {  # of worker.c, and seconds within which a worker is killed there
 }
 TOLD = {-2, -5, -6}  # HPC_ERR_CONFIG, PEER and TIMEOUT: what the others of a killed job are told
 EQUAL_FEWER = 2  # times fewer jobs at the other hub, for shorter turns of the same load
-WARM = 6 * AT_ONCE  # jobs before the hub's memory is first measured
+WARM_FEWER = 10  # times fewer jobs come before the hub's memory is first measured: the heap has room for eight at once
 
 
 def program() -> Path:
@@ -172,7 +172,7 @@ def killed_jobs(options: Options, place: Field) -> Iterator[Found]:
     samples: dict[str, list[list[float]]] = {name: [] for name in (ALONE, BESIDE, EQUAL)}
     hubs = {BESIDE: HERE, EQUAL: ELSEWHERE}
     for hub in hubs.values():
-        Storm(place, hub, False, chance).run(1 if options.quick else WARM)
+        Storm(place, hub, False, chance).run(-(-options.jobs // WARM_FEWER))
     storms = {name: Storm(place, hub, options.plant, chance) for name, hub in hubs.items()}
     before = settled(place.hubs[HERE])
     bystander = place.at_hub(SMALL)
