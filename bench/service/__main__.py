@@ -60,7 +60,7 @@ def options_of(given: Sequence[str] | None) -> Options:
     p.add_argument("--only", default="", help=f"lines, comma-separated: {', '.join(LINES)}")
     p.add_argument("--place", default="", help=f"where, comma-separated: {', '.join(PLACES)}; default: a line's own")
     p.add_argument("-N", "--cycles", type=int, default=7, help="turns of each arrangement")
-    p.add_argument("--seconds", type=float, default=1.0, help="of a turn; on links 3.5 times as long")
+    p.add_argument("--seconds", type=float, default=1.0, help="of a turn; on links three times as long")
     p.add_argument("--mib", type=int, default=32, help="MiB of a tenant")
     p.add_argument("--large", type=int, default=256, help="MiB of the tenant beside pings")
     p.add_argument("--tenants", type=numbers, default="1,2,4,8", help="numbers of tenants that share the hub")
