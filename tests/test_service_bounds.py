@@ -249,6 +249,25 @@ def test_a_tenant_that_leaves_many_frames_untaken_loses_its_connection() -> None
     asyncio.run(leave_frames_untaken())
 
 
+async def send_half_a_frame() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(theirs):
+        reader, writer = await asyncio.open_connection(sock=ours)
+        one = session.Session("a", b"", proof.Seal(b"key", b"hub", b"tenant"), reader, writer)
+        frame = proof.Seal(b"key", b"tenant", b"hub").closed(b"J", b"{}")
+        theirs.sendall(frame)
+        assert await one.receive(None) == (b"J", b"{}")
+        theirs.sendall(frame[:-1])
+        with pytest.raises(EOFError):
+            await asyncio.wait_for(one.receive(None), SECONDS)
+        assert writer.is_closing()
+
+
+def test_a_tenant_that_begins_a_frame_sends_its_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_BODY_SECONDS", 0.05)
+    asyncio.run(send_half_a_frame())
+
+
 def test_a_first_frame_is_short(hub: Served) -> None:
     with closing(asking(hub)) as one:
         with suppress(hpcomm.TransportError):  # the hub may have hung up already

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from .. import _core, launch
@@ -421,7 +421,7 @@ class Hub:
                 tcp_streams=int(request["tcp_streams"]),
                 resumes=bool(request.get("resumes")),
             )
-            resolve({}, says.settings)
+            _check_settings(**says.settings)
         except (ConfigError, KeyError, OverflowError, TypeError, ValueError) as wrong:
             raise InvalidArgument(f"a request to join a job is malformed: {wrong}") from None
         good = 0 <= says.rank < says.size and says.seconds > 0 and says.timeout > 0 and 0.1 <= says.silence <= 3600
@@ -594,6 +594,12 @@ class Hub:
             "seconds": time.monotonic() - job.since,
             "saved": None,
         }
+
+
+@lru_cache(maxsize=16)  # the workers of a job give the same settings
+def _check_settings(**settings: object) -> None:
+    """Raises ConfigError for settings of a worker that no context takes."""
+    resolve({}, settings)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
