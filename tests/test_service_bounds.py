@@ -2,10 +2,12 @@
 
 import asyncio
 import ctypes
+import gc
 import os
 import re
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
@@ -220,6 +222,23 @@ async def end_unread() -> None:
         one.close()
         await asyncio.wait_for(one.closed(), SECONDS)
         assert ours.fileno() < 0
+
+
+async def end_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(theirs):
+        reader, writer = await asyncio.open_connection(sock=ours)
+        one = session.Session("a", b"", proof.Seal(b"key", b"hub", b"tenant"), reader, writer)
+        one.send(b"N", b"goodbye")
+        await asyncio.wait_for(one.closed(), SECONDS)
+        held = weakref.ref(writer.transport)
+        del one, reader, writer
+        gc.collect()
+        assert held() is None
+
+
+def test_nothing_is_kept_of_a_connection_that_has_ended() -> None:
+    asyncio.run(end_at_once())
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from bench.common.judge import Promise
 from bench.common.native import BUILD, compile_c, stale
 from bench.service.ends import MEMORY_WITHIN, SMALL, grown, more, settled
-from bench.service.field import ELSEWHERE, HERE, Field, operations
+from bench.service.field import ELSEWHERE, HERE, Field, beside, operations
 from bench.service.options import Found, Options, judged, percentile, turns
 from bench.service.work import NEVER
 from hpcomm.bench.rows import Row
@@ -35,7 +35,7 @@ STAGES = {  # of worker.c, and seconds within which a worker is killed there
 }
 TOLD = {-2, -5, -6}  # HPC_ERR_CONFIG, PEER and TIMEOUT: what the others of a killed job are told
 EQUAL_FEWER = 2  # times fewer jobs at the other hub, for shorter turns of the same load
-WARM_FEWER = 10  # times fewer jobs come before the hub's memory is first measured: the heap has room for eight at once
+WARM_FEWER = 10  # times fewer jobs come before the hub's memory is first measured
 
 
 def program() -> Path:
@@ -171,8 +171,11 @@ def killed_jobs(options: Options, place: Field) -> Iterator[Found]:
     share = -(-options.jobs // blocks)
     samples: dict[str, list[list[float]]] = {name: [] for name in (ALONE, BESIDE, EQUAL)}
     hubs = {BESIDE: HERE, EQUAL: ELSEWHERE}
-    for hub in hubs.values():
-        Storm(place, hub, False, chance).run(-(-options.jobs // WARM_FEWER))
+    for hub in hubs.values():  # as later, so that the heap then has room for all this
+        warm = place.at_hub(SMALL, hub=hub)
+        with beside(warm):
+            Storm(place, hub, False, chance).run(-(-options.jobs // WARM_FEWER))
+        place.end(warm)
     storms = {name: Storm(place, hub, options.plant, chance) for name, hub in hubs.items()}
     before = settled(place.hubs[HERE])
     bystander = place.at_hub(SMALL)

@@ -122,7 +122,10 @@ class Session:
 
 
 def hang_up(writer: asyncio.StreamWriter) -> None:
-    """Closes a connection. What the other side has not taken after a few seconds is dropped."""
-    if not writer.is_closing():
-        writer.close()
+    """Closes a connection. What the other side has not taken after a few seconds is dropped. If it has taken all, the
+    connection is free at once: hundreds of jobs may end within these seconds."""
+    if writer.is_closing():
+        return
+    writer.close()
+    if writer.transport.get_write_buffer_size() > 0:
         asyncio.get_running_loop().call_later(_CLOSE_SECONDS, writer.transport.abort)
