@@ -228,6 +228,8 @@ def test_the_end_of_a_job_collects_no_objects_of_modules(tmp_path: Path) -> None
     hub = Served(tmp_path, PRINTS, drain_seconds=0)
     join(hub.create(), TOKENS["a"], rank=0, size=1).close()
     collected = int(hub.until("collects ").split()[-1])
+    hub.wait(lambda: not hub.jobs())
+    hub.until("collects ")  # again, when the last one has hung up
     assert hub.end() == 0
     assert collected < 10000  # of the 48000 that a hub has
 

@@ -19,7 +19,7 @@ from typing import Any
 from .. import _core, launch
 from ..config import resolve
 from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeout
-from . import notify, proof
+from . import heap, notify, proof
 from .books import NOTHING, Books, Needs
 from .config import ADMIN, HubConfig, Namespace
 from .handle import NONCES, HubAddress, checked_name
@@ -250,6 +250,8 @@ class Hub:
                 await session.closed()
             finally:
                 self._books.hold(self.config, session.name, "the connection", held, NOTHING)
+                if not self.jobs:  # those that ended last were still connected when their tenants gave back
+                    heap.give_back()
 
     async def _attend(self, session: Session) -> None:
         """Answers the requests of a session."""
