@@ -96,17 +96,19 @@ def prepare(model: Model, rank: int, size: int) -> None:
     PREPARED.append((task, dict(zip((key.name for key in keys), task.params(), strict=True))))
 
 
-def join(name: str, path: str, transport: str, handle: str, token: str, wait: float) -> list[float]:
+def join(name: str, path: str, transport: str, at: float, handle: str, token: str, wait: float) -> list[float]:
     """Joins a job at a hub and makes one step. Returns the times of the beginning, the connected context, the made
     exchange and the end of the step.
 
     Args:
         path: of the job's words.
+        at: the time at which all workers begin.
         wait: seconds for the other workers to come.
     """
     task, values = PREPARED.pop()
-    began = time.monotonic()
     rank, size = task.bench.rank, task.bench.size
+    time.sleep(max(at - time.monotonic(), 0))
+    began = time.monotonic()
     limits: Any = {"timeout": TIMEOUT, "init_timeout": wait}
     context = hpcomm.connect_service(handle, token, rank, size, transport=transport, **limits)
     connected = time.monotonic()
@@ -114,12 +116,13 @@ def join(name: str, path: str, transport: str, handle: str, token: str, wait: fl
     return _opened(name, context, exchange, task, path, [began, connected, time.monotonic()])
 
 
-def meet(name: str, path: str, transport: str, host: str, port: int) -> list[float]:
+def meet(name: str, path: str, transport: str, at: float, host: str, port: int) -> list[float]:
     """Joins a job that has its own server, the rank after the last worker. Returns the same times as join, or the
     first three of them if this is the server."""
     task, values = PREPARED.pop()
     rank, size = task.bench.rank, task.bench.size
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size + 1), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    time.sleep(max(at - time.monotonic(), 0))
     began = time.monotonic()
     context = hpcomm.init(timeout=TIMEOUT, transport=transport)
     connected = time.monotonic()
