@@ -2,10 +2,13 @@
 
 import json
 import os
+import random
 import signal
 import time
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +16,8 @@ from bench.common.judge import table
 from bench.service import __main__ as service
 from bench.service import strangers
 from bench.service.crew import Crew, Failed, together
-from bench.service.ends import BESIDE
-from bench.service.field import Team, count_at, operations, rates
+from bench.service.field import HERE, Team, count_at, operations, rates
+from bench.service.killed import BESIDE, End, Storm
 from bench.service.options import judged, percentile, turns
 from bench.service.sharing import told
 from bench.service.work import Model
@@ -31,7 +34,7 @@ def test_every_line_is_measured_and_the_spoilt_values_alone_are_wrong(
     rows = {(row["line"], row["name"]): row for row in document["rows"]}
     assert {line for line, _ in rows} == {promise["what"][0] for promise in document["promises"]} == set("abcdefgh")
     wrong = {line: sum(row["wrong"] for row in document["rows"] if row["line"] == line) for line in "abcdeh"}
-    jobs = {"a": 2 * 2, "b": (1 + 2) * 2 + 2, "c": 2, "d": 2 + 2, "e": 2 * 2, "h": 1 + 4}
+    jobs = {"a": 2 * 2, "b": (1 + 2) * 2 + 2, "c": 2, "d": 2, "e": 2 * 2, "h": 1 + 4}
     assert wrong == {line: PLANTED * n for line, n in jobs.items()}
     assert all(min(map(min, row["rates"])) > 0 for (line, _), row in rows.items() if line == "b")
     assert rows["b", "2 tenants"]["jain"][0] > 0.5
@@ -80,6 +83,25 @@ def test_a_figure_that_misses_its_target_says_so() -> None:
     assert judged("a", slow, fast, None).verdict == ""
     assert "1.67" in table([judged("a", fast, slow, 0.97)])
     assert [told(2e9), told(5e6)] == ["2.000 GB/s", "5.0 MB/s"]
+
+
+@pytest.mark.parametrize(
+    ("status", "last", "found"),
+    [
+        (0, "wrong 3", "killed"),
+        (1, "-5 rank 1: wait: rank 0 failed", "killed"),
+        (1, "-4 rank 1: a connection broke", "errors"),
+        (-11, "push", "errors"),
+    ],
+)
+def test_the_others_of_a_killed_job_may_end_or_be_told_of_a_death(status: int, last: str, found: str) -> None:
+    field: Any = None
+    storm = Storm(field, HERE, False, random.Random(1))
+    other, dead = End(status, "pull", last), End(-signal.SIGKILL, "push", "push")
+    storm.count([other, dead])
+    storm.count([other, End(0, "close", "wrong 1")])
+    assert storm.counts == Counter({found: 1} if status else {found: 1, "done": 1}) + Counter(errors=bool(status))
+    assert (storm.wrong, storm.stages["push"]) == (0 if status else 4, 1)
 
 
 def test_a_call_that_fails_and_a_process_that_dies_are_told_apart() -> None:

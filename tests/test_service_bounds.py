@@ -1,10 +1,13 @@
 """A hub keeps its bounds: strangers, and tenants that are broken or want too much."""
 
 import asyncio
+import ctypes
+import gc
 import os
 import re
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
@@ -17,7 +20,7 @@ from served import SECONDS, TOKENS, Served, asking, caller, join, joining, rest,
 
 import hpcomm
 from hpcomm.cli.hub import print_now
-from hpcomm.service import address, proof, session
+from hpcomm.service import address, heap, proof, session
 from hpcomm.service import handle as handles
 from hpcomm.service import hub as hubs
 from hpcomm.service.config import read_config
@@ -227,6 +230,23 @@ async def end_unread() -> None:
         assert ours.fileno() < 0
 
 
+async def end_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(theirs):
+        reader, writer = await asyncio.open_connection(sock=ours)
+        one = session.Session("a", b"", proof.Seal(b"key", b"hub", b"tenant"), reader, writer)
+        one.send(b"N", b"goodbye")
+        await asyncio.wait_for(one.closed(), SECONDS)
+        held = weakref.ref(writer.transport)
+        del one, reader, writer
+        gc.collect()
+        assert held() is None
+
+
+def test_nothing_is_kept_of_a_connection_that_has_ended() -> None:
+    asyncio.run(end_at_once())
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         await asyncio.sleep(0)
@@ -252,6 +272,25 @@ async def leave_frames_untaken() -> None:
 
 def test_a_tenant_that_leaves_many_frames_untaken_loses_its_connection() -> None:
     asyncio.run(leave_frames_untaken())
+
+
+async def send_half_a_frame() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(theirs):
+        reader, writer = await asyncio.open_connection(sock=ours)
+        one = session.Session("a", b"", proof.Seal(b"key", b"hub", b"tenant"), reader, writer)
+        frame = proof.Seal(b"key", b"tenant", b"hub").closed(b"J", b"{}")
+        theirs.sendall(frame)
+        assert await one.receive(None) == (b"J", b"{}")
+        theirs.sendall(frame[:-1])
+        with pytest.raises(EOFError):
+            await asyncio.wait_for(one.receive(None), SECONDS)
+        assert writer.is_closing()
+
+
+def test_a_tenant_that_begins_a_frame_sends_its_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_BODY_SECONDS", 0.05)
+    asyncio.run(send_half_a_frame())
 
 
 def test_a_first_frame_is_short(hub: Served) -> None:
@@ -400,3 +439,26 @@ def test_a_hub_holds_no_more_bytes_than_it_counts(hub: Served) -> None:
     hub.wait(lambda: not hub.jobs())
     ((have, counted),) = run(1, count_bytes, hub.create(), hub.where)
     assert 3 * (8 << 20) < have < counted + (4 << 20), "parameters, two moments, and slots of 8 MiB each"
+
+
+# ---- the heap of a hub ---------------------------------------------------------------------------------------------
+
+
+def resident() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library's heap cannot be trimmed")
+def test_a_hub_gives_the_free_pages_of_its_heap_back() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    blocks = [libc.malloc(16000) for _ in range(2000)]
+    for block in blocks:
+        ctypes.memset(block, 1, 16000)
+    for block in blocks[:-1]:  # the last one keeps the others from being given back by free
+        libc.free(ctypes.c_void_p(block))
+    before = resident()
+    heap.give_back()
+    assert resident() < before - 1000 * 16000
+    libc.free(ctypes.c_void_p(blocks[-1]))

@@ -11,6 +11,7 @@ the servers have the last CPU, and the workers the others. bench/README.md descr
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from bench.common.judge import Promise, table
 from bench.common.launch import cores
 from bench.common.options import add_output, add_quick, write
 from bench.ops.hosts_bench import rate_of
-from bench.service import alone, ends, neighbours, ping, sharing, strangers
+from bench.service import alone, ends, killed, neighbours, ping, sharing, strangers
 from bench.service.field import PLACES, Field, Unavailable
 from bench.service.options import Found, Options
 from hpcomm.bench.rows import Row
@@ -43,7 +44,7 @@ LINES = {
     "ping": Line(ping.beside_a_large_tenant, ("shm",)),
     "ends": Line(ends.jobs_after_jobs, ("shm", "tcp")),
     "beginning": Line(alone.beginning, ("shm", "tcp")),
-    "killed": Line(ends.killed_jobs, ("shm",)),
+    "killed": Line(killed.killed_jobs, ("shm",)),
     "strangers": Line(strangers.at_the_door, ("shm",)),
     "neighbours": Line(neighbours.beside, ("shm", "tcp")),
 }
@@ -59,7 +60,7 @@ def options_of(given: Sequence[str] | None) -> Options:
     p.add_argument("--only", default="", help=f"lines, comma-separated: {', '.join(LINES)}")
     p.add_argument("--place", default="", help=f"where, comma-separated: {', '.join(PLACES)}; default: a line's own")
     p.add_argument("-N", "--cycles", type=int, default=7, help="turns of each arrangement")
-    p.add_argument("--seconds", type=float, default=1.0, help="of a turn; on links eight times as long")
+    p.add_argument("--seconds", type=float, default=1.0, help="of a turn; on links three times as long")
     p.add_argument("--mib", type=int, default=32, help="MiB of a tenant")
     p.add_argument("--large", type=int, default=256, help="MiB of the tenant beside pings")
     p.add_argument("--tenants", type=numbers, default="1,2,4,8", help="numbers of tenants that share the hub")
@@ -71,7 +72,7 @@ def options_of(given: Sequence[str] | None) -> Options:
     p.add_argument("--plant", action="store_true", help="spoil a value of each job, to see that #wrong counts it")
     add_quick(p)
     add_output(p, plot="throughput by tenants, and steps by neighbour,")
-    options = p.parse_args(given, Options())
+    options = p.parse_args(given, Options(began=time.monotonic()))
     if options.quick:
         options.cycles, options.seconds, options.mib, options.large = 1, 0.05, 1, 4
         options.tenants, options.jobs, options.strangers, options.strangers_seconds = [1, 2], 4, 12, 0.1
@@ -136,5 +137,10 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if wrong else UNABLE if unable and not rows else 0
 
 
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _leave)  # ends the hubs and the workers too
     sys.exit(main())

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.common.judge import Promise, span
+from bench.service import work
+from bench.service.crew import together
 from bench.service.field import MIB, Field, Team
 from bench.service.options import Found, Options, judged, turns
 from bench.service.work import Model
@@ -59,6 +61,7 @@ def _beginning(options: Options, field: Field, size: int) -> Found:
 
     def turn(way: str) -> Team:
         workers = field.fork(size, is_free=True)
+        together(workers, work.own_pages)
         team = field.at_hub(model, workers) if way == WAYS[0] else field.with_server(model, workers)
         wrong[way] += team.wrong(options.plant)
         field.end(team)

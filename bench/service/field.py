@@ -6,6 +6,7 @@ import mmap
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ HERE, ELSEWHERE = "here", "elsewhere"  # names of hubs
 WEIGHTS = {"light": 1.0, "heavy": 3.0}  # of each hub's namespaces
 MIB = 1 << 20
 SETTLE = 0.1  # of a stream is not counted
+TOLD = 0.002  # seconds in which a process is told to begin: the processes of a job begin together
 
 
 @dataclass
@@ -227,8 +229,9 @@ class Field:
             rank.start(work.prepare, model, i, len(ranks))
         results(everybody)
         where = place()
+        at = time.monotonic() + TOLD * len(everybody)
         for rank in everybody:
-            rank.start(call, name, str(path), self.transport, *where)
+            rank.start(call, name, str(path), self.transport, at, *where)
         return Team(name, ranks, model, words, results(everybody)[: len(ranks)], server)
 
     def end(self, *teams: Team) -> None:

@@ -36,9 +36,10 @@ class Hub:
         """Starts it in a new folder; begun() waits for it. cpus: the CPUs that it may use; popen: starts it, perhaps on
         another host."""
         folder.mkdir()
+        self._folder = folder
         self.tokens = {name: secrets.token_hex(32) for name in (*weights, ADMIN)}
         for name, token in self.tokens.items():
-            path = folder / f"{name}.token"
+            path = self.token_file(name)
             path.touch(0o600)
             path.write_text(token, encoding="utf-8")
         lines = ["cores = 1", f'admin_token_file = "{ADMIN}.token"', f"wait_seconds = {WAIT}", "drain_seconds = 0"]
@@ -60,6 +61,9 @@ class Hub:
         if not self._listens.wait(SECONDS) or self.process.poll() is not None:
             raise SystemExit(f"the hub did not begin:\n{''.join(self.lines)}")
         self.where = next(line for line in self.lines if "listens at " in line).split()[-1]
+
+    def token_file(self, name: str) -> Path:
+        return self._folder / f"{name}.token"
 
     @property
     def pid(self) -> int:
@@ -91,12 +95,14 @@ class Hub:
 
 
 def memory(pid: int) -> dict[str, int]:
-    """Returns the bytes of a process: all resident pages, and pages by the number of processes that share them."""
-    found = {}
+    """Returns the bytes of a process: all resident pages; pages by the number of processes that share them; and of
+    these its own, which are not of files. The pages of a library count less while other processes use it too."""
+    parts = {"Rss": "rss", "Pss": "pss", "Pss_Anon": "own", "Pss_Shmem": "own"}
+    found = dict.fromkeys(parts.values(), 0)
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines():
-        words = line.split()
-        if words[0] in ("Rss:", "Pss:"):
-            found[words[0].lower().rstrip(":")] = int(words[1]) << 10
+        name, _, rest = line.partition(":")
+        if name in parts:
+            found[parts[name]] += int(rest.split()[0]) << 10
     return found
 
 

@@ -2,9 +2,12 @@
 
 import argparse
 import statistics
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as data
+from pathlib import Path
 
 from bench.common.judge import Promise, span
 from bench.service.field import Field
@@ -34,6 +37,9 @@ class Options(argparse.Namespace):
     cpus: str
     rate: str
     quick: bool
+    json: bool
+    progress: Path | None
+    began: float
     plant: bool
 
     def places(self, *known: str) -> list[str]:
@@ -47,6 +53,11 @@ class Options(argparse.Namespace):
         if place not in fields:
             fields[place] = Field(place, self.cpus, self.rate)
         return fields[place]
+
+    def tell(self, what: str) -> None:
+        """Shows how far the run is, on a line of its own."""
+        if self.progress is None and not self.json:
+            print(f"# {time.monotonic() - self.began:.1f} s: {what}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Ends all fields."""

@@ -17,7 +17,8 @@ SUM_AT_LEAST = {"shm": 0.9, "tcp": 0.9, "links": 0.95}  # of one tenant's throug
 JAIN_AT_LEAST = 0.98
 SHARE = WEIGHTS["heavy"] / WEIGHTS["light"]
 SHARE_WITHIN = {"shm": 0.05, "tcp": 0.10, "links": 0.10}
-ON_LINKS = 8  # times as long are turns on links
+ON_LINKS = 3.0  # times as long are turns on links: a step of 32 MiB takes half a second there
+CYCLES_ON_LINKS = 2  # at most: shaped links vary little
 JOB_AT_LEAST = 0.95  # of its throughput alone: the paper's AlexNet beside seven others
 SMALLER_ON_LINKS, STEPS = 8, 6  # a model that computes, and its steps in a turn
 
@@ -37,6 +38,10 @@ def length(options: Options, place: str) -> float:
     return options.seconds * (ON_LINKS if place == "links" and not options.quick else 1)
 
 
+def cycles_of(options: Options, place: str) -> int:
+    return min(options.cycles, CYCLES_ON_LINKS) if place == "links" else options.cycles
+
+
 def told(rate: float) -> str:
     return f"{rate / 1e9:.3f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.1f} MB/s"
 
@@ -47,10 +52,11 @@ def tenants(options: Options, field: Field) -> Iterator[Found]:
     most, model = max(options.tenants), model_of(options)
     found: dict[str, list[list[float]]] = {str(n): [] for n in options.tenants}
     teams = [field.at_hub(model) for _ in range(most)]
-    for turn, name in enumerate(turns(list(found), options.cycles)):
+    for turn, name in enumerate(turns(list(found), cycles_of(options, place))):
         at = turn % most
         chosen = [*teams[at:], *teams[:at]][: int(name)]
         found[name].append(block(chosen, length(options, place) * (1 + int(name)) / 2))
+        options.tell(f"b, sharing, {place}, turn {turn + 1} of {cycles_of(options, place) * len(found)}")
     wrong = [team.wrong(options.plant) for team in teams]
     field.end(*teams)
     rows: list[Row] = []
@@ -90,10 +96,11 @@ def training(options: Options, field: Field) -> Iterator[Found]:
     teams = [field.at_hub(model) for _ in range(most)]
     alone = model.size / block(teams[:1], options.seconds)[0]
     pause = 2 * most * alone
-    for turn, name in enumerate(turns(list(found), options.cycles)):
+    for turn, name in enumerate(turns(list(found), cycles_of(options, place))):
         at = turn % most
         chosen = [*teams[at:], *teams[:at]][: int(name)]
         found[name].append(block(chosen, max(length(options, place), STEPS * (alone + pause)), pause))
+        options.tell(f"b, training, {place}, turn {turn + 1} of {cycles_of(options, place) * len(found)}")
     wrong = [team.wrong(options.plant) for team in teams]
     field.end(*teams)
     rows: list[Row] = []
@@ -120,7 +127,7 @@ def weights(options: Options, field: Field) -> Iterator[Found]:
     # Over loopback the workers' CPU is busy before the hub's. So another process takes half of the hub's CPU, which is
     # then always busy.
     others = [field.fork_server()] if place == "tcp" else []
-    for _ in range(options.cycles):
+    for _ in range(cycles_of(options, place)):
         before = work.processor_of(pid)
         for other in others:
             other.start(work.compute, seconds)

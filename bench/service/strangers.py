@@ -1,6 +1,7 @@
 """Strangers at the hub's port, who know no token: the steps of the hub's jobs, and whether a new job still connects."""
 
 import asyncio
+import math
 import os
 import statistics
 import time
@@ -22,19 +23,21 @@ SLOWER_AT_MOST = 1.10
 CONNECTED_WITHIN = 1.0  # seconds
 KINDS = ("garbage", "replay", "half a handshake")
 KEEP = 10.0  # seconds, at most, for which a stranger waits for the hub to hang up
+SHORTER = 0.4  # times as long are turns without strangers at the jobs' hub
+NEWCOMERS = (0.2, 0.5, 0.8)  # when a new job comes, as a part of a turn
 QUIET, BESIDE, EQUAL = "quiet", "beside strangers", "beside strangers at another hub"
 
 
 # ---- in a process of strangers ---------------------------------------------------------------------------------------
 
 
-def knock(where: str, space: str, token: str, n: int, seconds: float) -> dict[str, int]:
-    """Connects n times in so many seconds, and counts the strangers by kind. The token is used for one handshake, which
-    is recorded and repeated."""
+def knock(where: str, space: str, token: str, n: int, seconds: float) -> tuple[float, dict[str, int]]:
+    """Connects n times in so many seconds. Returns the seconds in which the strangers came, and counts them by kind.
+    The token is used for one handshake, which is recorded and repeated."""
     return asyncio.run(_knock(where, space, token.encode(), n, seconds))
 
 
-async def _knock(where: str, space: str, token: bytes, n: int, seconds: float) -> dict[str, int]:
+async def _knock(where: str, space: str, token: bytes, n: int, seconds: float) -> tuple[float, dict[str, int]]:
     place = address(where)
     reader, writer = await asyncio.open_connection(place.host, place.port)
     claim = proof.claim(await reader.readexactly(proof.HELLO), space, token)
@@ -53,8 +56,9 @@ async def _knock(where: str, space: str, token: bytes, n: int, seconds: float) -
         task = asyncio.ensure_future(asyncio.wait_for(stay, min(KEEP, 2 * seconds)))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+    took = time.monotonic() - began
     await asyncio.gather(*tasks, return_exceptions=True)
-    return dict(counts)
+    return took, dict(counts)
 
 
 async def _stranger(host: str, port: int, data: bytes, counts: Counter[str], kind: str) -> None:
@@ -77,22 +81,32 @@ def at_the_door(options: Options, field: Field) -> Iterator[Found]:
     place = field.place
     steps: dict[str, list[list[float]]] = {name: [] for name in (QUIET, BESIDE, EQUAL)}
     connected: dict[str, list[float]] = {name: [] for name in steps}
-    wrong, counts = 0, Counter[str]()
-    n, seconds = options.strangers // options.cycles, options.strangers_seconds / options.cycles
+    wrong, counts, took = 0, Counter[str](), 0.0
+    cycles = min(options.cycles, options.strangers)
+    shares = [options.strangers * (i + 1) // cycles - options.strangers * i // cycles for i in range(cycles)]
+    whole = options.strangers_seconds / cycles
     teams = [field.at_hub(SMALL) for _ in range(JOBS)]
     crowd = field.fork(1)[0]
-    for name in turns(list(steps), options.cycles):
+    for turn, name in enumerate(turns(list(steps), cycles)):
+        n, fraction = shares[turn // len(steps)], 1.0 if name == BESIDE else SHORTER
+        seconds = whole * fraction
         for team in teams:
             team.stream(seconds)
         if name != QUIET:
             hub = field.hubs[HERE if name == BESIDE else ELSEWHERE]
-            crowd.start(knock, hub.where, "light", hub.tokens["light"], n, seconds)
-        wrong += _newcomer(field, options, connected[name])
+            crowd.start(knock, hub.where, "light", hub.tokens["light"], math.ceil(n * fraction), seconds)
+        began = time.monotonic()
+        for part in NEWCOMERS:  # the hub's places fill within seconds
+            time.sleep(max(began + part * seconds - time.monotonic(), 0))
+            wrong += _newcomer(field, options, connected[name])
         streams = [team.results() for team in teams]
         if name != QUIET:
-            told = crowd.result(seconds + 60)
-            counts.update(told if name == BESIDE else {})
+            came_in, told = crowd.result(seconds + 60)
+            if name == BESIDE:
+                counts.update(told)
+                took += came_in
         steps[name].append([_step(stream[0]) for stream in streams])
+        options.tell(f"g, turn {turn + 1} of {cycles * len(steps)}")
     wrong += sum(team.wrong(options.plant) for team in teams)
     refused = field.hubs[HERE].status()["counts"]
     field.end(*teams)
@@ -103,7 +117,7 @@ def at_the_door(options: Options, field: Field) -> Iterator[Found]:
         rows.append({**facts, "cycles": [statistics.fmean(one) for one in each], "jobs": each})
     rows[1] |= {"strangers": dict(counts), "refused": refused, "connected": connected, "wrong": wrong}
     came = sum(counts[kind] for kind in KINDS)
-    what = f"g: {came} strangers, {JOBS} jobs, {place}"
+    what = f"g: {came} strangers in {took:.0f} s, {JOBS} jobs, {place}"
     latest = max(connected[BESIDE])
     told = (f"{1e3 * latest:.0f} ms", "", latest, min(connected[BESIDE]), latest, CONNECTED_WITHIN, True)
     admitted = counts["admitted"]

@@ -189,6 +189,9 @@ int hpc_host_quota(const char *root, uint64_t *of) {
     return (int)cores;
 }
 
+/* Version 1 writes no limit as the largest number of whole pages. */
+static const long long NO_LIMIT = 1LL << 62;
+
 /* Gets the bytes that a cgroup may still take. Its usage includes cached file pages, which the kernel frees when
  * needed. */
 static int room_of(const char *folder, const char *controller, uint64_t *room) {
@@ -198,7 +201,7 @@ static int room_of(const char *folder, const char *controller, uint64_t *room) {
         cached =
             read_field(folder, "memory.stat", "inactive_file ") + read_field(folder, "memory.stat", "active_file ");
     } else {
-        if (!read_number(folder, "memory.limit_in_bytes", &limit)) return 0;
+        if (!read_number(folder, "memory.limit_in_bytes", &limit) || limit >= NO_LIMIT) return 0;
         if (!read_number(folder, "memory.usage_in_bytes", &usage)) return 0;
         cached = read_field(folder, "memory.stat", "total_inactive_file ") +
                  read_field(folder, "memory.stat", "total_active_file ");

@@ -1,7 +1,6 @@
 """hpcomm hub: runs a hub, creates jobs there, and administers it."""
 
 import asyncio
-import ctypes
 import json
 import sys
 import time
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from ..config import read_secret
 from ..errors import AuthError, HpcommError
-from ..service import ADMIN, HubConnection, address, create_service
+from ..service import ADMIN, HubConnection, address, create_service, heap
 from ..service.config import HubConfig, Namespace, read_config
 from ..service.handle import checked_name
 from ..service.hub import Hub
@@ -63,12 +62,13 @@ def serve(listen: str | None, metrics: str | None, file: Path, check: bool) -> N
     Exit status: 0 after a drain, or if --check finds nothing wrong;
                  1 if the hub cannot begin; 2 for wrong options, or if --check finds something wrong.
     """
-    _use_few_arenas()
+    heap.use_few_arenas()
     try:
         if check:
             click.echo(_described(read_config(file, listen, metrics)))
             return
         hub = Hub(lambda: read_config(file, listen, metrics), print_now)
+        heap.spare_collections()
         asyncio.run(hub.serve(lambda where: print_now(f"listens at {where}")))
     except HpcommError as error:
         _fail(error, 2 if check else 1)
@@ -104,14 +104,6 @@ def create(hubs: tuple[str, ...], namespace: str, token_file: str, job: str | No
         click.echo(create_service(list(hubs), namespace, token, job, resume=resume))
     except HpcommError as error:
         _fail(error)
-
-
-def _use_few_arenas() -> None:
-    """Keeps glibc from making an arena of the heap for each thread of a tenant: what a job has freed there is not given
-    back, so a hub would grow with its jobs. Other C libraries have no arenas."""
-    most = -8  # M_ARENA_MAX
-    with suppress(AttributeError):
-        ctypes.CDLL(None).mallopt(most, 2)
 
 
 _HUB = click.argument("hub", metavar="HOST:PORT")

@@ -13,13 +13,13 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from .. import _core, launch
 from ..config import resolve
 from ..errors import AuthError, ConfigError, HpcommError, InvalidArgument, Timeout
-from . import notify, proof
+from . import heap, notify, proof
 from .books import NOTHING, Books, Needs
 from .config import ADMIN, HubConfig, Namespace
 from .door import CALL, MAGIC, Doors
@@ -280,6 +280,8 @@ class Hub:
                 await session.closed()
             finally:
                 self._books.hold(self.config, session.name, "the connection", held, NOTHING)
+                if not self.jobs:  # those that ended last were still connected when their tenants gave back
+                    heap.give_back()
 
     async def _attend(self, session: Session) -> None:
         """Answers the requests of a session."""
@@ -466,7 +468,7 @@ class Hub:
                 user=int(request["user"]),
                 resumes=bool(request.get("resumes")),
             )
-            resolve({}, says.settings)
+            _check_settings(**says.settings)
         except (ConfigError, KeyError, OverflowError, TypeError, ValueError) as wrong:
             raise InvalidArgument(f"a request to join a job is malformed: {wrong}") from None
         good = 0 <= says.rank < says.size and says.seconds > 0 and says.timeout > 0 and 0.1 <= says.silence <= 3600
@@ -652,6 +654,12 @@ class Hub:
             "seconds": time.monotonic() - job.since,
             "saved": None,
         }
+
+
+@lru_cache(maxsize=16)  # the workers of a job give the same settings
+def _check_settings(**settings: object) -> None:
+    """Raises ConfigError for settings of a worker that no context takes."""
+    resolve({}, settings)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:

@@ -54,8 +54,16 @@ class Session:
             BadProof, EOFError, OSError, TimeoutError: the connection is of no use any more.
         """
         head = await asyncio.wait_for(self._reader.readexactly(proof.HEAD), timeout)
-        n = proof.length_of(head, most())
-        return self._seal.opened(await asyncio.wait_for(self._reader.readexactly(n), _BODY_SECONDS))
+        return self._seal.opened(await self._rest(proof.length_of(head, most())))
+
+    async def _rest(self, n: int) -> bytes:
+        """Returns the next n bytes. A caller that does not send them in time loses its connection: a timer costs less
+        than wait_for, and a job sends many frames while it begins."""
+        late = asyncio.get_running_loop().call_later(_BODY_SECONDS, self._writer.transport.abort)
+        try:
+            return await self._reader.readexactly(n)
+        finally:
+            late.cancel()
 
     async def request(self, timeout: float | None) -> dict[str, Any]:
         """Returns the next frame, which must be a request."""
@@ -114,7 +122,10 @@ class Session:
 
 
 def hang_up(writer: asyncio.StreamWriter) -> None:
-    """Closes a connection. Bytes that the other side has not read after a few seconds are dropped."""
-    if not writer.is_closing():
-        writer.close()
+    """Closes a connection. Bytes that the other side has not read after a few seconds are dropped. If it has read
+    all, the connection is free at once: hundreds of jobs may end within these seconds."""
+    if writer.is_closing():
+        return
+    writer.close()
+    if writer.transport.get_write_buffer_size() > 0:
         asyncio.get_running_loop().call_later(_CLOSE_SECONDS, writer.transport.abort)

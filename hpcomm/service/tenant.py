@@ -15,7 +15,7 @@ from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..exchange.arguments import refuse
 from ..launch import Group
-from . import proof, saving
+from . import heap, proof, saving
 from .books import Holding, Needs
 from .described import Described, Served
 from .door import Doors
@@ -253,7 +253,7 @@ class Tenant:
         self._refused = self.refused
         self._context = None
         self._serving = []
-        gc.collect()  # frees memory and descriptors of the context now
+        heap.give_back()  # with memory and descriptors of the context
         self._over(*((self._why.why, self._why.kind) if self._why else ("", "")))
 
     def _join(self, seconds: float) -> None:

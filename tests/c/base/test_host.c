@@ -134,6 +134,8 @@ static void test_memory(void) {
     give("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
     give("sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824\n");
     CHECK_EQ(hpc_host_memory(tree), 8192 * MiB);
+    give("sys/fs/cgroup/memory/memory.usage_in_bytes", "9223372036854771000\n"); /* is not read: there is no limit */
+    CHECK_EQ(hpc_host_memory(tree), 8192 * MiB);
     give("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1073741824\n");
     give("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "536870912\n");
     give("sys/fs/cgroup/memory/job/memory.stat",
