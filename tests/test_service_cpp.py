@@ -20,7 +20,7 @@ from conftest import TRANSPORTS
 from served import SECONDS, TOKENS, Served, asking, join, joining, numbered, said
 from sockets import Forwarder, connections, listeners
 from test_service import hang_up_while_connecting
-from test_service_users import HUB, LISTED, OTHER, by_root, started
+from test_service_users import LISTED, OTHER, OWNER, by_root, started
 
 import hpcomm
 from hpcomm.service import address
@@ -189,15 +189,15 @@ def test_workers_in_cpp_are_known_by_their_users(worker: Path) -> None:
         assert first == second
         return first
 
-    with started(HUB, OTHER) as one, started(OTHER, HUB) as two:
+    with started(OWNER, OTHER) as one, started(OTHER, OWNER) as two:
         shared = printed(one, one.create(), LISTED, "shm")
         assert len(shared) == 12
-        assert printed(two, two.create(), HUB + 9, "shm,tcp") == shared
+        assert printed(two, two.create(), OWNER + 9, "shm,tcp") == shared
         both = hpcomm.create_service([one.where, two.where], "a", TOKENS["a"])
         assert printed(one, both, LISTED, "shm") == shared
-        kind, told = printed(one, one.create(), HUB + 9, "shm")
+        kind, told = printed(one, one.create(), OWNER + 9, "shm")
         assert kind == "ConfigError"
-        assert f"add {HUB + 9} to `users` of namespace 'a' in hub.toml" in told
+        assert f"add {OWNER + 9} to `users` of namespace 'a' in hub.toml" in told
 
 
 def is_idle(hub: Served) -> bool:

@@ -16,7 +16,7 @@ from users import user
 import hpcomm
 
 TESTS = Path(__file__).parent
-HUB, LISTED, NOBODY, OTHER = 4101, 4102, 65534, 4103
+OWNER, LISTED, NOBODY, OTHER = 4101, 4102, 65534, 4103
 by_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
 pytestmark = by_root
 
@@ -44,7 +44,7 @@ class HubOfAnotherUser(Served):
 
 
 @contextmanager
-def started(owner: int = HUB, also: int = LISTED) -> Iterator[Served]:
+def started(owner: int = OWNER, also: int = LISTED) -> Iterator[Served]:
     """A hub of a user. also: one more user that it lists."""
     with tempfile.TemporaryDirectory() as folder:  # pytest's folders are closed to other users
         served = HubOfAnotherUser(Path(folder), owner, also)
@@ -86,7 +86,7 @@ def run_as(users: list[int], body: Any, handle: str, transport: str, space: str 
 def test_workers_of_a_listed_user_share_memory_with_the_hub(hub: Served, listed: int) -> None:
     shared = workers(hub, [listed] * 2)
     assert [maps for maps, _ in shared] == [[True] * 3] * 2
-    own = workers(hub, [HUB] * 2)
+    own = workers(hub, [OWNER] * 2)
     assert own == shared
 
 
@@ -94,7 +94,7 @@ def test_workers_of_a_listed_user_share_memory_with_the_hub(hub: Served, listed:
 def test_workers_of_other_users_use_tcp(hub: Served, other: int, space: str) -> None:
     apart = workers(hub, [other] * 2, space=space)
     assert [maps for maps, _ in apart] == [[True, True, False]] * 2
-    assert apart[0][1] == workers(hub, [HUB] * 2)[0][1]
+    assert apart[0][1] == workers(hub, [OWNER] * 2)[0][1]
 
 
 def test_workers_of_two_users_use_tcp_between_them(hub: Served) -> None:
