@@ -10,7 +10,8 @@ from typing import Any
 import mpi
 import pytest
 from served import SECONDS, TOKENS, VALUES, Served, join, numbered, said, trained
-from test_stranger import heard_by_another_user, listeners
+from sockets import listeners
+from test_stranger import heard_by_another_user
 from users import user
 
 import hpcomm

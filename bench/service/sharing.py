@@ -129,13 +129,13 @@ def weights(options: Options, field: Field) -> Iterator[Found]:
     others = [field.fork_server()] if place == "tcp" else []
     for _ in range(cycles_of(options, place)):
         before = work.processor_of(pid)
-        for other in others:
-            other.start(work.compute, seconds)
+        for computes in others:
+            computes.start(work.compute, seconds)
         blocks.append(block(teams, seconds))
         busy.append((work.processor_of(pid) - before) / seconds)
         results(others)
-    for other in others:
-        other.end()
+    for computes in others:
+        computes.end()
     wrong = [team.wrong(options.plant) for team in teams]
     field.end(*teams)
     shares = [heavy / light for light, heavy in blocks]
