@@ -192,12 +192,12 @@ class Context(Collectives, Messages):
         self._noted = sum(not odd for _, odd in _core.context_notes(self._handle))
         self._tell_start()
 
+    _meet = staticmethod(launch.meet)
+
     def _connect(self, group: Group) -> None:
         limit = self.config.init_seconds
         deadline = time.monotonic() + limit
-        address = _core.context_address(self._handle)
-        self.racks = launch.agree(group, _core.version(), len(address), limit)
-        addresses = group.exchange(address, max(0.0, deadline - time.monotonic()))
+        self.racks, addresses = self._meet(group, _core.version(), _core.context_address(self._handle), limit)
         _core.context_connect(self._handle, addresses, max(0.0, deadline - time.monotonic()))
 
     def _tell_refusal(self, why: str) -> None:

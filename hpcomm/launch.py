@@ -20,9 +20,9 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from . import _core, log
 from .config import Config, read_secret, resolve, unknown_variables, variable
@@ -471,17 +471,46 @@ def _import_mpi(launch: Launch) -> Any:
 # ---- agreement -----------------------------------------------------------------------------------------------------
 
 
-def agree(group: Group, version: str, address_bytes: int, timeout: float) -> tuple[str, ...]:
-    """Returns a tuple whose element i is the rack of rank i, "" if not known. If ranks run different versions of
-    hpcomm, raises ConfigError with all versions."""
-    hello = f"{version} ({address_bytes} B addresses)".encode().ljust(_HELLO_BYTES)[:_HELLO_BYTES]
-    hello += rack(os.environ).encode()[-_RACK_BYTES:].ljust(_RACK_BYTES)
+class Met(NamedTuple):
+    """The ranks of a new context: racks[i] names the rack of rank i, "" if not known."""
+
+    racks: tuple[str, ...]
+    addresses: list[bytes]
+
+
+def agree(group: Group, version: str, address: bytes, timeout: float) -> tuple[str, ...]:
+    """Returns the racks of all ranks. If ranks run different versions of hpcomm, raises ConfigError with all
+    versions."""
+    return _agreed(group.rank, group.exchange(_hello(version, address), timeout))
+
+
+def meet(group: Group, version: str, address: bytes, timeout: float) -> Met:
+    """Lets all ranks know each other, in a round for versions and one for addresses, whose length depends on the
+    version. Raises ConfigError as agree does."""
+    deadline = time.monotonic() + timeout
+    racks = agree(group, version, address, timeout)
+    return Met(racks, group.exchange(address, max(0.0, deadline - time.monotonic())))
+
+
+def meet_at_once(group: Group, version: str, address: bytes, timeout: float) -> Met:
+    """Does the same in one round, among ranks whose versions another one has compared."""
+    every = group.exchange(_hello(version, address) + address, timeout)
+    return Met(_agreed(group.rank, every), [one[_HELLO_BYTES + _RACK_BYTES :] for one in every])
+
+
+def _hello(version: str, address: bytes) -> bytes:
+    hello = f"{version} ({len(address)} B addresses)".encode().ljust(_HELLO_BYTES)[:_HELLO_BYTES]
+    return hello + rack(os.environ).encode()[-_RACK_BYTES:].ljust(_RACK_BYTES)
+
+
+def _agreed(mine: int, hellos: Sequence[bytes]) -> tuple[str, ...]:
+    """Compares the versions of all ranks, and returns their racks. mine: this rank."""
     ranks: dict[str, list[str]] = {}
     racks = []
-    for rank, part in enumerate(group.exchange(hello, timeout)):
-        ranks.setdefault(part[:_HELLO_BYTES].decode("utf-8", "replace").strip(), []).append(str(rank))
-        racks.append(part[_HELLO_BYTES:].decode("utf-8", "replace").strip())
+    for rank, hello in enumerate(hellos):
+        ranks.setdefault(hello[:_HELLO_BYTES].decode("utf-8", "replace").strip(), []).append(str(rank))
+        racks.append(hello[_HELLO_BYTES : _HELLO_BYTES + _RACK_BYTES].decode("utf-8", "replace").strip())
     if len(ranks) > 1:
         told = ", ".join(f"{running} on rank {' '.join(which)}" for running, which in ranks.items())
-        raise ConfigError(f"rank {group.rank}: init: the ranks run different versions of hpcomm: {told}")
+        raise ConfigError(f"rank {mine}: init: the ranks run different versions of hpcomm: {told}")
     return tuple(racks)

@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -403,7 +404,8 @@ def test_allgather_that_loses_a_part() -> None:
         hpcomm.init(SimpleNamespace(rank=0, size=2, allgather=lambda data: [data]))
 
 
-def test_versions_that_differ_are_told_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("meet", [launch.meet, launch.meet_at_once])
+def test_versions_that_differ_are_told_on_every_rank(meet: Callable[..., launch.Met]) -> None:
     told: list[str] = []
 
     class Other(launch._Given):
@@ -415,7 +417,7 @@ def test_versions_that_differ_are_told_on_every_rank(monkeypatch: pytest.MonkeyP
 
     group = Other(thread_worlds(2)[1])
     with pytest.raises(hpcomm.ConfigError) as raised:
-        launch.agree(group, _core.version(), 64, 1.0)
+        meet(group, _core.version(), bytes(64), 1.0)
     told.append(str(raised.value))
     assert "9.9.9" in told[0]
     assert f"{_core.version()} (64 B addresses) on rank 1" in told[0]

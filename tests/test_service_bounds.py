@@ -304,8 +304,8 @@ def test_a_first_frame_is_short(hub: Served) -> None:
     ("frames", "wrong"),
     [
         ([(b"E", b"")] * 10, "4 requests for exchanges wait already"),
-        ([(b"D", b"w" + bytes(1025))], "sent 1025 bytes for round b'w'"),
-        ([(b"D", b"w" + bytes(9))] * 3, "round 3 of 2"),
+        ([(b"D", b"w" + bytes(2049))], "sent 2049 bytes for round b'w'"),
+        ([(b"D", b"w" + bytes(9))] * 2, "round 2 of 1"),
         ([(b"D", bytes(17 << 20))], "a frame of 17825809 bytes"),
     ],
 )

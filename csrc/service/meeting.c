@@ -16,7 +16,7 @@
 static const char op_connect[] = "connect_service";
 
 enum {
-    HELLO_BYTES = 64 + 192, /* launch.agree: a version, then a rack, which stays unknown here */
+    HELLO_BYTES = 64 + 192, /* launch.meet: a version, then a rack, which stays unknown here */
     VERSION_BYTES = 64
 };
 
@@ -84,22 +84,21 @@ static size_t trimmed(const unsigned char *version) {
     return n;
 }
 
-/* Compares the versions of all ranks; the error lists the ranks of each. */
-static int compare_versions(int rank, const unsigned char *all, int size) {
+/* Compares the versions of all ranks, whose parts are stride bytes apart; the error lists the ranks of each. */
+static int compare_versions(int rank, const unsigned char *all, size_t stride, int size) {
     char told[512] = "";
     size_t used = 0;
     int same = 1;
     for (int r = 0; r < size; r++) {
-        const unsigned char *its = all + (size_t)r * HELLO_BYTES;
+        const unsigned char *its = all + (size_t)r * stride;
         int is_first = 1;
-        for (int q = 0; q < r && is_first; q++)
-            is_first = memcmp(all + (size_t)q * HELLO_BYTES, its, VERSION_BYTES) != 0;
+        for (int q = 0; q < r && is_first; q++) is_first = memcmp(all + (size_t)q * stride, its, VERSION_BYTES) != 0;
         same = same && (r == 0 || !is_first);
         if (!is_first || used >= sizeof told) continue;
         used += (size_t)snprintf(told + used, sizeof told - used, "%s%.*s on rank", used > 0 ? ", " : "",
                                  (int)trimmed(its), (const char *)its);
         for (int q = r; q < size && used < sizeof told; q++)
-            if (memcmp(all + (size_t)q * HELLO_BYTES, its, VERSION_BYTES) == 0)
+            if (memcmp(all + (size_t)q * stride, its, VERSION_BYTES) == 0)
                 used += (size_t)snprintf(told + used, sizeof told - used, " %d", q);
     }
     if (same) return HPC_OK;
@@ -107,17 +106,11 @@ static int compare_versions(int rank, const unsigned char *all, int size) {
                     told);
 }
 
-static int agree(hpc_meeting *m, hpc_group_kind kind, int size, double seconds) {
-    char hello[HELLO_BYTES + 1];
-    unsigned char *all = NULL;
-    memset(hello, ' ', sizeof hello);
+static void write_hello(unsigned char hello[HELLO_BYTES]) {
     char version[VERSION_BYTES];
+    memset(hello, ' ', HELLO_BYTES);
     const int n = snprintf(version, sizeof version, "%s (%zu B addresses)", hpc_version(), hpc_address_size());
     memcpy(hello, version, n < VERSION_BYTES ? (size_t)n : VERSION_BYTES - 1);
-    int status = exchange(m, kind, size, hello, HELLO_BYTES, seconds, &all);
-    if (status == HPC_OK) status = compare_versions(m->rank, all, size);
-    free(all);
-    return status;
 }
 
 /* ---- connecting while the hub is listened to ---- */
@@ -179,17 +172,20 @@ static int lead(const hpc_meeting *m, hpc_context *context) {
     return status;
 }
 
-/* Connects an open context. */
+/* Connects an open context. The hub has compared the versions when the workers joined, so one round has both hellos and
+ * addresses. */
 static int bring_up(hpc_meeting *m, hpc_group_kind kind, int size, double seconds, hpc_context *context) {
     const double deadline = hpc_now() + seconds;
-    const size_t nbytes = hpc_address_size();
-    unsigned char *mine = malloc(nbytes), *all = NULL;
+    const size_t nbytes = hpc_address_size(), stride = HELLO_BYTES + nbytes;
+    unsigned char *mine = malloc(stride), *all = NULL;
     if (mine == NULL) return hpc_fail(HPC_ERR_MEMORY, op_connect, "no memory for an address");
-    int status = hpc_context_address(context, mine);
-    if (status == HPC_OK) status = agree(m, kind, size, seconds);
-    double left = deadline - hpc_now();
-    if (status == HPC_OK) status = exchange(m, kind, size, mine, nbytes, left > 0 ? left : 0, &all);
-    left = deadline - hpc_now();
+    write_hello(mine);
+    int status = hpc_context_address(context, mine + HELLO_BYTES);
+    if (status == HPC_OK) status = exchange(m, kind, size, mine, stride, seconds, &all);
+    if (status == HPC_OK) status = compare_versions(m->rank, all, stride, size);
+    for (size_t r = 0; r < (size_t)size && status == HPC_OK; r++)
+        memmove(all + r * nbytes, all + r * stride + HELLO_BYTES, nbytes);
+    const double left = deadline - hpc_now();
     if (status == HPC_OK) status = connect_watched(&m->links[0], context, all, left > 0 ? left : 0);
     free(all);
     free(mine);

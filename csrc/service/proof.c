@@ -6,7 +6,7 @@
 
 _Static_assert((int)HPC_PROOF_HELLO == (int)HPC_DOOR_GREETING, "a hub greets all callers alike");
 
-static const char protocol[HPC_PROTOCOL_BYTES + 1] = "hpchub02", worker[] = "tenant", hub[] = "hub";
+static const char protocol[HPC_PROTOCOL_BYTES + 1] = "hpchub03", worker[] = "tenant", hub[] = "hub";
 
 /* The parts of a CLAIM before its proof. */
 typedef struct said {

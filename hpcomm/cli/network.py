@@ -99,7 +99,7 @@ def examine(
         Timeout: a rank does not take part.
         ConfigError: the ranks have different versions of hpcomm.
     """
-    agree(group, _core.version(), 0, timeout)
+    agree(group, _core.version(), b"", timeout)
     token = secrets.token_bytes(reach.TOKEN_BYTES)
     told = _gather(group, {**asdict(self), "ports": ephemeral(), "token": token.hex()}, timeout)
     leaders, hosts = _hosts(told)

@@ -15,9 +15,11 @@ from .ranks import Ranks, WorkerMeeting
 
 
 class _MeetsAtHub(Context):
-    """A context whose ranks meet at a hub."""
+    """A context whose ranks meet at a hub, which has compared their versions."""
 
     __slots__ = ()
+
+    _meet = staticmethod(launch.meet_at_once)
 
     def _connect(self, group: launch.Group) -> None:
         assert isinstance(group, Ranks)

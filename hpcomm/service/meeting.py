@@ -14,8 +14,8 @@ from .session import MOST_BYTES, Session
 from .tenant import Tenant
 
 _MOST_EXCHANGE = 16 << 20  # bytes of a request for an exchange: a description and its quotes
-_MOST_PART = 1 << 10  # bytes of a rank's part of a round
-_ROUNDS = 2  # of each of a job's contexts: versions, then addresses
+_MOST_PART = 2 << 10  # bytes of a rank's part of a round
+_ROUNDS = 1  # of each of a job's contexts
 _JOB_DESCRIPTORS, _WORKER_DESCRIPTORS = 24, 2  # of a context, and of its links to each worker
 _LOST_SECONDS = 1.0  # for the contexts to notice a death
 

@@ -18,7 +18,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL = b"hpchub02"
+PROTOCOL = b"hpchub03"
 NONCE, DIGEST, NAME, TAG = 16, 32, 64, 16
 HELLO = len(PROTOCOL) + NONCE
 CLAIM = len(PROTOCOL) + NAME + NONCE + DIGEST

@@ -15,7 +15,6 @@ from . import proof
 from .connection import ANSWER_SECONDS, HubConnection
 from .handle import HubAddress, ServiceHandle
 
-_ROUNDS = 2  # of a context's meeting: versions, then addresses
 _LOOK_SECONDS = 1.0
 _GRACE = 2.0  # seconds by which a rank waits longer than the hub, whose error names the missing ranks
 
@@ -172,7 +171,7 @@ class Ranks:
     def __init__(self, meeting: WorkerMeeting, group: bytes) -> None:
         self.rank, self.size = meeting.rank, meeting.size + (meeting.hubs if group == b"s" else 0)
         self.refusal: HpcommError | None = None
-        self._meeting, self._group, self._rounds = meeting, group, 0
+        self._meeting, self._group = meeting, group
         self._met, self._over = threading.Event(), False
 
     def leads(self) -> list[tuple[int, str, int]]:
@@ -181,9 +180,7 @@ class Ranks:
 
     def exchange(self, data: bytes, timeout: float) -> list[bytes]:
         found = self._meeting.exchange(self._group, data, self.size, timeout)
-        self._rounds += 1
-        if self._rounds == _ROUNDS:
-            self._met.set()
+        self._met.set()
         return found
 
     @contextmanager

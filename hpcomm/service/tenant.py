@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from .. import _core, errors
+from .. import _core, errors, launch
 from ..config import Config
 from ..context import Context
 from ..errors import HpcommError, InvalidArgument, Timeout
 from ..exchange.arguments import refuse
-from ..launch import Group
 from . import heap, proof, saving
 from .books import Holding, Needs
 from .described import Described, Served
@@ -95,7 +94,9 @@ class _TenantContext(Context):
 
     __slots__ = ()
 
-    def _connect(self, group: Group) -> None:
+    _meet = staticmethod(launch.meet_at_once)
+
+    def _connect(self, group: launch.Group) -> None:
         assert isinstance(group, Tenant)
         group.begins(self, _core.context_door(self._handle)[0])
         super()._connect(group)

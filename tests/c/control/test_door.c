@@ -157,7 +157,7 @@ static void *answer_call(void *arg) {
     return NULL;
 }
 
-#define GREETING "hpchub02................"
+#define GREETING "hpchub03................"
 
 static void answers(rank *r) {
     static const script all[] = {

@@ -9,7 +9,7 @@
 static const char token_text[] = "a token of the tests", nonce_text[] = "0123456789abcdef0123456789abcdef";
 static const hpc_token token = {token_text, sizeof token_text - 1};
 
-static unsigned char hello[HPC_PROOF_HELLO] = "hpchub02", claim[HPC_PROOF_CLAIM];
+static unsigned char hello[HPC_PROOF_HELLO] = "hpchub03", claim[HPC_PROOF_CLAIM];
 
 static void make_claim(void) {
     unsigned char nonce[HPC_PROOF_NONCE];
