@@ -115,6 +115,7 @@ static _Thread_local hpc_thread *serving; /* this thread, if it is of a crew */
 static int serve(hpc_station *s) {
     int left = 0, lost = has_lost(atomic_load_explicit(&s->member->group, memory_order_relaxed));
     const int worked = hpc_station_run(s, &left);
+    s->has_more = (left & HPC_MORE) != 0;
     if (lost && worked == 0 && !(left & HPC_LEFT)) hpc_station_retire(s);
     return worked;
 }
@@ -127,18 +128,31 @@ static void end_turn(hpc_task *task) {
     if (!hpc_turn_is_over(task)) atomic_fetch_add_explicit(&task->stops, HPC_TURN_IS_OVER, memory_order_relaxed);
 }
 
+/* Returns whether a station's task has more to do. */
+static int is_busy(const hpc_station *s) {
+    return s->has_more || atomic_load_explicit(&s->busy, memory_order_relaxed) != 0;
+}
+
 /* The tasks of a thread get bytes in proportion to their weights: at the end of a slice the thread serves the tasks
  * that are behind, inside the work of the present one. A task that finds nothing to do is behind no more. A task that
- * is behind, but whose own work has not ended, ends the turn of the present one. */
+ * is behind, but whose own work has not ended, ends the turn of the present one.
+ *
+ * Each change between tasks that have more to do costs some microseconds. So these take long turns: such a task is
+ * behind once the present one is HPC_LEAD ahead. Other tasks may have little to do, and are looked at after each slice,
+ * unless they are a slice ahead of all busy ones. */
 static void serve_others(const hpc_thread *t, hpc_task *task, double bytes) {
     hpc_station *s = task->station;
     int over = 0;
     s->served = (s->served < 0 ? 0 : s->served) + bytes / task->weight;
+    const double behind = s->served - HPC_LEAD / task->weight;
+    double front = s->served;
+    for (const hpc_station *o = t->first; o != NULL; o = o->beside)
+        if (o->served > front && is_busy(o)) front = o->served;
     for (hpc_station *o = t->first; o != NULL; o = o->beside) {
-        if (o == s || o->served > s->served) continue;
+        if (o == s || o->served > (is_busy(o) ? behind : front + HPC_SLICE / task->weight)) continue;
         if (atomic_load_explicit(&o->busy, memory_order_relaxed) != 0)
             over = 1;
-        else if (serve(o) == 0 || o->served < 0)
+        else if ((serve(o) == 0 && o->served < s->served) || o->served < 0)
             o->served = s->served;
     }
     if (over) end_turn(task);

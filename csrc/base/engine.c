@@ -207,6 +207,7 @@ hpc_station *hpc_task_place(hpc_member *m, hpc_task *t) {
     while (!take(s)) sched_yield();
     s->task = t;
     s->served = -1;
+    s->has_more = 0;
     atomic_store_explicit(&s->attended_by, 0, memory_order_relaxed);
     t->station = s;
     leave(s);

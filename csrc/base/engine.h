@@ -40,7 +40,10 @@ typedef struct hpc_task {
     hpc_station *station;
 } hpc_task;
 
-enum { HPC_BY_NOBODY = -2, HPC_BY_WAITS = -1, HPC_SLICE = 128 << 10 /* bytes */, HPC_TURN_IS_OVER = 1 << 30 };
+enum { HPC_BY_NOBODY = -2, HPC_BY_WAITS = -1, HPC_TURN_IS_OVER = 1 << 30 };
+/* In bytes: after a slice a thread looks at its other tasks; a task is that much ahead of others that have more to do
+ * before these get their turns. */
+enum { HPC_SLICE = 128 << 10, HPC_LEAD = 1 << 20 };
 
 struct hpc_station {
     _Atomic int busy;
@@ -50,6 +53,7 @@ struct hpc_station {
     /* Only for a thread, which alone uses it: bytes for which the task was served, over its weight; negative: a new
      * task. */
     double served;
+    int has_more; /* also only for a thread: the task's last turn ended before its work did */
     /* Only for waits: the thread whose wait attends to the task, so that other waits need not run it; 0: none does. */
     _Atomic uintptr_t attended_by;
     _Atomic int idle; /* how many brief looks have passed since the task did something */

@@ -14,7 +14,7 @@ enum { TASKS = 3, ENOUGH = 4000 /* slices */, ROUNDS = 40 };
 
 typedef struct made_up {
     hpc_task task;
-    _Atomic uint64_t slices, runs;
+    _Atomic uint64_t slices, runs, turns; /* turns: runs that found something to do */
 } made_up;
 
 static hpc_bell bell;
@@ -42,6 +42,7 @@ static const char *work(hpc_task *task) {
         hpc_slice_count(task, HPC_SLICE);
     }
     task->worked = (int)(its->slices - before);
+    atomic_fetch_add(&its->turns, its->slices > before);
     task->due = INFINITY;
     return NULL;
 }
@@ -80,7 +81,8 @@ static const char *rest(hpc_task *task) {
     return NULL;
 }
 
-/* The tasks have nothing to do until all are there. A third one never has. */
+/* The tasks have nothing to do until all are there. A third one never has. Tasks that have more to do take long turns,
+ * and the third one is looked at after each slice. */
 static void test_shares(void) {
     static const double weights[][2] = {{1, 1}, {1, 3}, {2, 1}, {0.5, 5}};
     for (int k = 0; k < 4; k++) {
@@ -96,6 +98,8 @@ static void test_shares(void) {
         for (int i = 0; i < TASKS; i++) remove_task(i);
         const double all = weights[k][0] + weights[k][1];
         for (int i = 0; i < 2; i++) CHECK(fabs((double)tasks[i].slices - ENOUGH * weights[k][i] / all) < ENOUGH / 20);
+        CHECK(tasks[0].turns + tasks[1].turns < ENOUGH / (HPC_LEAD / HPC_SLICE));
+        CHECK(tasks[2].runs > ENOUGH / 2);
         close_engine();
     }
 }
