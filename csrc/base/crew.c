@@ -115,7 +115,7 @@ static _Thread_local hpc_thread *serving; /* this thread, if it is of a crew */
 static int serve(hpc_station *s) {
     int left = 0, lost = has_lost(atomic_load_explicit(&s->member->group, memory_order_relaxed));
     const int worked = hpc_station_run(s, &left);
-    s->has_more = (left & HPC_MORE) != 0;
+    atomic_store_explicit(&s->has_more, (left & HPC_MORE) != 0, memory_order_relaxed);
     if (lost && worked == 0 && !(left & HPC_LEFT)) hpc_station_retire(s);
     return worked;
 }
@@ -130,7 +130,12 @@ static void end_turn(hpc_task *task) {
 
 /* Returns whether a station's task has more to do. */
 static int is_busy(const hpc_station *s) {
-    return s->has_more || atomic_load_explicit(&s->busy, memory_order_relaxed) != 0;
+    return atomic_load_explicit(&s->has_more, memory_order_relaxed) != 0 ||
+           atomic_load_explicit(&s->busy, memory_order_relaxed) != 0;
+}
+
+static double served_of(const hpc_station *s) {
+    return atomic_load_explicit(&s->served, memory_order_relaxed);
 }
 
 /* The tasks of a thread get bytes in proportion to their weights: at the end of a slice the thread serves the tasks
@@ -143,17 +148,18 @@ static int is_busy(const hpc_station *s) {
 static void serve_others(const hpc_thread *t, hpc_task *task, double bytes) {
     hpc_station *s = task->station;
     int over = 0;
-    s->served = (s->served < 0 ? 0 : s->served) + bytes / task->weight;
-    const double behind = s->served - HPC_LEAD / task->weight;
-    double front = s->served;
+    const double before = served_of(s), mine = (before < 0 ? 0 : before) + bytes / task->weight;
+    const double behind = mine - HPC_LEAD / task->weight;
+    double front = mine;
+    atomic_store_explicit(&s->served, mine, memory_order_relaxed);
     for (const hpc_station *o = t->first; o != NULL; o = o->beside)
-        if (o->served > front && is_busy(o)) front = o->served;
+        if (served_of(o) > front && is_busy(o)) front = served_of(o);
     for (hpc_station *o = t->first; o != NULL; o = o->beside) {
-        if (o == s || o->served > (is_busy(o) ? behind : front + HPC_SLICE / task->weight)) continue;
+        if (o == s || served_of(o) > (is_busy(o) ? behind : front + HPC_SLICE / task->weight)) continue;
         if (atomic_load_explicit(&o->busy, memory_order_relaxed) != 0)
             over = 1;
-        else if ((serve(o) == 0 && o->served < s->served) || o->served < 0)
-            o->served = s->served;
+        else if ((serve(o) == 0 && served_of(o) < mine) || served_of(o) < 0)
+            atomic_store_explicit(&o->served, mine, memory_order_relaxed);
     }
     if (over) end_turn(task);
 }

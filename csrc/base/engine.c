@@ -206,8 +206,8 @@ hpc_station *hpc_task_place(hpc_member *m, hpc_task *t) {
     if (s == NULL) return NULL;
     while (!take(s)) sched_yield();
     s->task = t;
-    s->served = -1;
-    s->has_more = 0;
+    atomic_store_explicit(&s->served, -1, memory_order_relaxed);
+    atomic_store_explicit(&s->has_more, 0, memory_order_relaxed);
     atomic_store_explicit(&s->attended_by, 0, memory_order_relaxed);
     t->station = s;
     leave(s);

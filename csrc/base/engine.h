@@ -50,10 +50,9 @@ struct hpc_station {
     _Atomic int by; /* who runs the task: HPC_BY_WAITS, or the number of a thread; HPC_BY_NOBODY: the station is free */
     hpc_task *task; /* NULL: the task has failed, or its context has lost a rank */
     double due;     /* of the task, after its last run */
-    /* Only for a thread, which alone uses it: bytes for which the task was served, over its weight; negative: a new
-     * task. */
-    double served;
-    int has_more; /* also only for a thread: the task's last turn ended before its work did */
+    /* Only for a thread: bytes for which the task was served, over its weight; negative: a new task. */
+    _Atomic double served;
+    _Atomic int has_more; /* only for a thread: the task's last turn ended before its work did */
     /* Only for waits: the thread whose wait attends to the task, so that other waits need not run it; 0: none does. */
     _Atomic uintptr_t attended_by;
     _Atomic int idle; /* how many brief looks have passed since the task did something */
