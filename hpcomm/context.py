@@ -151,15 +151,15 @@ class Context(Collectives, Messages):
         engine: Any = NULL,
         secret: bytes | None = None,
         users: Sequence[int] = (),
-        door: tuple[str, int] | None = None,
+        door: tuple[str, int, int] | None = None,
     ) -> None:
         """Creates the context and connects it.
 
         Args:
             secret: the job's secret; None: the one in config.secret_file.
             users: other users, by their numbers, whose ranks share memory with this rank if they name its user too.
-            door: the IP address and the port at which the process is called for this context; None: the context listens
-                itself.
+            door: the IP address and the port at which the process is called for this context, and the first rank that
+                may be called so; None: the context listens itself.
         """
         secret, sources = read_secret(config.secret_file) if secret is None else secret, Sources()
         threads = launch.threads()

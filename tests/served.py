@@ -277,7 +277,15 @@ def asking(hub: Served, namespace: str = "a") -> HubConnection:
 def joining(handle: str, rank: int, size: int, **more: Any) -> dict[str, Any]:
     """The request by which a worker joins a job."""
     job = handles.parsed(handle)
-    numbers = {"rank": rank, "size": size, "seconds": 15, "timeout": 15, "silence": 10, "tcp_streams": 1, "user": 0}
+    numbers = {
+        "rank": rank,
+        "size": size,
+        "seconds": 15,
+        "timeout": 15,
+        "silence": 10,
+        "tcp_streams": 1,
+        "user": os.geteuid(),
+    }
     config = {"transport": os.environ.get("HPCOMM_TRANSPORT", ""), "version": hpcomm.__version__}
     return {"op": "join", "job": job.job, "nonce": job.nonce, **numbers, **config, **more}
 

@@ -1,5 +1,6 @@
 """A hub has one port: workers and other hubs call it there, and it calls no worker."""
 
+import asyncio
 import os
 import socket
 import threading
@@ -13,6 +14,8 @@ from served import TOKENS, VALUES, Served, caller, join, rest, run, trained
 from sockets import Forwarder, connections, listeners
 
 import hpcomm
+from hpcomm import _core
+from hpcomm.config import Config
 from hpcomm.service import address, door, proof
 
 HELLO = 64  # bytes of the handshake of contexts (csrc/control/hello.h)
@@ -30,6 +33,42 @@ def hubs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Served]]:
 @pytest.fixture
 def hub(hubs: list[Served]) -> Served:
     return hubs[0]
+
+
+def test_a_context_with_too_many_callers_drops_one() -> None:
+    """A verdict would say that the context has ended."""
+
+    def take(descriptor: int) -> None:
+        raise hpcomm.Timeout(f"{descriptor} is one too many")
+
+    async def called() -> bytes:
+        doors, name = door.Doors(), bytes(16)
+        doors.add(name, take)
+
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            assert await doors.pass_on(await reader.readexactly(door.CALL), reader, writer)
+
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(door.MAGIC + name)
+        try:
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+            server.close()
+
+    assert asyncio.run(called()) == b""
+
+
+def test_a_hub_calls_no_worker_that_says_it_has_a_door() -> None:
+    ranks = [
+        _core.context_create(rank, 2, Config(), 1, None, _core.NULL, None, (), ("127.0.0.1", 9, 1)) for rank in range(2)
+    ]
+    addresses = [_core.context_address(one) for one in ranks]
+    with pytest.raises(hpcomm.ConfigError, match="rank 0 has a door: only ranks from 1 on may have one"):
+        _core.context_connect(ranks[1], addresses, 1.0)
 
 
 # ---- the sockets of a job over tcp ---------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ class Config(ctypes.Structure):
         ("n_users", _int),
         ("door", _chars),
         ("door_port", _int),
+        ("door_first", _int),
     ]
 
 

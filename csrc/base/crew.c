@@ -138,6 +138,14 @@ static double served_of(const hpc_station *s) {
     return atomic_load_explicit(&s->served, memory_order_relaxed);
 }
 
+/* A new task begins level with the one that was served most: it claims nothing of the time before it came. */
+static double most_served(const hpc_thread *t) {
+    double most = 0;
+    for (const hpc_station *o = t->first; o != NULL; o = o->beside)
+        if (served_of(o) > most) most = served_of(o);
+    return most;
+}
+
 /* The tasks of a thread get bytes in proportion to their weights: at the end of a slice the thread serves the tasks
  * that are behind, inside the work of the present one. A task that finds nothing to do is behind no more. A task that
  * is behind, but whose own work has not ended, ends the turn of the present one.
@@ -148,7 +156,7 @@ static double served_of(const hpc_station *s) {
 static void serve_others(const hpc_thread *t, hpc_task *task, double bytes) {
     hpc_station *s = task->station;
     int over = 0;
-    const double before = served_of(s), mine = (before < 0 ? 0 : before) + bytes / task->weight;
+    const double before = served_of(s), mine = (before < 0 ? most_served(t) : before) + bytes / task->weight;
     const double behind = mine - HPC_LEAD / task->weight;
     double front = mine;
     atomic_store_explicit(&s->served, mine, memory_order_relaxed);

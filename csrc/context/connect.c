@@ -47,6 +47,10 @@ static int check_addresses(const hpc_context *c) {
                             "init: rank %d has silence %g s and rank 0 has %g s; set HPCOMM_SILENCE alike", r,
                             all[r].silence, first->silence);
     }
+    for (int r = 0; r < c->door_first && r < c->group.size && c->self.control.door; r++)
+        if (all[r].control.door) /* this rank would call wherever it says */
+            return hpc_fail(HPC_ERR_CONFIG, "init", "init: rank %d has a door: only ranks from %d on may have one", r,
+                            c->door_first);
     if (memcmp(&all[c->group.rank], &c->self, sizeof c->self) != 0)
         return hpc_fail(HPC_ERR_CONFIG, "init",
                         "init: address %d is not the one that this rank has given; give the addresses in rank order",

@@ -24,8 +24,8 @@ int hpc_context_take(hpc_context *c, int fd) {
         return hpc_fail(HPC_ERR_INVALID, op, "%s: fd is %d: %s", op, fd, strerror(errno));
     status = hpc_control_take(c->control, fd);
     if (status == HPC_OK) return HPC_OK;
-    return hpc_fail(status, op, "%s: rank %d takes no caller now: it has ended, has no door, or has too many", op,
-                    c->group.rank);
+    return hpc_fail(status, op, "%s: rank %d takes no caller: it %s", op, c->group.rank,
+                    status == HPC_ERR_TIMEOUT ? "has too many now" : "has ended, or has no door");
 }
 
 int hpc_context_lead(hpc_context *c, int rank, const char *ip, int port) {

@@ -173,6 +173,7 @@ static hpc_context *make(int rank, int size, const hpc_config *config) {
     c->loop_seed = config->loop_seed;
     c->tcp_streams = config->tcp_streams;
     c->tcp_window = config->tcp_window;
+    c->door_first = config->door_first;
     c->engine = config->engine == NULL ? NULL : hpc_engine_retain(config->engine);
     snprintf(c->tcp_congestion, sizeof c->tcp_congestion, "%s", congestion_of(config));
     return c;

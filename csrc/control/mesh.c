@@ -109,7 +109,7 @@ static int call_unix(hpc_control *c, int rank, double deadline) {
 
 /* ---- TCP ---- */
 
-enum { MOST_ATTEMPTS = HPC_ENDPOINTS + 3, HANG_UPS = 3, DOOR_HANG_UPS = 100, DOOR_MS = 20, DETAIL_BYTES = 512 };
+enum { MOST_ATTEMPTS = HPC_ENDPOINTS + 3, HANG_UPS = 3, DOOR_MS = 20, DETAIL_BYTES = 512 };
 
 #define REFUSED "the connection to %s was refused: it died, or a firewall rejects the call"
 static const double PROBE_SECONDS = 0.1; /* for one address */
@@ -174,7 +174,8 @@ static int ask_door(attempt *a, const hpc_hello *hello, double until, int *fd) {
     snprintf(a->why, sizeof a->why, "%s", why);
     hpc_close(fd);
     a->refused = a->status == HPC_ERR_PEER;
-    const int is_busy = a->status == HPC_ERR_TRANSPORT && ++a->hang_ups < DOOR_HANG_UPS;
+    /* Where no process listens any more, the next call is refused. */
+    const int is_busy = a->status == HPC_ERR_TRANSPORT;
     a->open = a->status == HPC_ERR_TIMEOUT || is_busy;
     if (is_busy) poll(NULL, 0, DOOR_MS); /* many ranks call there at the same time */
     if (a->refused) a->status = HPC_ERR_TRANSPORT;
@@ -321,7 +322,7 @@ int hpc_mesh_refuses(hpc_control *c, int rank, char why[HPC_REASON_BYTES]) {
     int fd = allowed & HPC_LINK_UNIX ? hpc_mesh_call_unix(c, rank) : -1;
     const int refused = !(allowed & HPC_LINK_UNIX) || (fd < 0 && (errno == ECONNREFUSED || errno == ENOENT));
     hpc_close(&fd);
-    if (allowed & HPC_LINK_TCP && !hpc_link_may_call(c, rank)) return 0;
+    if (allowed & HPC_LINK_TCP && (c->self.door || !hpc_link_may_call(c, rank))) return 0; /* ports outlive contexts */
     if (allowed & HPC_LINK_TCP) list_attempts(c, rank, &calls);
     for (int i = 0; i < calls.n && refused; i++) {
         int error;

@@ -143,11 +143,11 @@ void hpc_control_address_of(const hpc_control *control, hpc_control_address *add
 
 int hpc_control_take(hpc_control *c, int fd) {
     pthread_mutex_lock(&c->lock);
-    const int takes = !c->deaf && c->n_given < c->room_given;
-    if (takes) c->given[c->n_given++] = fd;
+    const int status = c->deaf ? HPC_ERR_PEER : c->n_given < c->room_given ? HPC_OK : HPC_ERR_TIMEOUT;
+    if (status == HPC_OK) c->given[c->n_given++] = fd;
     pthread_mutex_unlock(&c->lock);
-    if (takes) hpc_mesh_poke(c);
-    return takes ? HPC_OK : HPC_ERR_PEER;
+    if (status == HPC_OK) hpc_mesh_poke(c);
+    return status;
 }
 
 int hpc_control_refused(const hpc_control *c) {

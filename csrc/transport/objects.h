@@ -101,6 +101,7 @@ struct hpc_context {
     hpc_engine *engine; /* that the user asked for; NULL: none */
     hpc_member *member; /* of an engine, from connect on */
     int connecting, connected;
+    int door_first; /* hpc_config's */
     hpc_lead *leads;
     int n_leads;
     /* While connect runs, another thread does not end this context, but asks the connecting thread to do so

@@ -74,7 +74,7 @@ def context_create(
     engine: Any,
     keep: object,
     users: Sequence[int] = (),
-    door: tuple[str, int] | None = None,
+    door: tuple[str, int, int] | None = None,
 ) -> Any:
     """Creates a context. C copies the secret, and keeps the engine.
 
@@ -82,13 +82,14 @@ def context_create(
         threads: the number of threads with which this rank itself computes.
         engine: NULL for the process's own.
         users: other users whose ranks may share memory.
-        door: the IP address and the port at which the context is called (context_take).
+        door: the IP address and the port at which the context is called (context_take), and the first rank that may
+            have one too.
     """
     settings = _settings(config, threads, secret, users)
     settings[0].engine = engine
     if door is not None:
         ip = ffi.new("char[]", door[0].encode())
-        settings[0].door, settings[0].door_port = ip, door[1]
+        settings[0].door, settings[0].door_port, settings[0].door_first = ip, *door[1:]
     out = ffi.new("hpc_context **")
     check(lib.hpc_context_create(rank, size, settings[0], out))
     return owned(out[0], lib.hpc_context_free, keep)

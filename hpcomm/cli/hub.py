@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import sys
 import time
 from contextlib import closing, suppress
@@ -67,6 +68,8 @@ def serve(listen: str | None, metrics: str | None, file: Path, check: bool) -> N
         if check:
             click.echo(_described(read_config(file, listen, metrics)))
             return
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # a shell's usual 1024 are too few for many workers
         hub = Hub(lambda: read_config(file, listen, metrics), print_now)
         heap.spare_collections()
         asyncio.run(hub.serve(lambda where: print_now(f"listens at {where}")))

@@ -3,7 +3,8 @@ hub gives each one to the context that it is for (csrc/control/door.h):
 
     hub     HELLO    as to a tenant that meets others here (proof.py)
     caller  CALL     "hpcdoor1", and the name of a context, 16 bytes
-    hub     VERDICT  a byte: 1, the context has the connection; or 0, there is no such context
+    hub     VERDICT  a byte: 1, the context has the connection; or 0, there is no such context. The hub hangs up without
+                     a verdict if the context has too many callers; the caller tries again
 
 Names are no secrets. The handshake of contexts follows, by which both ends prove themselves. The caller sends nothing
 between its CALL and the VERDICT, so the hub has read no byte that is for the context.
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _core
-from ..errors import HpcommError
+from ..errors import HpcommError, Timeout
 
 CALL = _core.DOOR_CALL
 MAGIC = b"hpcdoor1"
@@ -37,12 +38,17 @@ class Doors:
 
     async def pass_on(self, call: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Gives a connection to the context that its CALL names, and lets go of it. Returns False if there is no such
-        context, or if the caller has sent more than its CALL."""
+        context, or if the caller has sent more than its CALL. A context that has too many callers drops this one."""
         transport: Any = writer.transport
         transport.pause_reading()
         reader.feed_eof()
         too_much = await reader.read()
-        taken = not too_much and self._give(call.removeprefix(MAGIC), writer.get_extra_info("socket").fileno())
+        transport.pause_reading()  # the reader may have let it go on
+        try:
+            taken = not too_much and self._give(call.removeprefix(MAGIC), writer.get_extra_info("socket").fileno())
+        except Timeout:
+            transport.abort()
+            return True
         writer.write(_TAKEN if taken else _NONE)
         if taken:
             transport.abort()  # closes the hub's descriptor; the context has its own
@@ -55,6 +61,9 @@ class Doors:
         own = os.dup(descriptor)
         try:
             take(own)
+        except Timeout:
+            os.close(own)
+            raise
         except HpcommError:
             os.close(own)
             return False

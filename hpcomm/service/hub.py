@@ -7,6 +7,7 @@ contexts of all tenants share the process's engine, control thread and reactor.
 import asyncio
 import math
 import os
+import resource
 import signal
 import time
 from collections import Counter, OrderedDict, defaultdict
@@ -31,7 +32,7 @@ from .store import Store
 from .tenant import Tenant, Terms
 
 MOST_CALLERS = 64  # connections that have proven nothing yet
-MOST_WAITING = 1024  # more of them may wait for a place, unread
+MOST_WAITING = 1024  # more of them may wait for a place, unread; fewer where the process may have few descriptors
 _UNREAD = 4 << 10  # bytes of a connection that asyncio reads ahead, besides its last read of 256 KiB at most
 _PROOF_SECONDS = 5.0
 _PLACE_SECONDS = 1.0  # until a caller that has proven nothing must give up its place to another one
@@ -72,6 +73,8 @@ class Hub:
         self._failed: defaultdict[str, OrderedDict[tuple[str, str], HpcommError]] = defaultdict(OrderedDict)
         self._callers: dict[asyncio.StreamWriter, float] = {}
         self._waiting = 0
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_waiting = MOST_WAITING if files == resource.RLIM_INFINITY else min(MOST_WAITING, files // 4)
         self._turn = asyncio.Lock()  # of the first caller that waits for a place
         self._freed = asyncio.Event()  # a place
         self._doors = Doors()
@@ -103,9 +106,9 @@ class Hub:
             self._loop.add_signal_handler(number, self._on_term)
         self._loop.add_signal_handler(signal.SIGHUP, self._on_hup)
         try:
+            self._at = HubAddress(*server.sockets[0].getsockname()[:2])
             if self.config.metrics is not None:
                 self.tell(f"metrics are at {await self._metrics.start(self.config.metrics)}")
-            self._at = HubAddress(*server.sockets[0].getsockname()[:2])
             at = str(self._at)
             ready(at)
             self._serves = notify.ready(f"serves at {at}")
@@ -209,7 +212,7 @@ class Hub:
         """Waits until one more caller may try to prove itself: at most until the oldest one has had its second, which
         then loses its place. Callers get places in the order in which they came. The hub reads nothing of a caller that
         waits. Returns False if too many wait already."""
-        if self._waiting >= MOST_WAITING:
+        if self._waiting >= self._most_waiting:
             return False
         transport: Any = caller.transport
         self._waiting += 1
@@ -226,7 +229,8 @@ class Hub:
     async def _until_a_place(self) -> None:
         while len(self._callers) >= MOST_CALLERS:
             oldest = min(self._callers, key=self._callers.__getitem__)
-            left = self._callers[oldest] + _PLACE_SECONDS - time.monotonic()
+            crowd = min(1.0, 4 * MOST_CALLERS / (self._waiting + 1))  # where many wait, places change hands sooner
+            left = self._callers[oldest] + crowd * _PLACE_SECONDS - time.monotonic()
             if left <= 0:
                 del self._callers[oldest]
                 self._books.count("refused: strangers")
@@ -604,9 +608,10 @@ class Hub:
     def _status(self) -> dict[str, Any]:
         left = None if self._drains_at is None else max(self._drains_at - time.monotonic(), 0.0)
         by_space = Counter(job.namespace for job in self.jobs.values())
-        counts = self._books.counts + Counter(
-            {_REFUSED_CALLS: sum(job.tenant.refused for job in self.jobs.values() if job.tenant is not None)}
-        )
+        counts = dict(self._books.counts)  # one step, as threads of tenants count too
+        refused = sum(job.tenant.refused for job in self.jobs.values() if job.tenant is not None)
+        if refused:
+            counts[_REFUSED_CALLS] = counts.get(_REFUSED_CALLS, 0) + refused
         return {
             "version": _core.version(),
             "pid": os.getpid(),

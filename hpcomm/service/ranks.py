@@ -91,7 +91,9 @@ class WorkerMeeting:
         which this rank is not connected may have several addresses, or none that its name has here."""
         found = []
         for index, hub in enumerate(self.handle.hubs):
-            places = [self._all[index].at] if index < len(self._all) else _places(hub)
+            places = []
+            with suppress(OSError):  # a connection that broke: the meeting that follows says so
+                places = [self._all[index].at] if index < len(self._all) else _places(hub)
             found += [(self.size + index, *place) for place in places]
         return [one for one in found if "%" not in one[1]]  # C has no scopes
 

@@ -272,7 +272,9 @@ class Tenant:
 
     def _take_part(self) -> None:
         terms = self.terms
-        context = _TenantContext(self, terms.config, secret=terms.secret, users=terms.users, door=terms.at)
+        context = _TenantContext(
+            self, terms.config, secret=terms.secret, users=terms.users, door=(*terms.at, terms.workers)
+        )
         try:
             context.set_title(f"{terms.title}, hub")
             self._up = True

@@ -131,6 +131,7 @@ typedef struct hpc_config {
                          listens, for several contexts (hpc_context_take); "0.0.0.0" or "::" means the addresses of
                          interfaces. Ranks without a door then call this one there, and it calls none of them */
     int door_port;
+    int door_first; /* with a door: the ranks below this one may have none, and are never called */
 } hpc_config;
 
 enum { HPC_TCP_STREAMS = 8, HPC_MOST_THREADS = 1 << 16, HPC_MOST_USERS = 32 };

@@ -170,6 +170,23 @@ static const char *comes_again(hpc_task *task) {
     return NULL;
 }
 
+/* A new task claims nothing of the time before it came. */
+static void test_new_is_level(void) {
+    open_engine();
+    atomic_store(&total, ENOUGH);
+    add(0, 1, rest);
+    atomic_store(&tasks[0].task.station->served, 1e12);
+    add(1, 1, work);
+    atomic_store(&total, 0);
+    while (atomic_load(&total) < ENOUGH) {
+        sched_yield();
+        hpc_engine_ring(engine);
+    }
+    CHECK(atomic_load(&tasks[1].task.station->served) > 1e12);
+    for (int i = 0; i < 2; i++) remove_task(i);
+    close_engine();
+}
+
 /* A task runs when it is due, although nothing rings. */
 static void test_due(void) {
     open_engine();
@@ -278,6 +295,7 @@ int main(void) {
     test_served_inside();
     test_held();
     test_many_come_and_go();
+    test_new_is_level();
     test_due();
     test_lost();
     test_counts();
