@@ -165,13 +165,15 @@ def residuals_of(local: hpcomm.local.LocalSteps) -> np.ndarray:
 def dies_before_a_begin() -> None:
     """Rank 2 dies before all begin an exchange. Rank 0 finds that when it has pushed one key of three, rank 1 when it
     has pushed none: what both have learned is in the parameters afterwards, or held back."""
-    with hpcomm.init(mpi.world(), timeout=20) as ctx:
+    world = mpi.world()
+    with hpcomm.init(world, timeout=20) as ctx:
         zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
         ex = hpcomm.Exchange(ctx, zeros, rule=SGD(lr=1.0), codec=hpcomm.codec.TopK(0.3, kernel="c"))
         local = hpcomm.local_steps(ex, every=EVERY)
         for _ in range(2 * EVERY - 1):
             train(local, ctx.rank)
             local.step()
+        world.allgather(b"")  # no rank dies before all have made theirs
         if ctx.rank == 2:
             die()
         train(local, ctx.rank)
