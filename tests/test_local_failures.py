@@ -166,6 +166,7 @@ def dies_before_a_begin() -> None:
     """Rank 2 dies before all begin an exchange. Rank 0 finds that when it has pushed one key of three, rank 1 when it
     has pushed none: what both have learned is in the parameters afterwards, or held back."""
     world = mpi.world()
+    assert world is not None
     with hpcomm.init(world, timeout=20) as ctx:
         zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
         ex = hpcomm.Exchange(ctx, zeros, rule=SGD(lr=1.0), codec=hpcomm.codec.TopK(0.3, kernel="c"))
