@@ -49,22 +49,27 @@ class Doors:
         except Timeout:
             transport.abort()
             return True
+        except HpcommError:
+            taken = False
         writer.write(_TAKEN if taken else _NONE)
         if taken:
             transport.abort()  # closes the hub's descriptor; the context has its own
         return taken
 
     def _give(self, name: bytes, descriptor: int) -> bool:
+        """Gives a copy of the descriptor to the context of a name. Returns False if there is none.
+
+        Raises:
+            Timeout: the context has too many callers.
+            HpcommError: the context has ended.
+        """
         take = self._takes.get(name)
         if take is None:
             return False
         own = os.dup(descriptor)
         try:
             take(own)
-        except Timeout:
-            os.close(own)
-            raise
         except HpcommError:
             os.close(own)
-            return False
+            raise
         return True
