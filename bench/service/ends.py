@@ -1,4 +1,4 @@
-"""Jobs that begin and end one after the other, and what the hub keeps of them."""
+"""Jobs that begin and end one after the other; the hub's descriptors, threads and memory after them."""
 
 import statistics
 import time

@@ -33,7 +33,7 @@ STAGES = {  # of worker.c, and seconds within which a worker is killed there
     "pull": 0.004,
     "close": 0.02,
 }
-TOLD = {-2, -5, -6}  # HPC_ERR_CONFIG, PEER and TIMEOUT: what the others of a killed job are told
+TOLD = {-2, -5, -6}  # HPC_ERR_CONFIG, PEER and TIMEOUT: errors that a killed job's other worker may get
 EQUAL_FEWER = 2  # times fewer jobs at the other hub, for shorter turns of the same load
 WARM_FEWER = 10  # times fewer jobs come before the hub's memory is first measured
 
@@ -63,7 +63,7 @@ class Storm:
         counts: jobs by how they ended: done, killed, or an error that none should have.
         stages: killed jobs by the stage of the worker that was killed.
         errors: the first sentences of those errors.
-        wrong: wrong parameters of the jobs that are done.
+        wrong: the number of wrong parameters in jobs that ended well.
     """
 
     place: Field
@@ -80,7 +80,7 @@ class Storm:
     def run(self, jobs: int) -> None:
         plans = [self._plan() for _ in range(jobs)]
         cpus = self.place.worker_cpus or os.sched_getaffinity(0)
-        # A process has the CPUs of the thread that starts it.
+        # A process inherits the CPUs of the thread that starts it.
         with ThreadPoolExecutor(AT_ONCE, initializer=os.sched_setaffinity, initargs=(0, cpus)) as pool:
             list(pool.map(self._job, plans))
 
